@@ -1,0 +1,1 @@
+"""Composition and side effects: config, files, devices, the command line."""

@@ -1,0 +1,37 @@
+"""What the exit status of every command means."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from segmentation import errors
+
+
+class Exit(IntEnum):
+    OK = 0
+    USAGE = 2
+    SOME_FAILED = 3
+    ALL_FAILED = 4
+    LOCKED = 5
+    INTEGRITY = 6
+    INTERRUPTED = 75
+
+
+_BY_ERROR: tuple[tuple[type[errors.TrinatError], Exit], ...] = (
+    (errors.ConfigError, Exit.USAGE),
+    (errors.LockedError, Exit.LOCKED),
+    (errors.IntegrityError, Exit.INTEGRITY),
+    (errors.InterruptedRunError, Exit.INTERRUPTED),
+)
+
+
+def exit_code(error: errors.TrinatError) -> Exit:
+    """The status for a command that this error ended."""
+    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.ALL_FAILED)
+
+
+def batch_exit(*, done: int, failed: int) -> Exit:
+    """The status for a batch: a skipped input counts as done."""
+    if not failed:
+        return Exit.OK
+    return Exit.SOME_FAILED if done else Exit.ALL_FAILED

@@ -1,0 +1,1 @@
+"""Sources of scans and labels, splits, slice stores and augmentation."""

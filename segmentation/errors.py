@@ -1,0 +1,123 @@
+"""Everything that trinat raises on purpose.
+
+TrinatError              says where, what is wrong and what to do, in one line
+├── ConfigError          a setting is unknown, of the wrong type or out of range
+├── InputError           a file cannot be used
+│   ├── IntegrityError   it is damaged: empty, truncated, checksum failed, torn
+│   ├── FormatError      it is sound, but not a kind of image that we take
+│   └── GeometryError    its place in space is missing, impossible or contradictory
+├── LabelError           a label map and a label scheme do not meet
+├── DatasetError         a source, a slice store or a split is not what it must be
+├── DownloadError        a file could not be fetched whole
+├── ModelError           a model folder or its weights cannot be used
+├── TrainingError        a training run cannot go on
+├── EvaluationError      predictions and truths cannot be compared
+├── DeviceError          the device asked for is not there or too small
+├── LockedError          another run is at work in the same place
+└── InterruptedRunError  stopped by a signal; the same command resumes it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "ConfigError",
+    "DatasetError",
+    "DeviceError",
+    "DownloadError",
+    "EvaluationError",
+    "FormatError",
+    "GeometryError",
+    "InputError",
+    "IntegrityError",
+    "InterruptedRunError",
+    "LabelError",
+    "LockedError",
+    "ModelError",
+    "TrainingError",
+    "TrinatError",
+]
+
+
+class TrinatError(Exception):
+    """`where: what: remedy`, each part one line; `where` is mostly a file."""
+
+    def __init__(self, what: str, *, where: str | Path | None = None, remedy: str = "") -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.remedy = remedy
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = (self.where, self.what, self.remedy)
+        # File names may hold line breaks and control characters; a message never does.
+        return ": ".join(_one_line(part) for part in parts if part)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the way back from a worker process with all three parts."""
+        return _rebuild, (type(self), self.what, self.where, self.remedy)
+
+
+class ConfigError(TrinatError):
+    pass
+
+
+class InputError(TrinatError):
+    pass
+
+
+class IntegrityError(InputError):
+    pass
+
+
+class FormatError(InputError):
+    pass
+
+
+class GeometryError(InputError):
+    pass
+
+
+class LabelError(TrinatError):
+    pass
+
+
+class DatasetError(TrinatError):
+    pass
+
+
+class DownloadError(TrinatError):
+    pass
+
+
+class ModelError(TrinatError):
+    pass
+
+
+class TrainingError(TrinatError):
+    pass
+
+
+class EvaluationError(TrinatError):
+    pass
+
+
+class DeviceError(TrinatError):
+    pass
+
+
+class LockedError(TrinatError):
+    pass
+
+
+class InterruptedRunError(TrinatError):
+    pass
+
+
+def _one_line(text: str) -> str:
+    return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
+
+
+def _rebuild(kind: type[TrinatError], what: str, where: str | None, remedy: str) -> TrinatError:
+    return kind(what, where=where, remedy=remedy)

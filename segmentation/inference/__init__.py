@@ -1,0 +1,1 @@
+"""From a scan to labels: one view, fusion, uncertainty."""

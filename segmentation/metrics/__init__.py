@@ -1,0 +1,1 @@
+"""How good a label map is: overlap, surface, volume, statistics."""

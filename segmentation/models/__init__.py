@@ -1,0 +1,1 @@
+"""The QuickNAT family: blocks, network, losses, checkpoints, shipped weights."""

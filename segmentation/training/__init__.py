@@ -1,0 +1,1 @@
+"""Training one view: loop, schedule, state."""
