@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-import click
 import typer
 
 from pipelines.cli import doctor
@@ -53,21 +52,43 @@ def main() -> NoReturn:
     """Run the command line; every failure is one line on stderr and a number from `Exit`."""
     try:
         result = app(standalone_mode=False)
-        sys.exit(result if isinstance(result, int) else Exit.OK)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(Exit.USAGE)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        print("trinat: interrupted: run the same command again", file=sys.stderr)
-        sys.exit(Exit.INTERRUPTED)
+    except typer.TyperException as error:
+        sys.exit(_usage(error))
+    except typer.Abort:
+        sys.exit(_say("interrupted", Exit.INTERRUPTED))
     except TrinatError as error:
-        if "--debug" in sys.argv:
+        if _debug():
             raise
-        print(f"trinat: {error}", file=sys.stderr)
-        sys.exit(exit_code(error))
+        sys.exit(_say(str(error), exit_code(error)))
     except OSError as error:
-        if "--debug" in sys.argv:
+        if _debug():
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"trinat: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(Exit.ALL_FAILED)
+        sys.exit(_say(f"{where}{error.strerror or error}", Exit.ALL_FAILED))
+    if result == _TYPER_INTERRUPTED:
+        sys.exit(_say("interrupted", Exit.INTERRUPTED))
+    sys.exit(result if isinstance(result, int) else Exit.OK)
+
+
+# What typer's non-standalone mode returns after Ctrl-C.
+_TYPER_INTERRUPTED = 130
+
+
+def _usage(error: typer.TyperException) -> Exit:
+    """Bare `trinat` shows its help; a wrong option says what is wrong and where help is."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message()
+    if "\n" in message or not message:
+        print(context.get_help() if context else message, file=sys.stderr)
+        return Exit.USAGE
+    command = context.command_path if context else "trinat"
+    return _say(f"{message.rstrip('.')}: see {command} --help", Exit.USAGE)
+
+
+def _say(message: str, code: Exit) -> Exit:
+    print(f"trinat: {message}", file=sys.stderr)
+    return code
+
+
+def _debug() -> bool:
+    return "--debug" in sys.argv

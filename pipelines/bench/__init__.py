@@ -1,0 +1,1 @@
+"""Benchmarks: one module a subject, each prints a table of medians and ratios."""

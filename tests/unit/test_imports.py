@@ -1,0 +1,93 @@
+"""Imports point one way: scripts -> pipelines -> segmentation, and no stage imports a later one."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Scan to report, in the order of ARCHITECTURE.md: a module may import from its own stage and
+# from earlier ones. Training comes late, because it validates on whole volumes: it uses
+# inference and metrics, and they know nothing of it.
+STAGES = (
+    ("errors", "files"),
+    ("labels", "label_tables", "folding"),
+    ("volume", "headers"),
+    ("resample", "conform", "localise", "views"),
+    ("synthesis", "phantom"),
+    ("data",),
+    ("models",),
+    ("inference",),
+    ("metrics",),
+    ("training",),
+    ("report",),
+)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Absolute names of all modules that a file imports anywhere, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def stage_of(module: str) -> int:
+    """The stage of segmentation.<name>[...]; the package itself comes before all."""
+    parts = module.split(".")
+    if parts[0] != "segmentation" or len(parts) < 2 or parts[1] == "__init__":
+        return -1
+    for position, members in enumerate(STAGES):
+        if parts[1] in members:
+            return position
+    raise AssertionError(f"{module} belongs to no stage: add it to STAGES")
+
+
+def python_files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", python_files("segmentation"), ids=relative)
+def test_the_library_imports_nothing_that_stands_above_or_after_it(path: Path) -> None:
+    own = stage_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for module in sorted(imported_modules(path)):
+        top = module.split(".")[0]
+        assert top not in {"pipelines", "scripts", "tests", "typer", "rich", "argparse"}
+        assert stage_of(module) <= own, f"{relative(path)} imports {module}, a later stage"
+
+
+@pytest.mark.parametrize("path", python_files("pipelines"), ids=relative)
+def test_pipelines_import_no_scripts_and_no_tests(path: Path) -> None:
+    tops = {module.split(".")[0] for module in imported_modules(path)}
+    assert tops.isdisjoint({"scripts", "tests"})
+
+
+def test_the_help_page_imports_nothing_heavy() -> None:
+    probe = (
+        "import sys; sys.argv = ['trinat', '--help']\n"
+        "from pipelines.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'monai', 'torchio', 'matplotlib', 'scipy', 'pandas', 'nibabel',"
+        " 'h5py', 'numpy', 'dask', 'distributed'}\n"
+        "print(sorted(heavy & set(sys.modules)), len(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    heavy, count = done.stderr.rsplit(maxsplit=1)
+    assert heavy == "[]"
+    # 620 modules load in 0.14 s; the budget is half a second.
+    assert int(count) < 900, "more modules than a quick start allows"
