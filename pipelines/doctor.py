@@ -66,10 +66,7 @@ def _print(health: Health) -> None:
 
 
 def _python() -> Finding:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Finding("Python", version, "wrong", "install Python 3.11 or later")
-    return Finding("Python", version)
+    return Finding("Python", platform.python_version())
 
 
 def _packages() -> list[Finding]:

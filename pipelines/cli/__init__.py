@@ -75,14 +75,13 @@ _TYPER_INTERRUPTED = 130
 
 
 def _usage(error: typer.TyperException) -> Exit:
-    """Bare `trinat` shows its help; a wrong option says what is wrong and where help is."""
-    context = getattr(error, "ctx", None)
-    message = error.format_message()
-    if "\n" in message or not message:
-        print(context.get_help() if context else message, file=sys.stderr)
+    """Say what is wrong and where help is; a bare `trinat` has shown its help already."""
+    message = error.format_message().strip().rstrip(".")
+    if not message:
         return Exit.USAGE
+    context = getattr(error, "ctx", None)
     command = context.command_path if context else "trinat"
-    return _say(f"{message.rstrip('.')}: see {command} --help", Exit.USAGE)
+    return _say(f"{message}: see {command} --help", Exit.USAGE)
 
 
 def _say(message: str, code: Exit) -> Exit:
