@@ -1,0 +1,137 @@
+"""Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+__all__ = ["Activation", "DenseBlock", "Excitation", "Layer", "Order", "max_pool", "max_unpool"]
+
+Activation = Literal["prelu", "relu"]
+Order = Literal["norm-activation-convolution", "convolution-norm-activation"]
+Recalibration = Literal["none", "channel", "spatial", "both"]
+
+
+def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Halve H and W: the maximum of each 2x2 window, and which of 0 1 / 2 3 it was (uint8).
+
+    The first maximum in reading order wins, as in `MaxPool2d`: ties are everywhere in constant
+    background and common in bf16, and a mask that marked all of them would unpool them all.
+    Comparisons in place of `MaxPool2d`'s int64 indices compile, export, and stay deterministic on
+    CUDA, where `MaxUnpool2d` is not.
+    """
+    top_left, top_right = x[..., 0::2, 0::2], x[..., 0::2, 1::2]
+    bottom_left, bottom_right = x[..., 1::2, 0::2], x[..., 1::2, 1::2]
+    top_is_right = top_right > top_left
+    bottom_is_right = bottom_right > bottom_left
+    top = torch.where(top_is_right, top_right, top_left)
+    bottom = torch.where(bottom_is_right, bottom_right, bottom_left)
+    is_bottom = bottom > top
+    corner = torch.where(is_bottom, bottom_is_right.to(torch.uint8) + 2, top_is_right)
+    return torch.where(is_bottom, bottom, top), corner
+
+
+def max_unpool(x: Tensor, corner: Tensor) -> Tensor:
+    """Double H and W: each value goes to the corner of its window that `max_pool` named."""
+    corners = torch.arange(4, dtype=torch.uint8, device=x.device).view(1, 1, 2, 1, 2, 1)
+    # (N, h, 1, w, 1, C): channels stay innermost, so that the result is channels-last as it is.
+    values, chosen = (t.permute(0, 2, 3, 1)[:, :, None, :, None] for t in (x, corner))
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    spread = torch.where(chosen == corners, values, zero)
+    return spread.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+
+
+class Layer(nn.Module):
+    """A convolution with its norm and activation, in either order: C channels to F filters."""
+
+    def __init__(
+        self, channels: int, filters: int, kernel: int, order: Order, activation: nn.Module
+    ) -> None:
+        super().__init__()
+        self.norm_first = order == "norm-activation-convolution"
+        self.norm: nn.Module = nn.BatchNorm2d(channels if self.norm_first else filters)
+        self.activation = activation
+        # A norm that follows takes away whatever a bias adds.
+        self.convolution = nn.Conv2d(
+            channels, filters, kernel, padding=kernel // 2, bias=self.norm_first
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm_first:
+            return self.convolution(self.activation(self.norm(x)))  # type: ignore[no-any-return]
+        return self.activation(self.norm(self.convolution(x)))  # type: ignore[no-any-return]
+
+    def fold(self) -> None:
+        """Put the norm into the convolution before it, in place; for evaluation only."""
+        if not self.norm_first and isinstance(self.norm, nn.BatchNorm2d):
+            self.convolution = fuse_conv_bn_eval(self.convolution, self.norm)
+            self.norm = nn.Identity()
+
+
+class Excitation(nn.Module):
+    """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger."""
+
+    def __init__(self, channels: int, kind: Literal["channel", "spatial", "both"]) -> None:
+        super().__init__()
+        self.channel: nn.Module | None = None
+        self.spatial: nn.Module | None = None
+        if kind in ("channel", "both"):
+            reduced = max(1, channels // 2)
+            self.channel = nn.Sequential(
+                nn.Conv2d(channels, reduced, 1), nn.ReLU(), nn.Conv2d(reduced, channels, 1)
+            )
+        if kind in ("spatial", "both"):
+            self.spatial = nn.Conv2d(channels, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = [
+            x * gate.sigmoid()
+            for gate in (
+                None if self.channel is None else self.channel(x.mean((2, 3), keepdim=True)),
+                None if self.spatial is None else self.spatial(x),
+            )
+            if gate is not None
+        ]
+        return scaled[0] if len(scaled) == 1 else torch.maximum(*scaled)
+
+
+class DenseBlock(nn.Module):
+    """Three layers, k x k, k x k and 1 x 1, each fed all that came before. -> (N, F, H, W)"""
+
+    def __init__(
+        self,
+        channels: int,
+        filters: int,
+        kernel: int,
+        *,
+        order: Order,
+        activation: Activation,
+        excitation: Recalibration,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        # One activation for the block: the port's three layers share one PReLU slope.
+        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU()
+        sizes = (kernel, kernel, 1)
+        self.layers = nn.ModuleList(
+            Layer(channels + i * filters, filters, size, order, self.activation)
+            for i, size in enumerate(sizes)
+        )
+        self.excitation = Excitation(filters, excitation) if excitation != "none" else None
+        self.dropout = nn.Dropout2d(dropout)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The three layers alone, without recalibration and dropout."""
+        first, second, third = self.layers
+        a = first(x)
+        b = second(torch.cat((x, a), 1))
+        return third(torch.cat((x, a, b), 1))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dense(x)
+        if self.excitation is not None:
+            y = self.excitation(y)
+        return self.dropout(y)  # type: ignore[no-any-return]

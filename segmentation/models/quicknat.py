@@ -1,0 +1,129 @@
+"""QuickNAT (arXiv 1801.04161): dense blocks, pooling that remembers where, one slice at a time."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from segmentation.models.blocks import (
+    Activation,
+    DenseBlock,
+    Layer,
+    Order,
+    Recalibration,
+    max_pool,
+    max_unpool,
+)
+
+__all__ = ["FAST", "PUBLISHED", "QuickNat", "QuickNatConfig"]
+
+
+class QuickNatConfig(BaseModel):
+    """One member of the family; the defaults are the network as its authors' port has it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    classes: int = Field(default=33, ge=2, le=256)
+    channels: int = Field(
+        1, ge=1, le=64, description="slices put in together; 1 is the slice alone"
+    )
+    filters: int = Field(default=64, ge=1, le=1024)
+    kernel: int = Field(default=5, ge=1, le=15)
+    depth: int = Field(default=4, ge=1, le=7)
+    excitation: Recalibration = "both"
+    bottleneck: Literal["dense", "convolution"] = "dense"
+    activation: Activation = "prelu"
+    order: Order = "norm-activation-convolution"
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+
+    @field_validator("kernel")
+    @classmethod
+    def _odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError("must be odd, so that a slice keeps its size")
+        return kernel
+
+
+class QuickNat(nn.Module):
+    """Slices (N, C, H, W) of any size to logits (N, K, H, W)."""
+
+    def __init__(self, config: QuickNatConfig) -> None:
+        super().__init__()
+        self.config = config
+        filters = config.filters
+
+        def block(channels: int) -> DenseBlock:
+            return DenseBlock(
+                channels,
+                filters,
+                config.kernel,
+                order=config.order,
+                activation=config.activation,
+                excitation=config.excitation,
+                dropout=config.dropout,
+            )
+
+        self.encoders = nn.ModuleList(
+            block(filters if level else config.channels) for level in range(config.depth)
+        )
+        self.bottleneck: DenseBlock | Layer = (
+            block(filters)
+            if config.bottleneck == "dense"
+            else Layer(
+                filters,
+                filters,
+                config.kernel,
+                config.order,
+                nn.PReLU() if config.activation == "prelu" else nn.ReLU(),
+            )
+        )
+        # In the order in which they run, the deepest first.
+        self.decoders = nn.ModuleList(block(2 * filters) for _ in range(config.depth))
+        self.classifier = nn.Conv2d(filters, config.classes, 1)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, slices: Tensor) -> Tensor:
+        rows, columns = slices.shape[-2:]
+        multiple = 2**self.config.depth
+        x = pad(slices, (0, -columns % multiple, 0, -rows % multiple))
+        x = x.contiguous(memory_format=torch.channels_last)
+
+        passed = []
+        for encoder in self.encoders:
+            skip = encoder(x)
+            x, corner = max_pool(skip)
+            passed.append((skip, corner))
+        # The port builds a squeeze-and-excitation for its bottleneck and never applies it.
+        if isinstance(self.bottleneck, DenseBlock):
+            x = self.bottleneck.dense(x)
+        else:
+            x = self.bottleneck(x)
+        for decoder in self.decoders:
+            skip, corner = passed.pop()
+            x = decoder(torch.cat((skip, max_unpool(x, corner)), 1))
+        logits: Tensor = self.classifier(x)
+        return logits[..., :rows, :columns]
+
+    def fold(self) -> QuickNat:
+        """A copy for inference: same logits, norms inside convolutions where the order allows."""
+        folded = copy.deepcopy(self).eval().requires_grad_(False)
+        for module in folded.modules():
+            if isinstance(module, Layer):
+                module.fold()
+        return folded.to(memory_format=torch.channels_last)
+
+
+PUBLISHED = QuickNatConfig()
+FAST = QuickNatConfig(
+    filters=32,
+    kernel=3,
+    excitation="none",
+    activation="relu",
+    order="convolution-norm-activation",
+    dropout=0.05,
+)
