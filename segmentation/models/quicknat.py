@@ -29,9 +29,8 @@ class QuickNatConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     classes: int = Field(default=33, ge=2, le=256)
-    channels: int = Field(
-        1, ge=1, le=64, description="slices put in together; 1 is the slice alone"
-    )
+    # A thick slice brings its neighbours along as channels; 1 is the slice alone.
+    channels: int = Field(default=1, ge=1, le=64)
     filters: int = Field(default=64, ge=1, le=1024)
     kernel: int = Field(default=5, ge=1, le=15)
     depth: int = Field(default=4, ge=1, le=7)
@@ -85,7 +84,7 @@ class QuickNat(nn.Module):
         # In the order in which they run, the deepest first.
         self.decoders = nn.ModuleList(block(2 * filters) for _ in range(config.depth))
         self.classifier = nn.Conv2d(filters, config.classes, 1)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, slices: Tensor) -> Tensor:
         rows, columns = slices.shape[-2:]
@@ -115,7 +114,8 @@ class QuickNat(nn.Module):
         for module in folded.modules():
             if isinstance(module, Layer):
                 module.fold()
-        return folded.to(memory_format=torch.channels_last)
+        folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return folded
 
 
 PUBLISHED = QuickNatConfig()
