@@ -1,0 +1,122 @@
+"""Unpacking refuses what could leave the folder, fill the disk or pass off damage as data."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from segmentation.data.archive import ArchiveLimits, extract
+from segmentation.errors import DatasetError, IntegrityError
+
+ROOMY = ArchiveLimits(members=100, bytes=10**6)
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def build(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    mode = "w:gz" if path.name.endswith("gz") else "w"
+    with tarfile.open(path, mode) as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz"])
+def test_files_come_out_with_their_bytes(tmp_path: Path, name: str) -> None:
+    archive = build(tmp_path / name, (member("d/x.txt"), b"one"), (member("d/y.txt"), b"two"))
+    written = extract(archive, tmp_path / "out", limits=ROOMY)
+    assert [p.relative_to(tmp_path / "out").as_posix() for p in written] == ["d/x.txt", "d/y.txt"]
+    assert [p.read_bytes() for p in written] == [b"one", b"two"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["d"]
+
+
+def test_only_wanted_files_are_written(tmp_path: Path) -> None:
+    archive = build(tmp_path / "a.tar", (member("x.img"), b"1"), (member("x.gif"), b"2"))
+    written = extract(archive, tmp_path / "o", limits=ROOMY, wanted=lambda n: n.endswith(".img"))
+    assert [p.name for p in written] == ["x.img"]
+    assert not (tmp_path / "o" / "x.gif").exists()
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        (member("/etc/x"), "absolute name"),
+        (member("\\\\host\\x"), "absolute name"),
+        (member("a/../../x"), "climbs out"),
+        (member("a\\..\\..\\x"), "climbs out"),
+        (member("s", tarfile.SYMTYPE, "/etc/passwd"), "is a link"),
+        (member("h", tarfile.LNKTYPE, "other"), "is a link"),
+        (member("p", tarfile.FIFOTYPE), "neither a file nor a folder"),
+        (member("c", tarfile.CHRTYPE), "neither a file nor a folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_member_that_could_do_harm_refuses_the_archive(
+    tmp_path: Path, info: tarfile.TarInfo, reason: str
+) -> None:
+    archive = build(tmp_path / "a.tar", (info, b""))
+    # Even where nobody asked for that member.
+    with pytest.raises(DatasetError, match=reason):
+        extract(archive, tmp_path / "o", limits=ROOMY, wanted=lambda name: False)
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def test_more_members_than_declared_are_refused(tmp_path: Path) -> None:
+    archive = build(tmp_path / "a.tar", *[(member(f"f{i}"), b"") for i in range(4)])
+    with pytest.raises(DatasetError, match="more than the 3 members"):
+        extract(archive, tmp_path / "o", limits=ArchiveLimits(3, 10**6))
+
+
+def test_more_bytes_than_declared_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    archive = build(tmp_path / "a.tar.gz", (member("bomb"), bytes(5000)))
+    with pytest.raises(DatasetError, match="more than the 4999 bytes"):
+        extract(archive, tmp_path / "o", limits=ArchiveLimits(10, 4999))
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    archive = build(tmp_path / "a.tar", (member("x"), b"1"), (member("x"), b"2"))
+    with pytest.raises(DatasetError, match="x twice"):
+        extract(archive, tmp_path / "o", limits=ROOMY)
+
+
+def test_a_link_that_lies_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "d").symlink_to(tmp_path / "elsewhere")
+    archive = build(tmp_path / "a.tar", (member("d/x"), b"1"))
+    with pytest.raises(DatasetError, match="through a link"):
+        extract(archive, tmp_path / "o", limits=ROOMY)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_truncated_archive_is_damage(tmp_path: Path) -> None:
+    archive = build(tmp_path / "a.tar.gz", (member("x"), bytes(range(256)) * 40))
+    archive.write_bytes(archive.read_bytes()[:-30])
+    with pytest.raises(IntegrityError, match="damaged"):
+        extract(archive, tmp_path / "o", limits=ROOMY)
+
+
+def test_a_wrong_checksum_behind_the_last_member_is_damage(tmp_path: Path) -> None:
+    archive = build(tmp_path / "a.tar.gz", (member("x"), b"content"))
+    raw = bytearray(archive.read_bytes())
+    raw[-6] ^= 1  # the stored CRC-32 stands in the last eight bytes
+    archive.write_bytes(raw)
+    with pytest.raises(IntegrityError, match="CRC"):
+        extract(archive, tmp_path / "o", limits=ROOMY)
+    assert list((tmp_path / "o").rglob("*")) == [], "nothing of a damaged archive may stay"
+
+
+def test_what_is_no_archive_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(b"<html>not a tar</html>" * 100))
+    with pytest.raises(IntegrityError):
+        extract(tmp_path / "a.tar.gz", tmp_path / "o", limits=ROOMY)
