@@ -6,6 +6,7 @@ TrinatError              says where, what is wrong and what to do, in one line
 │   ├── IntegrityError   it is damaged: empty, truncated, checksum failed, torn
 │   ├── FormatError      it is sound, but not a kind of image that we take
 │   └── GeometryError    its place in space is missing, impossible or contradictory
+├── OutputError          a file could not be written
 ├── LabelError           a label map and a label scheme do not meet
 ├── DatasetError         a source, a slice store or a split is not what it must be
 ├── DownloadError        a file could not be fetched whole
@@ -35,6 +36,7 @@ __all__ = [
     "LabelError",
     "LockedError",
     "ModelError",
+    "OutputError",
     "TrainingError",
     "TrinatError",
 ]
@@ -76,6 +78,10 @@ class FormatError(InputError):
 
 
 class GeometryError(InputError):
+    pass
+
+
+class OutputError(TrinatError):
     pass
 
 

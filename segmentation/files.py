@@ -1,0 +1,90 @@
+"""Files appear whole or not at all: every output of the project goes through here."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from segmentation.errors import OutputError
+
+__all__ = ["atomic_path", "atomic_text", "atomic_write"]
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space on that disk and run again",
+    errno.EDQUOT: "free some of your quota on that disk and run again",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or write elsewhere",
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.ENOENT: "create the folder first",
+    errno.ENOTDIR: "create the folder first",
+    errno.EISDIR: "choose a name that is not a folder's",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield the path of an empty temporary file that becomes `path` if the block succeeds.
+
+    For libraries that insist on a path (h5py, safetensors). The temporary file stands in the
+    same folder and is gone after a failure; a killed process may leave a `.trinat-*.tmp`.
+    """
+    final = Path(path)
+    # The name's own length does not count, so any legal name can be written.
+    temporary = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    try:
+        # Not tempfile: its files are 0600 whatever the umask says.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield temporary
+            _sync(temporary)
+            temporary.replace(final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        # Without this a power cut can undo the renaming.
+        _sync(final.parent)
+    except OSError as error:
+        # An error about another file, raised in the block, is not ours to explain.
+        if error.errno is None or error.filename not in (None, str(temporary), str(final.parent)):
+            raise
+        raise OutputError(
+            f"cannot be written ({error.strerror})",
+            where=final,
+            remedy=_REMEDIES.get(error.errno, "see that its folder is there and sound"),
+        ) from error
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+    """Yield a binary file that becomes `path` if the block succeeds, and else never existed."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+@contextmanager
+def atomic_text(path: str | Path) -> Iterator[TextIO]:
+    """As `atomic_write`, for UTF-8 text; line ends are written as given (fit for csv)."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; the rename itself stands.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF)):
+            raise
+    finally:
+        os.close(descriptor)
