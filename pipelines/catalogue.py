@@ -1,0 +1,90 @@
+"""The public datasets of configs/datasets.yaml, as typed values."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from segmentation.data.archive import ArchiveLimits
+from segmentation.errors import ConfigError
+
+__all__ = ["Archive", "Dataset", "RemoteFile", "archives_of", "load_catalogue"]
+
+Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RemoteFile(_Strict):
+    """One file to fetch: mirrors in order of preference, and how a good copy is known."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    urls: tuple[str, ...] = Field(min_length=1)
+    size: int | None = None
+    md5: Md5 | None = None
+
+
+class Archive(_Strict):
+    """One archive, or a numbered series of them: `{disc}` stands for 1..discs."""
+
+    part: str
+    name: str
+    urls: tuple[str, ...]
+    discs: int = 1
+    size: dict[int, int] = {}
+    md5: dict[int, Md5] = {}
+    limits: ArchiveLimits
+
+    def disc(self, number: int) -> RemoteFile:
+        return RemoteFile(
+            name=self.name.format(disc=number),
+            urls=tuple(url.format(disc=number) for url in self.urls),
+            size=self.size.get(number),
+            md5=self.md5.get(number),
+        )
+
+
+class Dataset(_Strict):
+    title: str
+    holds: str
+    size: str
+    licence: str
+    terms: str
+    citation: str
+    archives: tuple[Archive, ...]
+
+    def files(self, *, part: str, discs: tuple[int, ...]) -> list[RemoteFile]:
+        """The files of one part; without disc numbers, all of them."""
+        found = next((archive for archive in self.archives if archive.part == part), None)
+        if found is None:
+            parts = ", ".join(archive.part for archive in self.archives)
+            raise ConfigError(f"{self.title} has no part {part!r}", remedy=f"name one of {parts}")
+        wrong = [number for number in discs if not 1 <= number <= found.discs]
+        if wrong:
+            raise ConfigError(
+                f"{self.title} ({part}) has no disc {wrong[0]}",
+                remedy=f"its discs are 1 to {found.discs}",
+            )
+        return [found.disc(number) for number in discs or range(1, found.discs + 1)]
+
+
+@cache
+def load_catalogue() -> dict[str, Dataset]:
+    text = (resources.files("configs") / "datasets.yaml").read_text("utf-8")
+    return {name: Dataset.model_validate(entry) for name, entry in yaml.safe_load(text).items()}
+
+
+def archives_of(dataset: str) -> dict[str, ArchiveLimits]:
+    """Archive file name -> what it may hold at most, for one dataset ({} for a private one)."""
+    entry = load_catalogue().get(dataset)
+    return {
+        archive.disc(number).name: archive.limits
+        for archive in (entry.archives if entry else ())
+        for number in range(1, archive.discs + 1)
+    }
