@@ -1,0 +1,167 @@
+"""A person, a family, never stands on two sides of a split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from segmentation.data.splits import (
+    PARTS,
+    Participant,
+    Split,
+    make_folds,
+    make_split,
+    read_split,
+)
+from segmentation.errors import DatasetError
+
+
+def people(count: int) -> list[Participant]:
+    return [Participant(f"s{i}", f"p{i}") for i in range(count)]
+
+
+def test_a_hundred_persons_meet_the_ratios_exactly() -> None:
+    split = make_split(people(100), (8, 1, 1), seed=0, store="S")
+    assert [len(split.part(name)) for name in PARTS] == [80, 10, 10]
+    assert len({*split.train, *split.validation, *split.test}) == 100
+
+
+def test_five_persons_fill_three_parts() -> None:
+    split = make_split(people(5), (8, 1, 1), seed=0, store="S")
+    assert [len(split.part(name)) for name in PARTS] == [3, 1, 1]
+
+
+def test_a_part_of_ratio_zero_stays_empty() -> None:
+    split = make_split(people(10), (9, 1, 0), seed=0, store="S")
+    assert [len(split.part(name)) for name in PARTS] == [9, 1, 0]
+
+
+def test_the_seed_decides_and_the_order_of_the_list_does_not() -> None:
+    first = make_split(people(50), seed=1, store="S")
+    assert make_split(people(50)[::-1], seed=1, store="S") == first
+    assert make_split(people(50), seed=2, store="S") != first
+
+
+def test_names_are_listed_in_natural_order() -> None:
+    split = make_split(people(12), (1, 0, 0), seed=0, store="S")
+    assert split.train == tuple(f"s{i}" for i in range(12))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=60),
+    st.integers(0, 5),
+)
+def test_persons_and_families_stay_together(links: list[tuple[int, int]], seed: int) -> None:
+    subjects = [
+        Participant(f"s{i}", f"p{person}", family=f"f{family}" if family < 6 else None)
+        for i, (person, family) in enumerate(links)
+    ]
+    try:
+        split = make_split(subjects, (2, 1, 1), seed=seed, store="S")
+    except DatasetError:
+        assume(False)  # fewer groups than parts
+    where = {subject: name for name in PARTS for subject in split.part(name)}
+    assert len(where) == len(subjects)
+    for a in subjects:
+        for b in subjects:
+            if a.person == b.person or (a.family and a.family == b.family):
+                assert where[a.subject] == where[b.subject]
+    split.check(subjects, "S")
+
+
+def test_cousins_through_a_shared_sibling_stay_together() -> None:
+    # p1 has two sessions listed under two families: all three persons hang together.
+    chain = [
+        Participant("a", "p0", family="f0"),
+        Participant("b", "p1", family="f0"),
+        Participant("c", "p1", family="f1"),
+        Participant("d", "p2", family="f1"),
+        Participant("e", "p3"),
+    ]
+    split = make_split(chain, (1, 1, 0), seed=0, store="S")
+    assert {split.train, split.validation} == {("a", "b", "c", "d"), ("e",)}
+
+
+def test_every_part_has_both_sexes_and_all_ages() -> None:
+    crowd = [
+        Participant(f"s{i}", f"p{i}", age=20 + i % 60, sex="F" if i % 3 else "M")
+        for i in range(120)
+    ]
+    by_name = {p.subject: p for p in crowd}
+    for seed in range(5):
+        split = make_split(crowd, (8, 1, 1), seed=seed, store="S")
+        for name in PARTS:
+            members = [by_name[subject] for subject in split.part(name)]
+            women = sum(p.sex == "F" for p in members) / len(members)
+            assert women == pytest.approx(2 / 3, abs=0.09)
+            mean_age = sum(p.age or 0 for p in members) / len(members)
+            assert mean_age == pytest.approx(49.5, abs=5)
+
+
+def test_each_person_is_tested_once_over_the_folds() -> None:
+    splits = make_folds(people(23), 5, seed=0, store="S")
+    assert len(splits) == 5
+    assert sorted(s for split in splits for s in split.test) == sorted(
+        p.subject for p in people(23)
+    )
+    for split in splits:
+        split.check(people(23), "S")
+        assert len(split.train) + len(split.validation) + len(split.test) == 23
+        assert len(split.test) in (4, 5)
+    assert [split.validation for split in splits] == [s.test for s in splits[1:] + splits[:1]]
+
+
+def test_two_folds_cannot_test_and_validate() -> None:
+    with pytest.raises(DatasetError, match="at least 3 folds"):
+        make_folds(people(9), 2, seed=0, store="S")
+
+
+def test_ratios_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(DatasetError, match="cannot be met"):
+        make_split(people(9), (0, 1, 1), seed=0, store="S")
+    with pytest.raises(DatasetError, match="cannot be met"):
+        make_split(people(9), (1, -1, 1), seed=0, store="S")
+
+
+def test_a_split_that_shares_a_person_is_refused() -> None:
+    sessions = [Participant("a_ses-1", "a"), Participant("a_ses-2", "a"), Participant("b", "b")]
+    split = Split(store="S", seed=0, train=("a_ses-1", "b"), test=("a_ses-2",))
+    with pytest.raises(DatasetError, match="person or family a is in train and test"):
+        split.check(sessions, "S")
+
+
+def test_a_split_that_shares_a_family_is_refused() -> None:
+    twins = [Participant("a", "a", family="f"), Participant("b", "b", family="f")]
+    with pytest.raises(DatasetError, match="f is in train and validation"):
+        Split(store="S", seed=0, train=("a",), validation=("b",)).check(twins, "S")
+
+
+@pytest.mark.parametrize(
+    ("split", "reason"),
+    [
+        (Split(store="other", seed=0, train=("s0",)), "another store"),
+        (Split(store="S", seed=0, train=("s0", "x")), "x is not a subject"),
+        (Split(store="S", seed=0, train=("s0", "s0")), "s0 is listed twice"),
+    ],
+)
+def test_a_split_that_does_not_fit_the_store_is_refused(split: Split, reason: str) -> None:
+    with pytest.raises(DatasetError, match=reason):
+        split.check(people(3), "S")
+
+
+def test_a_split_is_read_as_it_was_written(tmp_path: Path) -> None:
+    split = make_split(people(10), seed=3, store="S")
+    split.write(tmp_path / "split.json")
+    assert read_split(tmp_path / "split.json") == split
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"store": "S"}', '{"store":"S","seed":0,"trian":[]}'])
+def test_what_is_no_split_file_is_told_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s.json").write_text(text)
+    with pytest.raises(DatasetError, match="not a split file"):
+        read_split(tmp_path / "s.json")
+    with pytest.raises(DatasetError, match="no such split file"):
+        read_split(tmp_path / "missing.json")
