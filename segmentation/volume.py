@@ -1,32 +1,58 @@
-"""A 3D image and where it lies in space; reading, checking and writing it."""
+"""A 3D image and its place in space, read with every check that a file from anywhere needs.
+
+What is taken: .nii and .nii.gz (NIfTI-1 and -2), .mgh and .mgz, pairs of .hdr and .img (NIfTI or
+Analyze 7.5). What is refused, and why, stands where it is checked: the file's bytes in streams.py,
+the header's fields in headers.py, the affine in orientation.py, the voxels here.
+"""
 
 from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import FormatError
-from segmentation.files import atomic_path
+from segmentation.errors import FormatError, InputError, IntegrityError
+from segmentation.files import atomic_write
+from segmentation.headers import Header, announce, read_mgh, read_nifti, read_pair
+from segmentation.orientation import TrustAffine, place
+from segmentation.streams import Source
 
 __all__ = ["TrustAffine", "Volume"]
 
-TrustAffine = Literal["sform", "qform", "header"]
+# Level 6 makes label maps a third smaller than level 1, in a tenth of a second.
+_GZIP_LEVEL = 6
+_NIFTI_PADDING = 4096
+_MGH_TAGS = 16 * 2**20
+_SUFFIXES = (".nii", ".nii.gz", ".mgh", ".mgh.gz", ".mgz", ".hdr", ".img")
 
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """Voxels (X, Y, Z) in the order of the file, and their place: voxel index -> RAS mm."""
+    """Voxels (X, Y, Z) in the order of the file, and their place: voxel index -> RAS mm.
 
-    data: NDArray[np.generic]
+    `codes` are the (q-form, s-form) codes to write; `notes` are for quality control to show;
+    `source_sha256` is the digest of the file read (of a pair: of header and image in a row).
+    """
+
+    data: NDArray[Any]
     affine: NDArray[np.float64]
     codes: tuple[int, int] = (1, 1)
     notes: tuple[str, ...] = ()
+    source_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.data.ndim != 3 or np.shape(self.affine) != (4, 4):
+            raise ValueError(f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}")
+        if min(self.codes) < 1:
+            raise ValueError(f"codes {self.codes} would write a file without orientation")
+        affine = np.array(self.affine, dtype=np.float64)
+        affine.flags.writeable = False
+        object.__setattr__(self, "affine", affine)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -40,7 +66,7 @@ class Volume:
 
     @property
     def axcodes(self) -> str:
-        """Where each axis grows to, as "RAS" or "LIA"."""
+        """Where each voxel axis grows to, as "RAS" or "LIA"."""
         return "".join(nib.aff2axcodes(self.affine))
 
     @classmethod
@@ -53,30 +79,174 @@ class Volume:
         axes: str | None = None,
         fill_nonfinite: bool = False,
     ) -> Volume:
-        image = nib.load(path)
-        data = np.asanyarray(image.dataobj)
-        if labels:
-            data = data.astype(np.int16)
-        elif data.dtype == np.float64:
-            data = data.astype(np.float32)
-        return cls(data, np.asarray(image.affine, np.float64))
+        """Read one 3D scan, or with `labels` one label map, or say in one line why not.
+
+        A scan keeps its integers of up to 32 bits if they are unscaled, all else becomes float32.
+        A label map must hold whole numbers; they come as the smallest of uint8, int16 and int32,
+        and may all be background, which is a legitimate truth. `trust_affine` and `axes` decide
+        where the header does not: see `orientation.place`.
+        """
+        where = Path(path)
+        name = where.name.lower()
+        if not name.endswith(_SUFFIXES):
+            raise FormatError(
+                "not a known kind of scan",
+                where=where,
+                remedy=f"give one of {', '.join(_SUFFIXES)}",
+            )
+        if name.endswith((".hdr", ".img")):
+            header, voxels, digest = _read_pair(where)
+        else:
+            header, voxels, digest = _read_single(where)
+        affine, codes, notes = place(header, trust_affine, axes, where)
+        data, filled = _values(voxels, header, where, labels=labels, fill=fill_nonfinite)
+        if filled:
+            notes = (*notes, f"{filled} voxels that were NaN or infinite are set to 0")
+        return cls(data, affine, codes, notes, digest)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
-        """Write .nii.gz, .nii or .mgz, whole or not at all."""
-        data = np.asarray(self.data, np.int16) if labels else self.data
-        name = Path(path).name.lower()
-        for suffix, kind in ((".nii.gz", nib.Nifti1Image), (".nii", nib.Nifti1Image)):
-            if name.endswith(suffix):
-                break
-        else:
-            if not name.endswith(".mgz"):
-                raise FormatError("unknown file type", where=path, remedy="use .nii.gz or .mgz")
-            suffix, kind = ".mgz", nib.MGHImage
-        image = kind(data, self.affine)
-        with atomic_path(path) as temporary:
-            with temporary.open("wb") as file:
-                if suffix == ".nii":
-                    image.to_stream(file)
-                else:
-                    with gzip.GzipFile("", "wb", 1, file, mtime=0) as packed:
-                        image.to_stream(packed)
+        """Write .nii.gz, .nii or .mgz whole or not at all; the same volume gives the same bytes.
+
+        The header is fresh: geometry and nothing of the patient. Label maps become uint8 or int16,
+        scans stay uint8, int16, int32 or become float32.
+        """
+        where = Path(path)
+        name = where.name.lower()
+        if not name.endswith((".nii", ".nii.gz", ".mgz")):
+            raise FormatError(
+                "not a kind of image that is written", where=where, remedy="use .nii.gz or .mgz"
+            )
+        data = _for_disk(self.data, where, labels=labels)
+        image = (
+            nib.MGHImage(data, self.affine) if name.endswith(".mgz") else self._nifti(data, labels)
+        )
+        with atomic_write(where) as file:
+            if name.endswith(".nii"):
+                image.to_stream(file)
+            else:
+                # No name and no time inside, so that equal volumes give equal bytes.
+                with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
+                    image.to_stream(packed)
+
+    def _nifti(self, data: NDArray[Any], labels: bool) -> Any:
+        image = nib.Nifti1Image(data, self.affine)
+        image.set_qform(self.affine, self.codes[0])
+        image.set_sform(self.affine, self.codes[1])
+        image.header.set_xyzt_units("mm")
+        if labels:
+            image.header.set_intent("label")
+        return image
+
+
+def _read_single(where: Path) -> tuple[Header, NDArray[Any], str]:
+    """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both."""
+    name = where.name.lower()
+    mgh = name.endswith((".mgh", ".mgh.gz", ".mgz"))
+    with Source(where, packed=name.endswith((".gz", ".mgz"))) as source:
+        header = read_mgh(source) if mgh else read_nifti(source)
+        voxels = _voxels(source, header)
+        # FreeSurfer appends the scan's parameters and history.
+        source.drain(limit=_MGH_TAGS if mgh else _NIFTI_PADDING, zeros=not mgh)
+        return header, voxels, source.digest.hexdigest()
+
+
+def _read_pair(where: Path) -> tuple[Header, NDArray[Any], str]:
+    """As `_read_single`, for a header and an image file beside it; either may be named."""
+    with Source(_partner(where, ".hdr"), packed=False) as source:
+        header = read_pair(source)
+        source.drain(limit=_MGH_TAGS, zeros=False)
+        digest = source.digest
+    with Source(_partner(where, ".img"), packed=False, digest=digest) as source:
+        announce(source, header)
+        source.take(header.offset)
+        voxels = _voxels(source, header)
+        source.drain(limit=_NIFTI_PADDING, zeros=True)
+        return header, voxels, source.digest.hexdigest()
+
+
+def _partner(where: Path, suffix: str) -> Path:
+    """The file of a pair with this suffix, in the case in which the other half is named."""
+    given = where.suffix
+    if given.lower() == suffix:
+        return where
+    partner = where.with_suffix(suffix.upper() if given.isupper() else suffix)
+    if not partner.exists():
+        raise InputError(
+            f"its other half {partner.name} is missing", where=where, remedy="put it beside it"
+        )
+    return partner
+
+
+def _voxels(source: Source, header: Header) -> NDArray[Any]:
+    """Voxels (X, Y, Z) as they lie in the file, first index fastest, in this machine's order."""
+    flat = np.empty(header.nbytes // header.dtype.itemsize, header.dtype)
+    source.fill(flat.view(np.uint8).data)
+    if not flat.dtype.isnative:
+        flat = flat.byteswap(inplace=True).view(flat.dtype.newbyteorder())
+    return flat.reshape(header.shape, order="F")
+
+
+def _values(
+    voxels: NDArray[Any], header: Header, where: Path, *, labels: bool, fill: bool
+) -> tuple[NDArray[Any], int]:
+    """Scale and check the voxels; also how many non-finite ones were filled with 0."""
+    data = voxels
+    small_integers = (
+        data.dtype.kind in "iu" and data.dtype.itemsize <= 4 and data.dtype != np.uint32
+    )
+    # Label numbers in floats or wide integers keep all their digits until they are checked.
+    if header.scaled or not (small_integers or labels):
+        with np.errstate(over="ignore", invalid="ignore"):
+            data = data.astype(np.float32, copy=False)
+            if header.scaled:
+                data *= np.float32(header.slope)
+                data += np.float32(header.inter)
+    # NaN and infinities survive into the extremes, so that no mask is needed to find them.
+    low, high = data.min(), data.max()
+    filled = 0
+    if not (np.isfinite(low) and np.isfinite(high)):
+        bad = ~np.isfinite(data)
+        filled = int(bad.sum())
+        if not fill:
+            raise IntegrityError(
+                f"{filled} voxels are NaN or infinite",
+                where=where,
+                remedy="set them to 0 with --fill-nonfinite",
+            )
+        data[bad] = 0
+        low, high = data.min(), data.max()
+    if labels:
+        return _whole_numbers(data, where, (np.uint8, np.int16, np.int32)), filled
+    if low == high:
+        raise FormatError(f"all voxels are {low:g}", where=where, remedy="give a scan of a head")
+    return data, filled
+
+
+def _whole_numbers(
+    data: NDArray[Any], where: Path, kinds: tuple[type[np.integer[Any]], ...]
+) -> NDArray[Any]:
+    """The labels as the first of these types that holds them all."""
+    low, high = data.min(), data.max()
+    if data.dtype.kind == "f" and not (np.rint(data) == data).all():
+        raise FormatError(
+            "not a label map: fractions in it", where=where, remedy="name a label map"
+        )
+    for kind in kinds:
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return data.astype(kind, copy=False)
+    raise FormatError(
+        f"label numbers from {low} to {high}, beyond {np.iinfo(kinds[-1]).bits} bits",
+        where=where,
+        remedy="use smaller numbers",
+    )
+
+
+def _for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
+    """The voxels in a type that every reader of the written formats knows."""
+    if data.dtype == np.bool_:
+        data = data.view(np.uint8)
+    if data.dtype.kind not in "iuf":
+        raise FormatError(f"cannot write {data.dtype} voxels", where=where, remedy="use numbers")
+    if labels:
+        return _whole_numbers(data, where, (np.uint8, np.int16))
+    return data if data.dtype in (np.uint8, np.int16, np.int32) else data.astype(np.float32)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 STAGES = (
     ("errors", "files"),
     ("labels", "label_tables", "folding"),
-    ("volume", "headers"),
+    ("volume", "orientation", "headers", "streams"),
     ("resample", "conform", "localise", "views"),
     ("synthesis", "phantom"),
     ("data",),

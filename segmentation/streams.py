@@ -1,0 +1,195 @@
+"""A file's bytes from one opening: regular, unpacked, in bounds, verified to the last checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+
+from segmentation.errors import FormatError, InputError, IntegrityError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as _Digest
+
+    from _typeshed import WriteableBuffer
+
+__all__ = ["Source"]
+
+# Deflate cannot pack better than this.
+_DEFLATE_LIMIT = 1032
+# FreeSurfer's 32-bit label maps reach 190; more than 500 in something large is a bomb.
+_BOMB_RATIO = 500
+_BOMB_BYTES = 256 * 2**20
+_PIECE = 2**20
+_FETCH_AGAIN = "fetch or make it again"
+
+
+class Source:
+    """A scan file, opened once and read from front to back, so what is checked is what is used.
+
+    `digest` takes in the bytes as they lie on disk, as far as they have been read.
+    """
+
+    def __init__(self, path: Path, *, packed: bool, digest: _Digest | None = None) -> None:
+        self.path = path
+        self.position = 0
+        raw = _open_regular(path)
+        self._file = raw
+        self._packed = packed
+        try:
+            self.size = os.fstat(raw.fileno()).st_size
+            self._check_start(raw)
+            self.digest = hashlib.sha256() if digest is None else digest
+            self._hashed = _Hashed(raw, self.digest)
+            self._bytes: io.BufferedIOBase | io.RawIOBase = (
+                gzip.GzipFile(fileobj=cast(BinaryIO, self._hashed)) if packed else self._hashed
+            )
+        except BaseException:
+            raw.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        buffer = bytearray(count)
+        self.fill(memoryview(buffer))
+        return bytes(buffer)
+
+    def fill(self, buffer: memoryview) -> None:
+        """Read exactly as many bytes as the buffer holds."""
+        filled = 0
+        with _damage_explained(self.path):
+            while filled < len(buffer):
+                count = self._bytes.readinto(buffer[filled : filled + _PIECE])
+                if not count:
+                    raise IntegrityError(
+                        f"truncated: ends after {self.position + filled} bytes where "
+                        f"{self.position + len(buffer)} were announced",
+                        where=self.path,
+                        remedy=_FETCH_AGAIN,
+                    )
+                filled += count
+        self.position += filled
+
+    def announce(self, end: int) -> None:
+        """Refuse, before anything is allocated, a header that announces more than can be there."""
+        if end > self.size * (_DEFLATE_LIMIT if self._packed else 1):
+            raise IntegrityError(
+                f"truncated: {self.size} bytes cannot hold the {end} that the header announces",
+                where=self.path,
+                remedy=_FETCH_AGAIN,
+            )
+        if self._packed and end > max(_BOMB_BYTES, _BOMB_RATIO * self.size):
+            raise FormatError(
+                f"unpacks to {end // self.size} times its size, as no scan does",
+                where=self.path,
+                remedy="unpack it with gunzip if you trust it",
+            )
+
+    def drain(self, *, limit: int, zeros: bool) -> None:
+        """Read to the end: only there the gzip checksums stand. Refuse what is not padding.
+
+        At most `limit` bytes may follow, and with `zeros` none but zeros.
+        """
+        rest = bytearray(_PIECE)
+        found = 0
+        with _damage_explained(self.path):
+            while count := self._bytes.readinto(rest):
+                found += count
+                if found > limit or (zeros and any(memoryview(rest)[:count])):
+                    raise IntegrityError(
+                        "holds more data than its header announces",
+                        where=self.path,
+                        remedy="its header or its data are wrong; make it again",
+                    )
+
+    def _check_start(self, raw: BinaryIO) -> None:
+        """Refuse an empty file, and gzip or its absence where the name says otherwise."""
+        if self.size == 0:
+            raise IntegrityError("empty, 0 bytes", where=self.path, remedy=_FETCH_AGAIN)
+        start = os.pread(raw.fileno(), 4, 0)
+        is_gzip = start[:3] == b"\x1f\x8b\x08"
+        if self._packed and not is_gzip:
+            raise IntegrityError(
+                "not gzip, though its name says so",
+                where=self.path,
+                remedy="fetch it again, or rename it if it is not compressed",
+            )
+        # RFC 1952 demands that these bits are refused; Python's gzip does not look.
+        if self._packed and len(start) == 4 and start[3] & 0xE0:
+            raise IntegrityError("damaged gzip header", where=self.path, remedy=_FETCH_AGAIN)
+        if is_gzip and not self._packed:
+            raise FormatError(
+                "gzip inside, though its name does not say so",
+                where=self.path,
+                remedy="add .gz to its name (.mgh becomes .mgz)",
+            )
+
+
+class _Hashed(io.RawIOBase):
+    """A file that computes the digest of what is read from it."""
+
+    def __init__(self, file: BinaryIO, digest: _Digest) -> None:
+        self._file = cast(io.FileIO, file)
+        self._digest = digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = self._file.readinto(buffer) or 0
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file for unbuffered reading; never wait for a pipe, never read a device."""
+    try:
+        file = open(  # noqa: SIM115 - Path.open has no opener
+            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        )
+    except FileNotFoundError:
+        raise InputError("no such file", where=path, remedy="check the path") from None
+    except IsADirectoryError:
+        raise InputError("is a folder", where=path, remedy="name a file in it") from None
+    except OSError as error:
+        raise InputError(
+            f"cannot be opened ({error.strerror})", where=path, remedy="check its permissions"
+        ) from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise InputError("not a regular file", where=path, remedy="copy it to a file first")
+    return cast(BinaryIO, file)
+
+
+@contextlib.contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    """Turn what gzip, zlib and the disk may raise into one line about the file."""
+    try:
+        yield
+    except EOFError:
+        problem = "truncated: its gzip stream ends early"
+    except gzip.BadGzipFile as error:
+        garbage = "Not a gzipped file" in str(error)
+        problem = "garbage after its gzip stream" if garbage else "gzip checksum failed"
+    except zlib.error:
+        problem = "damaged gzip stream"
+    except OSError as error:
+        raise InputError(
+            f"cannot be read ({error.strerror or error})", where=path, remedy="check its disk"
+        ) from error
+    else:
+        return
+    raise IntegrityError(problem, where=path, remedy=_FETCH_AGAIN)
