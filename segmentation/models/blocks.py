@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 __all__ = ["Activation", "DenseBlock", "Excitation", "Layer", "Order", "max_pool", "max_unpool"]
@@ -16,13 +17,15 @@ Recalibration = Literal["none", "channel", "spatial", "both"]
 
 
 def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Halve H and W: the maximum of each 2x2 window, and which of 0 1 / 2 3 it was (uint8).
+    """Halve H and W: the maximum of each 2x2 window, and where it was, for `max_unpool`.
 
     The first maximum in reading order wins, as in `MaxPool2d`: ties are everywhere in constant
-    background and common in bf16, and a mask that marked all of them would unpool them all.
-    Comparisons in place of `MaxPool2d`'s int64 indices compile, export, and stay deterministic on
-    CUDA, where `MaxUnpool2d` is not.
+    background and common in bf16, and a mask of all maxima would unpool them all.
     """
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return max_pool2d(x, 2, return_indices=True)
+    # Comparisons compile, export, and are deterministic on CUDA, where MaxPool2d's gradient and
+    # MaxUnpool2d are not; uncompiled on a CPU, though, they take ten times as long as above.
     top_left, top_right = x[..., 0::2, 0::2], x[..., 0::2, 1::2]
     bottom_left, bottom_right = x[..., 1::2, 0::2], x[..., 1::2, 1::2]
     top_is_right = top_right > top_left
@@ -34,14 +37,24 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_bottom, bottom, top), corner
 
 
-def max_unpool(x: Tensor, corner: Tensor) -> Tensor:
-    """Double H and W: each value goes to the corner of its window that `max_pool` named."""
+def max_unpool(x: Tensor, where: Tensor) -> Tensor:
+    """Double H and W: each value goes back to where `max_pool` found it, zeros elsewhere.
+
+    `where` holds either indices into H W (int64) or corners 0 1 / 2 3 of the windows (uint8).
+    """
+    # Channels stay innermost: the result is channels-last without a copy.
+    values, where = x.permute(0, 2, 3, 1), where.permute(0, 2, 3, 1)
+    n, h, w, c = values.shape
+    if where.dtype == torch.int64:
+        # Windows do not overlap, so no place is written twice. MaxUnpool2d does the same, but its
+        # gradient takes several times as long, and deterministic mode refuses it.
+        zeros = values.new_zeros((n, 4 * h * w, c))
+        spread = zeros.scatter(1, where.flatten(1, 2), values.flatten(1, 2))
+        return spread.view(n, 2 * h, 2 * w, c).permute(0, 3, 1, 2)
     corners = torch.arange(4, dtype=torch.uint8, device=x.device).view(1, 1, 2, 1, 2, 1)
-    # (N, h, 1, w, 1, C): channels stay innermost, so that the result is channels-last as it is.
-    values, chosen = (t.permute(0, 2, 3, 1)[:, :, None, :, None] for t in (x, corner))
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    spread = torch.where(chosen == corners, values, zero)
-    return spread.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+    chosen = where[:, :, None, :, None] == corners
+    windows = torch.where(chosen, values[:, :, None, :, None], torch.zeros_like(values[0, 0, 0, 0]))
+    return windows.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
 
 
 class Layer(nn.Module):

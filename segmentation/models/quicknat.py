@@ -95,16 +95,16 @@ class QuickNat(nn.Module):
         passed = []
         for encoder in self.encoders:
             skip = encoder(x)
-            x, corner = max_pool(skip)
-            passed.append((skip, corner))
+            x, where = max_pool(skip)
+            passed.append((skip, where))
         # The port builds a squeeze-and-excitation for its bottleneck and never applies it.
         if isinstance(self.bottleneck, DenseBlock):
             x = self.bottleneck.dense(x)
         else:
             x = self.bottleneck(x)
         for decoder in self.decoders:
-            skip, corner = passed.pop()
-            x = decoder(torch.cat((skip, max_unpool(x, corner)), 1))
+            skip, where = passed.pop()
+            x = decoder(torch.cat((skip, max_unpool(x, where)), 1))
         logits: Tensor = self.classifier(x)
         return logits[..., :rows, :columns]
 
