@@ -1,0 +1,117 @@
+"""A BIDS dataset: raw T1w images, and labels from its derivatives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from segmentation.data.freesurfer import find_image, find_labels
+from segmentation.data.participants import read_participants
+from segmentation.data.source import (
+    Exclusion,
+    Listing,
+    SourceOptions,
+    Subject,
+    natural_order,
+    safe_name,
+    without_suffix,
+)
+from segmentation.errors import DatasetError
+
+__all__ = ["entities", "find"]
+
+_ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9]+)")
+# A label map in these spaces lies on its T1w image's grid.
+_OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
+ADVICE = "no labels were found under derivatives/: only images for prediction can be prepared"
+
+
+def find(root: Path, options: SourceOptions) -> Listing:
+    """One subject per raw T1w; labels: `_dseg` of the same scan, else a FreeSurfer folder.
+
+    With several pipelines' labels, `options.labels` names the one (derivatives/<name>) to take.
+    """
+    scans = sorted(
+        (
+            path
+            for pattern in ("sub-*/anat/*_T1w.nii*", "sub-*/ses-*/anat/*_T1w.nii*")
+            for path in root.glob(pattern)
+        ),
+        key=lambda path: natural_order(path.name),
+    )
+    if not scans:
+        raise DatasetError(
+            "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
+            where=root,
+            remedy="--root is a BIDS dataset",
+        )
+    people = read_participants(root / "participants.tsv")
+    pipelines = list(_pipelines(root, options.labels))
+    subjects: list[Subject] = []
+    exclusions: list[Exclusion] = []
+    for path in scans:
+        own = entities(path)
+        pairs = {pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)}
+        if len(pairs) > 1:
+            names = ", ".join(sorted(labels.name for _, labels in pairs))
+            exclusions.append(Exclusion(without_suffix(path), f"several label maps: {names}"))
+            continue
+        image, labels = pairs.pop() if pairs else (path, None)
+        person = f"sub-{own['sub']}"
+        facts = people.get(person)
+        subjects.append(
+            Subject(
+                id=safe_name(without_suffix(path).removesuffix("_T1w")),
+                person=person,
+                session=own.get("ses"),
+                image=image,
+                labels=labels,
+                extra=options.extra,
+                ignore=options.ignore,
+                family=facts.family if facts else None,
+                age=facts.age if facts else None,
+                sex=facts.sex if facts else None,
+            )
+        )
+    labelled = any(subject.labels for subject in subjects)
+    return Listing(tuple(subjects), tuple(exclusions), advice="" if labelled else ADVICE)
+
+
+def entities(path: Path) -> dict[str, str]:
+    """{"sub": "01", "ses": "a", ...} of a BIDS file name."""
+    return dict(_ENTITY.findall(without_suffix(path)))
+
+
+def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
+    folder = root / "derivatives"
+    if name is not None:
+        if not (folder / name).is_dir():
+            raise DatasetError("no such folder of derivatives", where=folder / name)
+        yield folder / name
+    elif folder.is_dir():
+        yield from sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def _labels_of(scan: Path, own: dict[str, str], pipeline: Path) -> Iterator[tuple[Path, Path]]:
+    """(image, labels) that a pipeline has for a scan, on one grid as far as names can tell."""
+    session = f"_ses-{own['ses']}" if "ses" in own else ""
+    # FreeSurfer's folder: its own image goes with its labels, they share a grid.
+    for name in (f"sub-{own['sub']}{session}", f"sub-{own['sub']}"):
+        labels = find_labels(pipeline / name)
+        if labels:
+            yield find_image(pipeline / name) or scan, labels
+            return
+    anat = pipeline / scan.parent.relative_to(scan.parents[2 + ("ses" in own)])
+    for labels in sorted(anat.glob("*_dseg.nii*")):
+        theirs = entities(labels)
+        same = all(theirs.get(key) == own.get(key) for key in ("sub", "ses", "run", "acq"))
+        # Tissue maps and cortical parcellations are other things than a segmentation.
+        if not same or theirs.get("space") not in _OWN_SPACES or "desc" not in theirs:
+            continue
+        if theirs["desc"] in {"aparcaseg", "carpet", "ribbon"}:
+            continue
+        # fMRIPrep resamples the scan and stores what it segmented beside the labels.
+        stem = "_".join(f"{key}-{own[key]}" for key in own)
+        preprocessed = next(anat.glob(f"{stem}_desc-preproc_T1w.nii*"), None)
+        yield preprocessed or scan, labels

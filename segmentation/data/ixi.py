@@ -1,0 +1,80 @@
+"""IXI: T1 scans of three hospitals, with labels from a SUBJECTS_DIR made of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from segmentation.data.freesurfer import find_image, find_labels
+from segmentation.data.source import (
+    Exclusion,
+    Listing,
+    SourceOptions,
+    Subject,
+    natural_order,
+)
+from segmentation.errors import DatasetError
+
+__all__ = ["find", "wanted_member"]
+
+LICENCE = "CC BY-SA 3.0"
+ADVICE = (
+    "IXI has no labels: make them with `recon-all -s IXI002 -i IXI002-Guys-0828-T1.nii.gz -all`, "
+    "or quicker with FastSurfer (--seg_only) or mri_synthseg, and name the folder by --subjects-dir"
+)
+
+_SCAN = re.compile(r"(?P<person>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.nii(\.gz)?")
+
+
+def find(root: Path, options: SourceOptions) -> Listing:
+    """Scans below `root`. Where FreeSurfer has been over one, its own image goes with its labels:
+    they share a grid, which is not the scan's."""
+    subjects: list[Subject] = []
+    exclusions: list[Exclusion] = []
+    scans = {path.name: path for depth in ("", "*/") for path in root.glob(f"{depth}IXI*")}
+    for name in sorted(scans, key=natural_order):
+        path = scans[name]
+        if not path.is_file():
+            continue
+        match = _SCAN.fullmatch(name)
+        if match is None:
+            exclusions.append(Exclusion(name, "not named as an IXI T1 scan"))
+            continue
+        image, labels = path, None
+        folder = options.subjects_dir and _results(options.subjects_dir, name.partition(".nii")[0])
+        if folder:
+            labels = find_labels(folder, options.labels)
+            if labels:
+                image = find_image(folder, options.image) or path
+        if options.subjects_dir and not labels:
+            exclusions.append(Exclusion(name, "no labels in the SUBJECTS_DIR"))
+            continue
+        subjects.append(
+            Subject(
+                id=name.partition("-T1")[0],
+                person=match["person"],
+                image=image,
+                labels=labels,
+                extra=options.extra,
+                ignore=options.ignore,
+                licence=LICENCE,
+            )
+        )
+    if not subjects and not exclusions:
+        raise DatasetError(
+            "no IXI scan (IXI002-Guys-0828-T1.nii.gz, ...) here",
+            where=root,
+            remedy="fetch them with `trinat data get ixi`",
+        )
+    labelled = any(subject.labels for subject in subjects)
+    return Listing(tuple(subjects), tuple(exclusions), advice="" if labelled else ADVICE)
+
+
+def wanted_member(name: str) -> bool:
+    return _SCAN.fullmatch(Path(name).name) is not None
+
+
+def _results(subjects_dir: Path, scan: str) -> Path | None:
+    """The subject folder of IXI002-Guys-0828-T1: by that name, without -T1, or IXI002 alone."""
+    names = (scan, scan.removesuffix("-T1"), scan.partition("-")[0])
+    return next((subjects_dir / name for name in names if (subjects_dir / name).is_dir()), None)

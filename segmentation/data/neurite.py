@@ -1,0 +1,77 @@
+"""Neurite-OASIS: OASIS-1 sessions with FreeSurfer's image and labels, renumbered 0 to 35."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from segmentation.data.source import (
+    Exclusion,
+    Listing,
+    SourceOptions,
+    Subject,
+    first_existing,
+    natural_order,
+)
+from segmentation.errors import ConfigError, DatasetError
+
+__all__ = ["SEG35", "find", "wanted_member"]
+
+LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
+
+_FOLDER = re.compile(r"OASIS_(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
+
+# FreeSurfer number of each of the dataset's own numbers 1..35, in its order.
+_LEFT = (2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 26, 28, 30, 31)
+_RIGHT = (41, 42, 43, 44, 46, 47, 49, 50, 51, 52, 53, 54, 58, 60, 62, 63)
+SEG35 = dict(enumerate((*_LEFT, *_RIGHT), start=1))
+
+
+def find(root: Path, options: SourceOptions) -> Listing:
+    """`orig` (or norm, or their aligned_ twins, by options.image) with the seg35 of its grid."""
+    kind = options.image or "orig"
+    if kind not in {"orig", "norm", "aligned_orig", "aligned_norm"}:
+        raise ConfigError(
+            f"neurite has no images called {kind!r}",
+            remedy="name one of orig, norm, aligned_orig, aligned_norm",
+        )
+    labels_name = "aligned_seg35.nii.gz" if kind.startswith("aligned_") else "seg35.nii.gz"
+    subjects: list[Subject] = []
+    exclusions: list[Exclusion] = []
+    folders = [p for depth in ("", "*/") for p in root.glob(f"{depth}OASIS_OAS1_*") if p.is_dir()]
+    for folder in sorted(folders, key=lambda path: natural_order(path.name)):
+        match = _FOLDER.fullmatch(folder.name)
+        if match is None:
+            exclusions.append(Exclusion(folder.name, "not named as a session"))
+            continue
+        image = first_existing(folder, f"{kind}.nii.gz")
+        labels = first_existing(folder, labels_name)
+        if image is None or labels is None:
+            missing = f"{kind}.nii.gz" if image is None else labels_name
+            exclusions.append(Exclusion(folder.name, f"no {missing}"))
+            continue
+        subjects.append(
+            Subject(
+                id=f"{match['person']}_{match['session']}",
+                person=match["person"],
+                session=match["session"],
+                image=image,
+                labels=labels,
+                extra=SEG35,
+                licence=LICENCE,
+                note="skull-stripped" if kind.endswith("norm") else "",
+            )
+        )
+    if not subjects and not exclusions:
+        raise DatasetError(
+            "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
+            where=root,
+            remedy="fetch it with `trinat data get neurite`",
+        )
+    return Listing(tuple(subjects), tuple(exclusions))
+
+
+def wanted_member(name: str) -> bool:
+    path = Path(name)
+    images = {f"{a}{b}.nii.gz" for a in ("", "aligned_") for b in ("orig", "norm", "seg35")}
+    return path.name in images

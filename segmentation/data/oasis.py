@@ -1,0 +1,190 @@
+"""OASIS-1, cross-sectional: discs of images with FSL tissue labels, and FreeSurfer discs.
+
+Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers say nothing of how the
+person lies in them; the dataset's documentation does, and `AXES` says it here, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from segmentation.data.freesurfer import find_image, find_labels
+from segmentation.data.source import Exclusion, Listing, SourceOptions, Subject, natural_order
+from segmentation.errors import ConfigError, DatasetError
+
+__all__ = ["AXES", "IMAGES", "find", "member_axes", "wanted_member"]
+
+SESSION = re.compile(r"(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
+LICENCE = "OASIS data use agreement"
+
+# Voxel axes grow to: Anterior, Superior, Left in the scanner's and the subject's own space;
+# Left, Anterior, Superior in the atlas space T88.
+AXES = {"RAW": "ASL", "SUBJ_111": "ASL", "T88_111": "LAS", "FSL_SEG": "LAS"}
+
+# FSL's numbers, as FreeSurfer numbers of the same tissue.
+TISSUES = {1: 24, 2: 220, 3: 219}
+
+_T88 = "PROCESSED/MPRAGE/T88_111"
+
+
+@dataclass(frozen=True)
+class _Image:
+    """Where an image stands below its session: `{s}` is the session, `n?` n3 to n6."""
+
+    pattern: str
+    axes: str
+    labels: str | None  # its tissue labels, which lie on the same grid
+
+
+IMAGES = {
+    "t88-masked": _Image(
+        _T88 + "/{s}_mpr_n?_anon_111_t88_masked_gfc",
+        AXES["T88_111"],
+        "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg",
+    ),
+    "t88": _Image(
+        _T88 + "/{s}_mpr_n?_anon_111_t88_gfc",
+        AXES["T88_111"],
+        "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg",
+    ),
+    "subj111": _Image("PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111", AXES["SUBJ_111"], None),
+    "raw": _Image("RAW/{s}_mpr-1_anon", AXES["RAW"], None),
+}
+
+
+def find(root: Path, options: SourceOptions) -> Listing:
+    """Sessions below `root`; tissue4 takes the tissue labels, other schemes FreeSurfer's."""
+    kind = options.image or ("t88-masked" if options.scheme == "tissue4" else "freesurfer")
+    if kind not in {*IMAGES, "freesurfer"}:
+        raise ConfigError(
+            f"oasis1 has no images called {kind!r}",
+            remedy=f"name one of freesurfer, {', '.join(IMAGES)}",
+        )
+    found: dict[str, Subject | Exclusion] = {}
+    for folder in _sessions(options.subjects_dir or root if kind == "freesurfer" else root):
+        entry = _from_freesurfer(folder) if kind == "freesurfer" else _from_disc(folder, kind)
+        # Discs of images and of FreeSurfer results name their folders alike: the one that has
+        # what is asked for counts.
+        if isinstance(found.get(folder.name), Subject) and isinstance(entry, Subject):
+            raise DatasetError(f"session {folder.name} is there twice", where=root)
+        if not isinstance(found.get(folder.name), Subject):
+            found[folder.name] = entry
+    if not found:
+        raise DatasetError(
+            "no OASIS-1 session (OAS1_0001_MR1, ...) here",
+            where=root,
+            remedy="fetch a disc with `trinat data get oasis1`",
+        )
+    entries = [found[name] for name in sorted(found, key=natural_order)]
+    return Listing(
+        tuple(entry for entry in entries if isinstance(entry, Subject)),
+        tuple(entry for entry in entries if isinstance(entry, Exclusion)),
+    )
+
+
+def wanted_member(name: str) -> bool:
+    """Whether a disc's file is one that we use: images, labels and the sheet of age and sex."""
+    path = Path(name)
+    if "/mri/" in f"/{name}":
+        return path.name in {"orig.mgz", "aseg.mgz", "aparc+aseg.mgz"}
+    if SESSION.fullmatch(path.stem) and path.suffix == ".txt":
+        return True
+    folders = {"T88_111", "SUBJ_111", "FSL_SEG"}
+    return path.suffix in {".hdr", ".img"} and path.parent.name in folders
+
+
+def member_axes(path: Path) -> str | None:
+    """The axes of an Analyze file of a disc, by the folder that it stands in."""
+    return AXES.get(path.parent.name)
+
+
+def _sessions(root: Path) -> Iterator[Path]:
+    """Session folders in `root`, in its discs, or in the folders of unpacked archives."""
+    for depth in ("", "*/", "*/*/"):
+        for path in sorted(root.glob(f"{depth}OAS1_*")):
+            if path.is_dir() and SESSION.fullmatch(path.name):
+                yield path
+
+
+def _from_disc(folder: Path, kind: str) -> Subject | Exclusion:
+    layout = IMAGES[kind]
+    session = folder.name
+    image = _one(folder, layout.pattern.format(s=session))
+    if isinstance(image, str):
+        return Exclusion(session, image)
+    labels = _one(folder, layout.labels.format(s=session)) if layout.labels else None
+    if isinstance(labels, str):
+        return Exclusion(session, labels)
+    return _subject(
+        session,
+        folder,
+        image=image,
+        labels=labels,
+        axes=layout.axes,
+        extra=TISSUES if labels else {},
+    )
+
+
+def _from_freesurfer(folder: Path) -> Subject | Exclusion:
+    image, labels = find_image(folder), find_labels(folder)
+    if image is None or labels is None:
+        missing = "orig.mgz" if image is None else "aseg.mgz"
+        return Exclusion(folder.name, f"no mri/{missing}")
+    return _subject(folder.name, folder, image=image, labels=labels, axes=None, extra={})
+
+
+def _subject(
+    session: str,
+    folder: Path,
+    *,
+    image: Path,
+    labels: Path | None,
+    axes: str | None,
+    extra: dict[int, int],
+) -> Subject:
+    match = SESSION.fullmatch(session)
+    assert match is not None  # _sessions saw to it
+    age, sex = _age_and_sex(folder / f"{session}.txt")
+    return Subject(
+        id=session,
+        person=match["person"],
+        session=match["session"],
+        image=image,
+        labels=labels,
+        # Files that we have converted carry their axes; only Analyze files need ours.
+        image_axes=axes if image.suffix == ".hdr" else None,
+        labels_axes=axes if labels and labels.suffix == ".hdr" else None,
+        extra=extra,
+        age=age,
+        sex=sex,
+        licence=LICENCE,
+    )
+
+
+def _one(folder: Path, pattern: str) -> Path | str:
+    """The one file of this name, converted or with both Analyze halves; else the reason why not."""
+    converted = sorted(folder.glob(f"{pattern}.nii.gz"))
+    headers, images = (sorted(folder.glob(pattern + half)) for half in (".hdr", ".img"))
+    if len(converted) > 1 or len(headers) > 1:
+        return f"more than one {Path(pattern).name}"
+    if converted:
+        return converted[0]
+    if not headers and not images:
+        return f"no {Path(pattern).name}"
+    if not headers or not images:
+        missing, there = (".img", headers) if headers else (".hdr", images)
+        return f"{there[0].name} lacks its {missing} half"
+    return headers[0]
+
+
+def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
+    """From lines `AGE: 74` and `M/F: Female` of the session's text sheet, where it is there."""
+    if not sheet.is_file():
+        return None, None
+    text = sheet.read_text("utf-8", errors="replace")
+    age = re.search(r"^AGE:\s*(\d+)", text, re.MULTILINE)
+    sex = re.search(r"^M/F:\s*([MF])", text, re.MULTILINE)
+    return float(age[1]) if age else None, sex[1] if sex else None

@@ -1,0 +1,101 @@
+"""What every source of scans gives: subjects, and what was left out, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from natsort import natsort_keygen
+
+from segmentation.errors import DatasetError
+
+__all__ = [
+    "Exclusion",
+    "Finder",
+    "Listing",
+    "SourceOptions",
+    "Subject",
+    "first_existing",
+    "natural_order",
+    "safe_name",
+    "without_suffix",
+]
+
+IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
+
+_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+natural_order = natsort_keygen()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One scan of one person, and its labels where there are any."""
+
+    id: str
+    person: str
+    image: Path | None
+    labels: Path | None
+    session: str | None = None
+    image_axes: str | None = None  # where the dataset vouches for axes that the header lacks
+    labels_axes: str | None = None
+    extra: Mapping[int, int] = field(default_factory=dict)  # label number -> FreeSurfer number
+    ignore: tuple[int, ...] = ()  # label numbers that are background here
+    family: str | None = None
+    age: float | None = None
+    sex: str | None = None
+    licence: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All that was found, in natural order; `advice` says what would make more of it."""
+
+    subjects: tuple[Subject, ...]
+    exclusions: tuple[Exclusion, ...] = ()
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a source may be told beside its folder."""
+
+    scheme: str = "quicknat33"
+    image: str | None = None  # which of a dataset's images, by the source's own word
+    labels: str | None = None  # which of a dataset's label maps, likewise
+    subjects_dir: Path | None = None  # FreeSurfer results kept elsewhere
+    extra: Mapping[int, int] = field(default_factory=dict)
+    ignore: tuple[int, ...] = ()
+
+
+Finder = Callable[[Path, SourceOptions], Listing]
+
+
+def safe_name(text: str) -> str:
+    """A name for files and folders: letters, digits, dot, underscore, dash; 64 at most."""
+    name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
+    if not _SAFE.fullmatch(name):
+        raise DatasetError(f"no subject name can be made of {text!r}", remedy="rename it")
+    return name
+
+
+def without_suffix(path: Path) -> str:
+    """The file's name without .nii.gz, .nii or .mgz."""
+    for suffix in IMAGE_SUFFIXES:
+        if path.name.endswith(suffix):
+            return path.name.removesuffix(suffix)
+    return path.stem
+
+
+def first_existing(folder: Path, *names: str) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)

@@ -1,0 +1,154 @@
+"""Small heads in the exact layout of each dataset: what tests read instead of gigabytes.
+
+Every head is lateralised: left structures are larger than right ones, so that a lost side shows.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+
+# Boxes in RAS voxels of a 40 x 48 x 44 head; numbers are FreeSurfer's.
+SHAPE = (40, 48, 44)
+_BOXES = (
+    (3, (6, 10, 8), (20, 40, 38)),
+    (42, (20, 10, 8), (34, 40, 38)),
+    (2, (9, 13, 11), (20, 37, 35)),
+    (41, (20, 13, 11), (31, 37, 35)),
+    (4, (14, 18, 20), (19, 30, 28)),
+    (43, (21, 18, 20), (24, 26, 26)),
+    (17, (10, 20, 14), (16, 32, 18)),
+    (53, (24, 22, 14), (29, 30, 17)),
+    (16, (18, 18, 8), (22, 26, 18)),
+)
+# Bright white matter, grey cortex, dark ventricles, as in T1; the head around is faint.
+_BRIGHTNESS = {0: 0, 2: 180, 41: 180, 3: 120, 42: 120, 4: 40, 43: 40, 17: 125, 53: 125, 16: 150}
+HEMISPHERES = {"left": (2, 3, 4, 17), "right": (41, 42, 43, 53)}
+
+
+def head_labels(shift: int = 0) -> np.ndarray:
+    """FreeSurfer numbers of one head, axes RAS, 1 mm; `shift` moves it up, for another person."""
+    labels = np.zeros(SHAPE, np.int16)
+    for number, low, high in _BOXES:
+        labels[low[0] : high[0], low[1] : high[1], low[2] + shift : high[2] + shift] = number
+    return labels
+
+
+def head_image(labels: np.ndarray, seed: int = 0) -> np.ndarray:
+    """A T1-like image of a label map: uint8, noisy, with a faint scalp around the brain."""
+    table = np.zeros(int(labels.max()) + 1, np.float32)
+    for number in np.unique(labels):
+        table[number] = _BRIGHTNESS.get(int(number), 100)
+    image = table[labels]
+    image[2:-2, 4:-4, 3:-3] = np.maximum(image[2:-2, 4:-4, 3:-3], 15)
+    noise = np.random.default_rng(seed).normal(0, 4, labels.shape)
+    return np.where(image > 0, np.clip(image + noise, 1, 255), 0).astype(np.uint8)
+
+
+def turned(array: np.ndarray, axes: str, spacing_mm: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """A RAS array in another voxel order, and the affine that puts it back to the same place."""
+    ras = np.diag([spacing_mm] * 3 + [1.0])
+    ras[:3, 3] = -(np.array(array.shape) - 1) / 2 * spacing_mm
+    way = ornt_transform(io_orientation(ras), axcodes2ornt(tuple(axes)))
+    data = nib.orientations.apply_orientation(array, way)
+    return np.ascontiguousarray(data), ras @ inv_ornt_aff(way, array.shape)
+
+
+def write_nifti(path: Path, array: np.ndarray, axes: str = "RAS") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data, affine = turned(array, axes)
+    image = nib.Nifti1Image(data, affine)
+    image.set_qform(affine, 1)
+    image.set_sform(affine, 1)
+    nib.save(image, path)
+    return path
+
+
+def write_mgz(path: Path, array: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data, affine = turned(array, "LIA")
+    nib.save(nib.MGHImage(data, affine), path)
+    return path
+
+
+def write_analyze(path: Path, array: np.ndarray, axes: str) -> Path:
+    """Analyze 7.5 as OASIS has it: big-endian int16, a trailing dimension, no orientation."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data, _ = turned(array, axes)
+    header = nib.AnalyzeHeader(endianness=">")
+    header.set_data_dtype(np.int16)
+    image = nib.AnalyzeImage(data.astype(np.int16)[..., None], np.eye(4), header)
+    image.header.set_zooms((1, 1, 1, 1))
+    image.to_filename(path.with_suffix(".hdr"))
+    path.with_suffix(".mat").unlink(missing_ok=True)
+    return path.with_suffix(".hdr")
+
+
+def oasis_session(
+    disc: Path, session: str, *, n: int = 4, age: int = 74, sex: str = "Female"
+) -> Path:
+    """One session of a disc of images: atlas space with tissue labels, own space, the sheet."""
+    folder = disc / session
+    labels = head_labels()
+    image = head_image(labels)
+    tissues = np.select(
+        [np.isin(labels, (4, 43)), np.isin(labels, (3, 42, 17, 53)), np.isin(labels, (2, 41, 16))],
+        [1, 2, 3],
+    )
+    atlas = folder / "PROCESSED/MPRAGE/T88_111"
+    name = f"{session}_mpr_n{n}_anon"
+    write_analyze(atlas / f"{name}_111_t88_gfc", image, "LAS")
+    write_analyze(atlas / f"{name}_111_t88_masked_gfc", np.where(labels > 0, image, 0), "LAS")
+    (atlas / f"{name}_111_t88_masked_gfc_cor_110.gif").write_bytes(b"GIF89a")
+    write_analyze(folder / f"FSL_SEG/{name}_111_t88_masked_gfc_fseg", tissues, "LAS")
+    write_analyze(folder / f"PROCESSED/MPRAGE/SUBJ_111/{name}_sbj_111", image, "ASL")
+    write_analyze(folder / f"RAW/{session}_mpr-1_anon", image, "ASL")
+    sheet = ("SESSION ID:   " + session, "", f"AGE:          {age}", f"M/F:          {sex}", "")
+    (folder / f"{session}.txt").write_text("\n".join(sheet))
+    return folder
+
+
+def freesurfer_subject(
+    subjects_dir: Path,
+    name: str,
+    *,
+    image: str = "orig.mgz",
+    labels: str = "aseg.mgz",
+    shift: int = 0,
+) -> Path:
+    numbers = head_labels(shift)
+    write_mgz(subjects_dir / name / "mri" / image, head_image(numbers))
+    write_mgz(subjects_dir / name / "mri" / labels, numbers.astype(np.int32))
+    return subjects_dir / name
+
+
+def neurite_session(root: Path, session: str) -> Path:
+    folder = root / f"OASIS_{session}"
+    numbers = head_labels()
+    own = {0: 0, 2: 1, 3: 2, 4: 3, 16: 13, 17: 14, 41: 20, 42: 21, 43: 22, 53: 30}
+    table = np.zeros(64, np.int16)
+    table[list(own)] = list(own.values())
+    write_nifti(folder / "orig.nii.gz", head_image(numbers), "LIA")
+    write_nifti(folder / "norm.nii.gz", np.where(numbers > 0, head_image(numbers), 0), "LIA")
+    write_nifti(folder / "seg35.nii.gz", table[numbers], "LIA")
+    return folder
+
+
+def ixi_scan(root: Path, name: str) -> Path:
+    return write_nifti(root / f"{name}-T1.nii.gz", head_image(head_labels()), "PSR")
+
+
+def pack(folder: Path, archive: Path) -> Path:
+    """A tar of the folder's content, compressed by its name."""
+    with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:
+        tar.add(folder, arcname=".", filter=_plain_name)
+    return archive
+
+
+def _plain_name(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    info.name = info.name.removeprefix("./")
+    return None if info.name == "." else info
