@@ -1,0 +1,152 @@
+"""What each metric is called, means and does where a structure is absent: the one owner of it.
+
+The report prints these texts, docs/metrics.md is checked against them, and the tests hold the
+code to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["BOUNDARY_WIDTH_MM", "METRICS", "TOLERANCES_MM", "Absence", "Metric"]
+
+TOLERANCES_MM = (1.0, 2.0)
+BOUNDARY_WIDTH_MM = 2.0
+
+# What a structure's absence from the truth, the prediction or both is called in the note column.
+Absence = Literal["absent from both", "missed", "invented"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the tables; the last three say its value where a structure is absent."""
+
+    key: str
+    title: str
+    unit: str
+    better: Literal["higher", "lower", "zero", "none"]
+    definition: str
+    if_absent_from_both: str
+    if_missed: str
+    if_invented: str
+    averaged: bool = True  # over the structures of a group
+
+
+def _share(key: str, title: str, definition: str, missed: str = "0", invented: str = "0") -> Metric:
+    return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
+
+
+def _distance(key: str, title: str, definition: str) -> Metric:
+    return Metric(key, title, "mm", "lower", definition, "undefined", "undefined", "undefined")
+
+
+_ALL = (
+    _share("dice", "Dice", "2 |T∩P| / (|T| + |P|), in voxels."),
+    _share("iou", "IoU", "|T∩P| / |T∪P|, in voxels (Jaccard index)."),
+    _share(
+        "precision", "Precision", "|T∩P| / |P|: how much of the prediction is right.", "undefined"
+    ),
+    _share(
+        "recall", "Recall", "|T∩P| / |T|: how much of the truth was found.", invented="undefined"
+    ),
+    _distance(
+        "hd95",
+        "Hausdorff 95 %",
+        "The larger of the two directed 95th percentiles of surface distance, by surface area.",
+    ),
+    _distance(
+        "hd100",
+        "Hausdorff",
+        "The largest distance from a point of either surface to the other surface.",
+    ),
+    _distance(
+        "assd",
+        "Average surface distance",
+        "Mean distance to the other surface over all points of both, by surface area.",
+    ),
+    _share(
+        "surface_dice_1mm",
+        "Surface Dice 1 mm",
+        "Share of both surfaces, by area, within 1 mm of the other.",
+    ),
+    _share(
+        "surface_dice_2mm",
+        "Surface Dice 2 mm",
+        "Share of both surfaces, by area, within 2 mm of the other.",
+    ),
+    _share(
+        "boundary_iou",
+        "Boundary IoU",
+        "IoU of the rims: the voxels of each mask within 2 mm of a voxel outside it, but at least "
+        "one voxel thick.",
+    ),
+    Metric(
+        "volume",
+        "Volume",
+        "mm3",
+        "none",
+        "Predicted voxels times the volume of one.",
+        "0",
+        "0",
+        "as measured",
+        averaged=False,
+    ),
+    Metric(
+        "truth_volume",
+        "True volume",
+        "mm3",
+        "none",
+        "True voxels times the volume of one.",
+        "0",
+        "as measured",
+        "0",
+        averaged=False,
+    ),
+    Metric(
+        "volume_difference",
+        "Volume difference",
+        "%",
+        "zero",
+        "(predicted - true volume) / true volume.",
+        "undefined",
+        "-100",
+        "undefined",
+    ),
+    Metric(
+        "absolute_volume_difference",
+        "Absolute volume difference",
+        "%",
+        "lower",
+        "|predicted - true volume| / true volume.",
+        "undefined",
+        "100",
+        "undefined",
+    ),
+    _distance("centroid_distance", "Centroid distance", "Distance between the centres of gravity."),
+    Metric(
+        "side_swap",
+        "Side swap",
+        "",
+        "lower",
+        "Of the voxels where a left/right pair meets its truth, the share labelled with the wrong "
+        "side: 0 is right, 1 is a mirrored prediction, above 0.5 left and right are exchanged. "
+        "Undefined for structures on the midline.",
+        "as the pair",
+        "as the pair",
+        "as the pair",
+    ),
+    Metric(
+        "generalised_dice",
+        "Generalised Dice",
+        "",
+        "higher",
+        "Dice over all structures at once, each weighted by 1 / (true volume)²; one number a scan.",
+        "left out",
+        "counts as error",
+        "counts as error, with the smallest structure's weight",
+        averaged=False,
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.key: metric for metric in _ALL}

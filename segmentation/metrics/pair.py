@@ -1,0 +1,210 @@
+"""All metrics of all structures of one truth and one prediction, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from segmentation.labels import LabelScheme
+from segmentation.metrics import overlap, surface, volume
+from segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS, TOLERANCES_MM, Absence
+
+__all__ = ["ALL_STRUCTURES", "Measurement", "PairMeasurements", "compare"]
+
+Indices = NDArray[np.uint8]
+Values = NDArray[np.float64]
+
+ALL_STRUCTURES = "all"
+# CSF outside the ventricles has no edge that raters agree on; background is no structure.
+_NOT_IN_ALL = ("background", "csf")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number: `structure` is a label's name, or `group:<name>` for a mean over a group."""
+
+    structure: str
+    fs_id: int | None
+    metric: str
+    value: float
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class PairMeasurements:
+    """`values[metric]` has one number per class, (K,); NaN where `notes` says why."""
+
+    scheme: LabelScheme
+    joint: NDArray[np.int64]
+    values: dict[str, Values]
+    generalised_dice: float
+    absences: tuple[Absence | None, ...]
+    voxel_mm3: float
+
+    def rows(self) -> list[Measurement]:
+        """Everything in long form: per structure, per group, confusions."""
+        return [*self._structures(), *self._groups(), *self._confusions()]
+
+    def _structures(self) -> Iterator[Measurement]:
+        for label, absence in zip(self.scheme.labels[1:], self.absences[1:], strict=True):
+            for metric, values in self.values.items():
+                if metric == "side_swap" and label.partner is None:
+                    continue
+                yield Measurement(
+                    label.name,
+                    label.fs_id,
+                    metric,
+                    float(values[label.index]),
+                    METRICS[metric].unit,
+                    absence or "",
+                )
+
+    def _groups(self) -> Iterator[Measurement]:
+        """Plain means over the structures of a group; the note counts what has no value."""
+        members = {
+            ALL_STRUCTURES: [x.index for x in self.scheme.labels if x.group not in _NOT_IN_ALL]
+        }
+        for label in self.scheme.labels:
+            if label.group not in _NOT_IN_ALL:
+                members.setdefault(label.group, []).append(label.index)
+        for group, indices in members.items():
+            for metric, values in self.values.items():
+                if not METRICS[metric].averaged:
+                    continue
+                asked = values[indices]
+                if metric == "side_swap":
+                    asked = values[
+                        [i for i in indices if self.scheme.labels[i].partner is not None]
+                    ]
+                if not len(asked):
+                    continue
+                defined = asked[~np.isnan(asked)]
+                mean = float(defined.mean()) if len(defined) else float("nan")
+                note = (
+                    "" if len(defined) == len(asked) else f"mean of {len(defined)} of {len(asked)}"
+                )
+                yield Measurement(f"group:{group}", None, metric, mean, METRICS[metric].unit, note)
+        yield Measurement(
+            f"group:{ALL_STRUCTURES}", None, "generalised_dice", self.generalised_dice, ""
+        )
+
+    def _confusions(self) -> Iterator[Measurement]:
+        """What each true class was labelled as, in mm3; background is a class here."""
+        for true, predicted in np.argwhere(self.joint):
+            if true == predicted == 0:
+                continue
+            label = self.scheme.labels[true]
+            yield Measurement(
+                label.name,
+                label.fs_id,
+                f"labelled_as:{self.scheme.names[predicted]}",
+                float(self.joint[true, predicted] * self.voxel_mm3),
+                "mm3",
+            )
+
+
+def compare(
+    truth: Indices,
+    prediction: Indices,
+    spacing_mm: tuple[float, float, float],
+    scheme: LabelScheme,
+) -> PairMeasurements:
+    """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices."""
+    classes = len(scheme)
+    overlap.check_shapes(truth, prediction)
+    voxels = truth.size
+    truth, prediction = _crop(truth, prediction)
+    joint = overlap.joint_histogram(truth, prediction, classes)
+    joint[0, 0] += voxels - truth.size
+    true_voxels, predicted_voxels = joint.sum(1), joint.sum(0)
+    true_mm3 = volume.volumes_mm3(true_voxels, spacing_mm)
+    predicted_mm3 = volume.volumes_mm3(predicted_voxels, spacing_mm)
+    difference = volume.volume_difference_percent(true_mm3, predicted_mm3)
+    values = {
+        "dice": overlap.dice(joint),
+        "iou": overlap.iou(joint),
+        "precision": overlap.precision(joint),
+        "recall": overlap.recall(joint),
+        **_surface_values(truth, prediction, spacing_mm, classes),
+        "volume": predicted_mm3,
+        "truth_volume": true_mm3,
+        "volume_difference": difference,
+        "absolute_volume_difference": np.abs(difference),
+        "side_swap": overlap.side_swap(joint, scheme.partner_permutation),
+    }
+    return PairMeasurements(
+        scheme,
+        joint,
+        {metric: values[metric] for metric in METRICS if metric in values},
+        overlap.generalised_dice(joint),
+        tuple(_absence(t, p) for t, p in zip(true_voxels, predicted_voxels, strict=True)),
+        float(np.prod(spacing_mm)),
+    )
+
+
+def _surface_values(
+    truth: Indices, prediction: Indices, spacing_mm: tuple[float, float, float], classes: int
+) -> dict[str, Values]:
+    """Metrics that need a structure's shape, each computed in the structure's own box."""
+    dice_keys = [f"surface_dice_{tolerance:g}mm" for tolerance in TOLERANCES_MM]
+    keys = ["hd95", "hd100", "assd", *dice_keys, "boundary_iou", "centroid_distance"]
+    values = {key: np.full(classes, np.nan) for key in keys}
+    for index, box in _boxes(truth, prediction):
+        true, predicted = truth[box] == index, prediction[box] == index
+        distances = surface.surface_distances(true, predicted, spacing_mm)
+        if distances is None:  # one of the two is empty: nothing of either surface is near
+            for key in (*dice_keys, "boundary_iou"):
+                values[key][index] = 0.0
+            continue
+        values["hd95"][index] = surface.hausdorff_mm(distances, 95)
+        values["hd100"][index] = surface.hausdorff_mm(distances)
+        values["assd"][index] = surface.average_symmetric_distance_mm(distances)
+        for key, tolerance_mm in zip(dice_keys, TOLERANCES_MM, strict=True):
+            values[key][index] = surface.surface_dice(distances, tolerance_mm)
+        values["boundary_iou"][index] = surface.boundary_iou(
+            true, predicted, spacing_mm, BOUNDARY_WIDTH_MM
+        )
+        values["centroid_distance"][index] = volume.centroid_distance_mm(
+            true, predicted, spacing_mm
+        )
+    return values
+
+
+def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
+    """Both maps within the box that holds every structure of either, in one order in memory."""
+    occupied = (truth > 0) | (prediction > 0)
+    box = ndimage.find_objects(occupied.view(np.uint8))
+    if not box:
+        return truth[:1], prediction[:1]
+    return np.ascontiguousarray(truth[box[0]]), np.ascontiguousarray(prediction[box[0]])
+
+
+def _boxes(truth: Indices, prediction: Indices) -> Iterator[tuple[int, tuple[slice, ...]]]:
+    """The smallest box around each class in either map, for the classes that are in one."""
+    found: dict[int, list[tuple[slice, ...]]] = {}
+    for labels in (truth, prediction):
+        for index, box in enumerate(ndimage.find_objects(labels), start=1):
+            if box is not None:
+                found.setdefault(index, []).append(box)
+    for index, boxes in sorted(found.items()):
+        yield (
+            index,
+            tuple(
+                slice(min(s.start for s in sides), max(s.stop for s in sides))
+                for sides in zip(*boxes, strict=True)
+            ),
+        )
+
+
+def _absence(true: Any, predicted: Any) -> Absence | None:
+    if true and predicted:
+        return None
+    if true:
+        return "missed"
+    return "invented" if predicted else "absent from both"

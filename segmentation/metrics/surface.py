@@ -1,0 +1,185 @@
+"""Distances between the surfaces of two masks, and what is read off them.
+
+A surface point is a voxel corner with voxels of the mask and others around it; its weight is the
+area of the surface there (surfels.py). Geometry is computed once, then each number is a short
+reduction of it. Definitions follow DeepMind's surface-distance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from scipy.spatial import cKDTree
+
+from segmentation.metrics.surfels import corner_codes, surfel_areas_mm2
+
+__all__ = [
+    "SurfaceDistances",
+    "average_symmetric_distance_mm",
+    "boundary_iou",
+    "hausdorff_mm",
+    "surface_dice",
+    "surface_distances",
+]
+
+Spacing = tuple[float, float, float]
+Mask = NDArray[np.bool_]
+Values = NDArray[np.float64]
+
+# Distances are sums of squares of spacings: 3 * 0.1 mm is not quite 0.3 mm in floating point.
+_ROUNDING_MM = 1e-6
+# Offsets to look at before a search tree is worth building, about two voxels around a point.
+_NEAR_VOXELS = 2.5
+# One tree query costs about as much as the distance transform of this many voxels.
+_VOXELS_PER_QUERY = 25
+
+
+@dataclass(frozen=True, eq=False)
+class SurfaceDistances:
+    """Distance from each surface point to the nearest of the other surface, and its area."""
+
+    from_truth_mm: Values
+    from_prediction_mm: Values
+    truth_areas_mm2: Values
+    prediction_areas_mm2: Values
+
+
+def surface_distances(
+    truth: Mask, prediction: Mask, spacing_mm: Spacing
+) -> SurfaceDistances | None:
+    """Distances both ways between two (X, Y, Z) masks; None where one of them is empty."""
+    truth_codes, prediction_codes = corner_codes(truth), corner_codes(prediction)
+    # 0 and 255 are "no surface"; adding one in uint8 makes them 1 and 0.
+    truth_border = truth_codes + np.uint8(1) > 1
+    prediction_border = prediction_codes + np.uint8(1) > 1
+    if not truth_border.any() or not prediction_border.any():
+        return None
+    areas = surfel_areas_mm2(spacing_mm)
+    return SurfaceDistances(
+        _nearest_mm(truth_border, prediction_border, spacing_mm),
+        _nearest_mm(prediction_border, truth_border, spacing_mm),
+        areas[truth_codes[truth_border]],
+        areas[prediction_codes[prediction_border]],
+    )
+
+
+def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
+    """The larger of the two directed percentiles, by surface area."""
+    return max(
+        _percentile(distances.from_truth_mm, distances.truth_areas_mm2, percent),
+        _percentile(distances.from_prediction_mm, distances.prediction_areas_mm2, percent),
+    )
+
+
+def average_symmetric_distance_mm(distances: SurfaceDistances) -> float:
+    """Mean distance over both surfaces together, by surface area."""
+    total = (
+        distances.from_truth_mm @ distances.truth_areas_mm2
+        + distances.from_prediction_mm @ distances.prediction_areas_mm2
+    )
+    return float(total / _total_area(distances))
+
+
+def surface_dice(distances: SurfaceDistances, tolerance_mm: float) -> float:
+    """Share of both surfaces, by area, that lies within the tolerance of the other."""
+    limit = tolerance_mm + _ROUNDING_MM
+    within = (
+        distances.truth_areas_mm2[distances.from_truth_mm <= limit].sum()
+        + distances.prediction_areas_mm2[distances.from_prediction_mm <= limit].sum()
+    )
+    return float(within / _total_area(distances))
+
+
+def boundary_iou(truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: float) -> float:
+    """IoU of the two rims: each mask's voxels no farther than `width_mm` from a voxel outside.
+
+    Distances run between voxel centres; a rim is at least one voxel thick; what lies beyond the
+    array is outside. Rims of large structures show errors that hide behind their insides in the
+    plain IoU.
+    """
+    truth_rim = truth & ~_eroded(truth, spacing_mm, width_mm)
+    prediction_rim = prediction & ~_eroded(prediction, spacing_mm, width_mm)
+    either = np.count_nonzero(truth_rim | prediction_rim)
+    return np.count_nonzero(truth_rim & prediction_rim) / either if either else float("nan")
+
+
+def _total_area(distances: SurfaceDistances) -> Any:
+    return distances.truth_areas_mm2.sum() + distances.prediction_areas_mm2.sum()
+
+
+def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> float:
+    """The smallest distance that at least `percent` of the area does not exceed."""
+    order = np.argsort(distances_mm)
+    shares = np.cumsum(areas_mm2[order])
+    rank = int(np.searchsorted(shares / shares[-1], percent / 100))
+    return float(distances_mm[order[min(rank, len(order) - 1)]])
+
+
+def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
+    """Distance from each point to the nearest target, in the order of `np.nonzero`.
+
+    Surfaces worth comparing nearly coincide, so most points find their target among the nearest
+    voxels: looked up offset by offset, nearest first. The few others ask a search tree, or, when
+    they are many, a distance transform of the box. The three agree to rounding.
+    """
+    offsets, distances_mm = _near_offsets(spacing_mm)
+    reach = np.abs(offsets).max(0)
+    # Whatever the order in memory of the targets, flat indices below count in C order.
+    padded = np.pad(np.ascontiguousarray(targets), [(r, r) for r in reach])
+    strides = np.array(padded.strides)
+    found = padded.ravel()
+    coordinates = np.argwhere(points)
+    flat = (coordinates + reach) @ strides
+    nearest = np.empty(len(flat))
+    open_ = np.arange(len(flat))
+    for offset, distance in zip(offsets @ strides, distances_mm, strict=True):
+        hit = found[flat[open_] + offset]
+        nearest[open_[hit]] = distance
+        open_ = open_[~hit]
+        if not len(open_):
+            return nearest
+    if len(open_) * _VOXELS_PER_QUERY > targets.size:
+        transform = ndimage.distance_transform_edt(~targets, sampling=spacing_mm)
+        nearest[open_] = transform[tuple(coordinates[open_].T)]
+    else:
+        tree = cKDTree(np.argwhere(targets) * spacing_mm, balanced_tree=False)
+        nearest[open_] = tree.query(coordinates[open_] * spacing_mm)[0]
+    return nearest
+
+
+@lru_cache(maxsize=16)
+def _near_offsets(spacing_mm: Spacing) -> tuple[NDArray[np.int64], Values]:
+    """Every voxel offset within about two voxels, nearest first, and how far it is in mm."""
+    return _ball(spacing_mm, _NEAR_VOXELS * float(np.prod(spacing_mm)) ** (1 / 3))
+
+
+def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Values]:
+    """Voxel offsets no longer than the radius, shortest first, (N, 3), and their lengths in mm."""
+    reach = [int((radius_mm + _ROUNDING_MM) / s) for s in spacing_mm]
+    grid = np.stack(np.meshgrid(*(np.arange(-r, r + 1) for r in reach), indexing="ij"), -1)
+    offsets = grid.reshape(-1, 3)
+    lengths_mm = np.sqrt(((offsets * spacing_mm) ** 2).sum(1))
+    inside = lengths_mm <= radius_mm + _ROUNDING_MM
+    order = np.argsort(lengths_mm[inside], kind="stable")
+    return offsets[inside][order], lengths_mm[inside][order]
+
+
+def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
+    """Voxels with nothing but the mask within the radius and beside them, by whole-array shifts.
+
+    Thirty-three shifts at 1 mm and a radius of 2 mm: a tenth of the time of a distance transform.
+    """
+    beside = np.concatenate([np.eye(3, dtype=np.int64), -np.eye(3, dtype=np.int64)])
+    offsets = np.unique(np.concatenate([_ball(spacing_mm, radius_mm)[0], beside]), axis=0)
+    reach = np.abs(offsets).max(0)
+    padded = np.pad(mask, [(r, r) for r in reach])
+    inside = mask.copy()
+    for offset in offsets:
+        start = reach + offset
+        inside &= padded[tuple(slice(a, a + n) for a, n in zip(start, mask.shape, strict=True))]
+    return inside

@@ -1,0 +1,183 @@
+"""One pass over all structures: values, absences, groups, confusions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from segmentation.labels import LabelScheme, load_scheme
+from segmentation.metrics import METRICS, PairMeasurements, compare
+from segmentation.metrics.surface import hausdorff_mm, surface_distances
+
+SPACING_MM = (1.0, 1.5, 2.0)
+
+
+@pytest.fixture(scope="module")
+def scheme() -> LabelScheme:
+    return load_scheme("quicknat33")
+
+
+@pytest.fixture(scope="module")
+def index(scheme: LabelScheme) -> dict[str, int]:
+    return {name: i for i, name in enumerate(scheme.names)}
+
+
+@pytest.fixture(scope="module")
+def measured(scheme: LabelScheme, index: dict[str, int]) -> PairMeasurements:
+    """Left caudate found but shifted, right caudate missed, left putamen invented."""
+    truth, prediction = np.zeros((2, 12, 12, 12), np.uint8)
+    truth[2:6, 2:6, 2:6] = index["Left-Caudate"]
+    prediction[3:7, 2:6, 2:6] = index["Left-Caudate"]
+    truth[9:11, 2:4, 2:4] = index["Right-Caudate"]
+    prediction[2:4, 9:11, 9:11] = index["Left-Putamen"]
+    return compare(truth, prediction, SPACING_MM, scheme)
+
+
+def value(measured: PairMeasurements, structure: str, metric: str) -> float:
+    found = [r for r in measured.rows() if r.structure == structure and r.metric == metric]
+    assert len(found) == 1
+    return found[0].value
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("dice", 0.75),  # 48 of 64 voxels in common
+        ("iou", 48 / 80),
+        ("precision", 0.75),
+        ("recall", 0.75),
+        ("hd100", 1.0),
+        ("centroid_distance", 1.0),
+        ("volume", 64 * 3.0),
+        ("truth_volume", 64 * 3.0),
+        ("volume_difference", 0.0),
+    ],
+)
+def test_a_shifted_structure(measured: PairMeasurements, metric: str, expected: float) -> None:
+    assert value(measured, "Left-Caudate", metric) == pytest.approx(expected)
+
+
+ABSENT = {
+    "absent from both": ("Left-Pallidum", "if_absent_from_both"),
+    "missed": ("Right-Caudate", "if_missed"),
+    "invented": ("Left-Putamen", "if_invented"),
+}
+
+
+@pytest.mark.parametrize("absence", ABSENT)
+@pytest.mark.parametrize(
+    "metric", [m for m in METRICS if m not in ("side_swap", "generalised_dice")]
+)
+def test_absent_structures_follow_the_stated_policy(
+    measured: PairMeasurements, absence: str, metric: str
+) -> None:
+    structure, policy = ABSENT[absence]
+    stated = getattr(METRICS[metric], policy)
+    number = value(measured, structure, metric)
+    if stated == "undefined":
+        assert math.isnan(number)
+    elif stated == "as measured":
+        assert number == 8 * 3.0
+    else:
+        assert number == float(stated)
+
+
+def test_notes_say_why_a_value_is_undefined(measured: PairMeasurements) -> None:
+    notes = {r.structure: r.note for r in measured.rows() if r.metric == "hd95"}
+    assert notes["Left-Caudate"] == ""
+    assert notes["Right-Caudate"] == "missed"
+    assert notes["Left-Putamen"] == "invented"
+    assert notes["CSF"] == "absent from both"
+
+
+def test_a_group_is_the_mean_of_its_structures_and_counts_the_undefined(
+    measured: PairMeasurements,
+) -> None:
+    rows = {(r.structure, r.metric): r for r in measured.rows() if r.structure.startswith("group:")}
+    dice = rows["group:subcortical", "dice"]
+    assert dice.value == pytest.approx((0.75 + 0 + 0) / 3)
+    assert dice.note == "mean of 3 of 16"
+    assert rows["group:subcortical", "hd100"].note == "mean of 1 of 16"
+    assert math.isnan(rows["group:ventricles", "dice"].value)
+    assert ("group:csf", "dice") not in rows
+    assert ("group:all", "volume") not in rows
+
+
+def test_all_structures_leave_out_csf(scheme: LabelScheme, index: dict[str, int]) -> None:
+    truth = np.zeros((6, 6, 6), np.uint8)
+    truth[:3] = index["CSF"]
+    truth[3:] = index["Brain-Stem"]
+    prediction = np.where(truth == index["CSF"], 0, truth).astype(np.uint8)
+    measured = compare(truth, prediction, SPACING_MM, scheme)
+    assert value(measured, "group:all", "dice") == 1
+    assert value(measured, "CSF", "dice") == 0
+
+
+def test_a_mirrored_prediction_is_told(scheme: LabelScheme, index: dict[str, int]) -> None:
+    truth = np.zeros((8, 4, 4), np.uint8)
+    truth[1:3, 1:3, 1:3] = index["Left-Hippocampus"]
+    truth[5:7, 1:3, 1:3] = index["Right-Hippocampus"]
+    truth[3:5, 1:3, 1:3] = index["Brain-Stem"]
+    measured = compare(truth, truth[::-1], SPACING_MM, scheme)
+    assert value(measured, "Left-Hippocampus", "side_swap") == 1
+    assert value(measured, "Left-Hippocampus", "dice") == 0
+    assert value(measured, "Brain-Stem", "dice") == 1
+    assert not [
+        r for r in measured.rows() if (r.structure, r.metric) == ("Brain-Stem", "side_swap")
+    ]
+
+
+def test_confusions_account_for_every_voxel(measured: PairMeasurements) -> None:
+    confusions = [r for r in measured.rows() if r.metric.startswith("labelled_as:")]
+    by_pair = {(r.structure, r.metric.removeprefix("labelled_as:")): r.value for r in confusions}
+    assert by_pair == {
+        ("Left-Caudate", "Left-Caudate"): 48 * 3.0,
+        ("Left-Caudate", "background"): 16 * 3.0,
+        ("background", "Left-Caudate"): 16 * 3.0,
+        ("Right-Caudate", "background"): 8 * 3.0,
+        ("background", "Left-Putamen"): 8 * 3.0,
+    }
+    assert measured.joint.sum() == 12**3
+
+
+def test_the_box_is_exact_at_the_border_of_the_array(
+    scheme: LabelScheme, index: dict[str, int]
+) -> None:
+    """Structures that touch the array's faces are measured as in the middle of a larger one."""
+    truth, prediction = np.zeros((2, 6, 5, 4), np.uint8)
+    truth[:3] = index["Brain-Stem"]
+    prediction[:4, 1:] = index["Brain-Stem"]
+    padded = [np.pad(x, 3) for x in (truth, prediction)]
+    inside, outside = (
+        compare(*pair, SPACING_MM, scheme).values for pair in ((truth, prediction), padded)
+    )
+    for metric, values in inside.items():
+        np.testing.assert_allclose(values[1:], outside[metric][1:])
+    whole = surface_distances(truth > 0, prediction > 0, SPACING_MM)
+    assert whole is not None
+    assert inside["hd95"][index["Brain-Stem"]] == hausdorff_mm(whole, 95)
+
+
+def test_memory_order_does_not_matter(scheme: LabelScheme) -> None:
+    rng = np.random.default_rng(1)
+    truth, prediction = rng.integers(0, 33, (2, 9, 8, 7)).astype(np.uint8)
+    straight = compare(truth, prediction, SPACING_MM, scheme).values
+    fortran = compare(np.asfortranarray(truth), prediction, SPACING_MM, scheme).values
+    for metric, values in straight.items():
+        np.testing.assert_array_equal(values, fortran[metric])
+
+
+def test_two_empty_maps_have_nothing_to_say(scheme: LabelScheme) -> None:
+    empty = np.zeros((4, 4, 4), np.uint8)
+    measured = compare(empty, empty, SPACING_MM, scheme)
+    assert measured.joint[0, 0] == 64
+    assert set(measured.absences) >= {"absent from both"}
+    assert math.isnan(measured.generalised_dice)
+
+
+def test_inputs_are_left_alone(scheme: LabelScheme) -> None:
+    truth = np.ones((4, 4, 4), np.uint8)
+    truth.setflags(write=False)
+    compare(truth, truth, SPACING_MM, scheme)
