@@ -95,14 +95,14 @@ def _problem(affine: NDArray[np.float64]) -> str:
     if not np.isfinite(affine).all():
         return "is not finite"
     lengths = _spacing(affine)
-    low, high = SPACING_RANGE_MM
     if lengths.min() == 0:
         return "is singular"
+    low, high = SPACING_RANGE_MM
+    if lengths.min() < low or lengths.max() > high:
+        return "has impossible voxel sizes"
     axes = affine[:3, :3] / lengths
     if abs(np.linalg.det(axes)) < MAX_SHEAR:
         return "is singular"
-    if lengths.min() < low or lengths.max() > high:
-        return "has impossible voxel sizes"
     if np.abs(axes.T @ axes - np.eye(3)).max() > MAX_SHEAR:
         return "has shear"
     if np.abs(affine[:3, 3]).max() > MAX_ORIGIN_MM:
@@ -111,7 +111,8 @@ def _problem(affine: NDArray[np.float64]) -> str:
 
 
 def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.sqrt((affine[:3, :3] ** 2).sum(axis=0)))
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sqrt((affine[:3, :3] ** 2).sum(axis=0)))
 
 
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
