@@ -127,7 +127,7 @@ class DenseBlock(nn.Module):
     ) -> None:
         super().__init__()
         # One activation for the block: the port's three layers share one PReLU slope.
-        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU()
+        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
         sizes = (kernel, kernel, 1)
         self.layers = nn.ModuleList(
             Layer(channels + i * filters, filters, size, order, self.activation)

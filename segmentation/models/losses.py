@@ -128,22 +128,28 @@ def _cross_entropy(log_p: Tensor, target: Tensor, omega: Tensor) -> Tensor:
 
 def _dice_loss(p: Tensor, target: Tensor, valid: Tensor) -> Tensor:
     """(P, K) probabilities, 0 in rows that are not valid; (P,), (P,) bool -> scalar."""
-    if p.device.type == "cpu":
-        # Doubles: index_add sums one by one, and floats would lose what 300,000 pixels add up to.
-        def per_class(values: Tensor) -> Tensor:
-            sums = torch.zeros(p.shape[1], dtype=torch.float64)
-            return sums.index_add(0, target, values.double())
-
-        overlap = per_class(p.gather(1, target[:, None])[:, 0])
-        truth = per_class(valid)
-    else:
-        # Where bandwidth is plentiful and atomics are not reproducible.
-        mine = (target[:, None] == torch.arange(p.shape[1], device=p.device)) & valid[:, None]
-        overlap = torch.where(mine, p, 0).sum(0)
-        truth = mine.sum(0)
+    sums = _sums_by_index if p.device.type == "cpu" else _sums_one_hot
+    overlap, truth = sums(p, target, valid)
     present = truth > 0
     dice = 2 * overlap / (p.sum(0) + truth).where(present, 1)
     return (((1 - dice) * present).sum() / present.sum().clamp(min=1)).float()
+
+
+def _sums_by_index(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Per class, the probability on its valid pixels, and their number: quick on a CPU."""
+
+    def per_class(values: Tensor) -> Tensor:
+        # Doubles: index_add sums one by one, and floats would lose what 300,000 pixels add up to.
+        sums = torch.zeros(p.shape[1], dtype=torch.float64)
+        return sums.index_add(0, target, values.double())
+
+    return per_class(p.gather(1, target[:, None])[:, 0]), per_class(valid)
+
+
+def _sums_one_hot(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, for devices with bandwidth to spare, whose atomic additions are not repeatable."""
+    mine = (target[:, None] == torch.arange(p.shape[1], device=p.device)) & valid[:, None]
+    return torch.where(mine, p, 0).sum(0), mine.sum(0)
 
 
 class _MonaiLoss(nn.Module):

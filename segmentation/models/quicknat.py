@@ -78,7 +78,7 @@ class QuickNat(nn.Module):
                 filters,
                 config.kernel,
                 config.order,
-                nn.PReLU() if config.activation == "prelu" else nn.ReLU(),
+                nn.PReLU() if config.activation == "prelu" else nn.ReLU(inplace=True),
             )
         )
         # In the order in which they run, the deepest first.

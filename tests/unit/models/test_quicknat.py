@@ -1,0 +1,264 @@
+"""The network against an independent, plain implementation of the published one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+
+SMALL = {"filters": 6, "classes": 5}
+
+
+def config(**changes: object) -> QuickNatConfig:
+    return QuickNatConfig.model_validate({**SMALL, **changes})
+
+
+def parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def seeded(network: QuickNat) -> QuickNat:
+    """Random values everywhere, norm statistics too, so that nothing is trivially equal."""
+    generator = torch.Generator().manual_seed(3)
+    for name, tensor in network.state_dict().items():
+        if tensor.is_floating_point():
+            low, high = (0.5, 1.5) if name.endswith(("norm.weight", "var")) else (-0.2, 0.2)
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) * (high - low) + low)
+    return network.eval()
+
+
+class Plain:
+    """QuickNAT as one reads it in the paper: functions over a state dict, NCHW, torch's pooling."""
+
+    def __init__(self, state: dict[str, Tensor], padding: int) -> None:
+        self.state, self.padding = state, padding
+
+    def block(self, name: str, x: Tensor, excite: bool) -> Tensor:
+        get = lambda key: self.state[f"{name}.{key}"]  # noqa: E731
+        seen = x
+        for i, padding in enumerate((self.padding, self.padding, 0)):
+            norm = [
+                get(f"layers.{i}.norm.{k}")
+                for k in ("running_mean", "running_var", "weight", "bias")
+            ]
+            y = F.prelu(F.batch_norm(seen, *norm), get("activation.weight"))
+            layer = f"layers.{i}.convolution"
+            y = F.conv2d(y, get(f"{layer}.weight"), get(f"{layer}.bias"), padding=padding)
+            seen = torch.cat((seen, y), 1)
+        if not excite:
+            return y
+        squeezed = y.mean((2, 3))
+        for i in (0, 2):
+            weight = get(f"excitation.channel.{i}.weight")[:, :, 0, 0]
+            squeezed = F.linear(squeezed, weight, get(f"excitation.channel.{i}.bias"))
+            squeezed = squeezed.relu() if i == 0 else squeezed.sigmoid()
+        spatial = F.conv2d(y, get("excitation.spatial.weight"), get("excitation.spatial.bias"))
+        return torch.max(y * squeezed[:, :, None, None], y * spatial.sigmoid())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        skips = []
+        for level in range(4):
+            skip = self.block(f"encoders.{level}", x, excite=True)
+            x, indices = F.max_pool2d(skip, 2, 2, return_indices=True)
+            skips.append((skip, indices))
+        x = self.block("bottleneck", x, excite=False)
+        for level in range(4):
+            skip, indices = skips[3 - level]
+            x = torch.cat((skip, F.max_unpool2d(x, indices, 2, 2)), 1)
+            x = self.block(f"decoders.{level}", x, excite=True)
+        return F.conv2d(x, self.state["classifier.weight"], self.state["classifier.bias"])
+
+
+def test_the_published_network_has_3_555_609_parameters_and_3_517_296_without_excitation() -> None:
+    assert parameters(QuickNat(PUBLISHED)) == 3_555_609
+    assert parameters(QuickNat(QuickNatConfig(excitation="none"))) == 3_517_296
+
+
+def test_the_fast_network_has_a_tenth_of_the_parameters() -> None:
+    # 32 filters of 3x3; worked out layer by layer:
+    # first encoder (1, 33, 65 channels in)     288 +  9504 + 2080 + 3 * 64 norms =  12064
+    # 3 encoders and bottleneck (32, 64, 96)   9216 + 18432 + 3072 + 192          =  30912 each
+    # 4 decoders (64, 96, 128)                18432 + 27648 + 4096 + 192          =  50368 each
+    # classifier                                 32 * 33 + 33                     =   1089
+    assert parameters(QuickNat(FAST)) == 12_064 + 4 * 30_912 + 4 * 50_368 + 1_089 == 338_273
+
+
+def test_the_forward_pass_equals_a_plain_implementation() -> None:
+    network = seeded(QuickNat(config()))
+    x = torch.randn(2, 1, 32, 48, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = Plain(network.state_dict(), padding=2)(x)
+        torch.testing.assert_close(network(x), expected, rtol=0, atol=1e-5)
+        assert expected.std() > 0.01
+
+
+def test_the_forward_pass_equals_a_plain_implementation_at_full_width() -> None:
+    network = seeded(QuickNat(PUBLISHED))
+    for parameter in network.parameters():
+        parameter.data *= 0.5
+    x = torch.randn(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = Plain(network.state_dict(), padding=2)(x)
+        torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_reach_all_but_the_bottlenecks_excitation() -> None:
+    network = QuickNat(PUBLISHED)
+    network(torch.randn(1, 1, 32, 32)).square().sum().backward()
+    without = {name: p for name, p in network.named_parameters() if p.grad is None}
+    assert sum(p.numel() for p in without.values()) == 4_257
+    assert all(name.startswith("bottleneck.excitation.") for name in without)
+    assert all(p.grad.abs().sum() > 0 for p in network.parameters() if p.grad is not None)
+
+
+def test_no_excitation_is_shared() -> None:
+    network = QuickNat(config())
+    blocks = [*network.encoders, network.bottleneck, *network.decoders]
+    assert len({block.excitation.spatial.weight.data_ptr() for block in blocks}) == 9
+
+
+def test_pooling_comes_after_excitation_and_the_skip_before_the_unpooled_map() -> None:
+    network = seeded(QuickNat(config(depth=1)))
+    seen: dict[str, Tensor] = {}
+    network.encoders[0].register_forward_hook(lambda _, __, y: seen.update(skip=y))
+    network.bottleneck.register_forward_hook(lambda *_: pytest.fail("forward excites"))
+    network.decoders[0].register_forward_pre_hook(lambda _, x: seen.update(x=x[0]))
+    network.bottleneck.layers[0].register_forward_pre_hook(lambda _, x: seen.update(pooled=x[0]))
+    with torch.inference_mode():
+        network(torch.randn(1, 1, 8, 8))
+    torch.testing.assert_close(seen["x"][:, :6], seen["skip"])
+    torch.testing.assert_close(seen["pooled"], F.max_pool2d(seen["skip"], 2))
+    # Three of four values of an unpooled map are zero.
+    assert (seen["x"][:, 6:] == 0).float().mean() == 0.75
+
+
+@pytest.mark.parametrize("size", [(1, 1), (17, 33), (50, 37), (64, 48)])
+def test_any_size_goes_in_and_comes_out(size: tuple[int, int]) -> None:
+    network = seeded(QuickNat(config()))
+    x = torch.randn(2, 1, *size)
+    padded = F.pad(x, (0, -size[1] % 16, 0, -size[0] % 16))
+    with torch.inference_mode():
+        logits = network(x)
+        assert logits.shape == (2, 5, *size)
+        torch.testing.assert_close(logits, network(padded)[..., : size[0], : size[1]])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channels": 5},
+        {"kernel": 3, "depth": 2},
+        {"excitation": "channel"},
+        {"bottleneck": "convolution"},
+        {"activation": "relu", "order": "convolution-norm-activation", "excitation": "none"},
+    ],
+    ids=str,
+)
+def test_each_member_of_the_family_learns(changes: dict[str, object]) -> None:
+    network = QuickNat(config(**changes, dropout=0.0))
+    optimiser = torch.optim.Adam(network.parameters(), 0.05)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, network.config.channels, 16, 16, generator=generator)
+    labels = (x[:, 0] * 5).long()
+    losses = []
+    for _ in range(12):
+        loss = F.cross_entropy(network(x), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_convolution_bottleneck_is_one_layer() -> None:
+    bottleneck = QuickNat(config(bottleneck="convolution")).bottleneck
+    assert [type(m) for m in bottleneck.children()] == [nn.BatchNorm2d, nn.PReLU, nn.Conv2d]
+    assert bottleneck.convolution.weight.shape == (6, 6, 5, 5)
+
+
+@pytest.mark.parametrize("bottleneck", ["dense", "convolution"])
+def test_folding_keeps_the_logits_and_leaves_no_norm(bottleneck: str) -> None:
+    network = seeded(
+        QuickNat(FAST.model_copy(update={"filters": 6, "classes": 5, "bottleneck": bottleneck}))
+    )
+    x = torch.randn(2, 1, 32, 20)
+    with torch.inference_mode():
+        before = network(x)
+        folded = network.fold()
+        torch.testing.assert_close(folded(x), before, rtol=0, atol=1e-5)
+        torch.testing.assert_close(network(x), before, rtol=0, atol=0)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
+    assert not folded.training
+    assert not any(p.requires_grad for p in folded.parameters())
+
+
+def test_folding_the_published_order_is_a_copy_for_inference() -> None:
+    network = seeded(QuickNat(config()))
+    x = torch.randn(1, 1, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(network.fold()(x), network(x), rtol=0, atol=0)
+
+
+def test_memory_stays_channels_last_from_end_to_end() -> None:
+    network = QuickNat(FAST.model_copy(update={"filters": 8}))
+    wrong: list[str] = []
+
+    def check(name: str):
+        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if not output.is_contiguous(memory_format=torch.channels_last):
+                wrong.append(name)
+
+        return hook
+
+    for name, module in network.named_modules():
+        module.register_forward_hook(check(name))
+    network(torch.randn(2, 1, 32, 32))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("kernel", 4),
+        ("classes", 1),
+        ("channels", 0),
+        ("filters", 0),
+        ("depth", 0),
+        ("dropout", 1.0),
+        ("excitation", "some"),
+        ("order", "norm"),
+        ("widht", 64),
+    ],
+)
+def test_settings_that_make_no_network_are_refused(setting: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=setting):
+        QuickNatConfig.model_validate({setting: value})
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        FAST.filters = 64  # type: ignore[misc]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_network_compiles_whole_and_exports(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    network = seeded(QuickNat(config(depth=2)))
+    x = torch.randn(2, 1, 16, 12)
+    with torch.inference_mode():
+        expected = network(x)
+        compiled = torch.compile(network, fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-5)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    path = tmp_path / "quicknat.onnx"
+    torch.onnx.export(network, (x,), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},))
+    session = onnxruntime.InferenceSession(path)
+    (got,) = session.run(None, {session.get_inputs()[0].name: x[:1].numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), expected[:1], rtol=0, atol=1e-5)
