@@ -54,7 +54,7 @@ def to_slices(array: _Array, view: View | SliceAxes) -> _Array:
     A network trained elsewhere, on slices that lie otherwise, brings its own `SliceAxes`.
     """
     axes = slice_axes(view) if isinstance(view, View) else view
-    leading = array.ndim - 3
+    leading: int = array.ndim - 3
     along, rows, columns = (leading + axis for axis in axes)
     return _permute(array, (along, *range(leading), rows, columns))
 
@@ -62,7 +62,7 @@ def to_slices(array: _Array, view: View | SliceAxes) -> _Array:
 def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
     """Slices (N, ..., H, W) as volume (..., X, Y, Z), without a copy; inverts `to_slices`."""
     axes = slice_axes(view) if isinstance(view, View) else view
-    leading = slices.ndim - 3
+    leading: int = slices.ndim - 3
     # Where slices hold each axis of the volume: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
     return _permute(slices, (*range(1, leading + 1), held_at[0], held_at[1], held_at[2]))
