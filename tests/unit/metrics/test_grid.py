@@ -1,0 +1,72 @@
+"""Bringing a prediction to the truth's grid, on an oblique, anisotropic, lateralised volume."""
+
+from __future__ import annotations
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from segmentation.errors import GeometryError
+from segmentation.metrics.grid import on_grid_of
+from segmentation.volume import Volume
+
+
+def oblique(shape: tuple[int, int, int] = (6, 7, 8)) -> Volume:
+    rng = np.random.default_rng(0)
+    turn = nib.eulerangles.euler2mat(0.1, -0.2, 0.15)
+    affine = nib.affines.from_matvec(turn @ np.diag([-1.0, 1.5, 2.0]), [10, -20, 5])
+    return Volume(rng.integers(0, 5, shape).astype(np.uint8), affine)
+
+
+def flipped(volume: Volume, codes: str) -> Volume:
+    image = nib.Nifti1Image(volume.data, volume.affine)
+    change = nib.orientations.ornt_transform(
+        nib.io_orientation(volume.affine), nib.orientations.axcodes2ornt(codes)
+    )
+    turned = image.as_reoriented(change)
+    return Volume(np.asarray(turned.dataobj), turned.affine)
+
+
+def test_an_equal_grid_is_taken_as_it_is() -> None:
+    truth = oblique()
+    labels, note = on_grid_of(Volume(truth.data + 1, truth.affine + 1e-4), truth)
+    assert note == ""
+    np.testing.assert_array_equal(labels.data, truth.data + 1)
+
+
+@pytest.mark.parametrize("codes", ["RAS", "PIL", "SRA"])
+def test_other_axes_of_the_same_voxels_are_reordered_without_loss(codes: str) -> None:
+    truth = oblique()
+    labels, note = on_grid_of(flipped(truth, codes), truth)
+    assert note == f"axes reordered from {codes}, no loss"
+    np.testing.assert_array_equal(labels.data, truth.data)
+
+
+def test_a_shift_is_refused_and_measured() -> None:
+    truth = oblique()
+    affine = truth.affine.copy()
+    affine[0, 3] += 0.5
+    with pytest.raises(GeometryError, match=r"corners up to 0\.5 mm apart.*--resample"):
+        on_grid_of(Volume(truth.data, affine), truth)
+
+
+def test_another_spacing_is_refused() -> None:
+    truth = oblique()
+    with pytest.raises(GeometryError, match=r"1×1\.5×2 mm against"):
+        on_grid_of(truth, Volume(truth.data, truth.affine * 1.1))
+
+
+def test_another_shape_is_refused() -> None:
+    with pytest.raises(GeometryError, match="6×7×9 voxels against 6×7×8"):
+        on_grid_of(oblique((6, 7, 9)), oblique())
+
+
+def test_resampling_takes_the_nearest_voxel() -> None:
+    """A finer grid, each voxel halved along x: every label appears twice, in its place."""
+    truth = oblique()
+    halves = np.diag([0.5, 1, 1, 1])
+    halves[0, 3] = -0.25  # the first half lies a quarter voxel before its parent's centre
+    fine = Volume(np.zeros((12, 7, 8), np.uint8), truth.affine @ halves)
+    labels, note = on_grid_of(truth, fine, resample=True)
+    assert note.startswith("resampled to the truth's grid, nearest voxel")
+    np.testing.assert_array_equal(labels.data, np.repeat(truth.data, 2, axis=0))
