@@ -1,0 +1,141 @@
+"""One run at a time in an output folder, also across machines that share a disk.
+
+On one machine the kernel's file lock decides: it ends with its process, whatever ended it. Between
+machines, where such locks often do not reach, the holder touches the file while it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from segmentation.errors import LockedError
+
+__all__ = ["run_lock"]
+
+_BEAT_S = 15.0
+# A holder on another machine that has not touched its lock for this long is dead.
+_SILENT_S = 4 * _BEAT_S
+
+
+@dataclass(frozen=True)
+class _Holder:
+    host: str
+    pid: int
+    # Containers may share a host name; their processes have other numbers.
+    namespace: str
+
+
+@contextmanager
+def run_lock(path: Path) -> Iterator[None]:
+    """Hold `path` while the block runs, or raise LockedError at once, naming who has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _acquire(path)
+    stop = threading.Event()
+    beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="lock")
+    beat.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        beat.join()
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _locked(path, _read_patiently(descriptor)) from None
+            # The last holder may have removed the file between our opening and locking it.
+            if not _is_at(descriptor, path):
+                os.close(descriptor)
+                continue
+            holder, me = _read(descriptor), _myself()
+            elsewhere = holder is not None and (holder.host, holder.namespace) != (
+                me.host,
+                me.namespace,
+            )
+            if elsewhere and _seconds_since_beat(path, descriptor) < _SILENT_S:
+                raise _locked(path, holder)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(asdict(me)).encode(), 0)
+            os.fsync(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        return descriptor
+
+
+def _beat(descriptor: int, stop: threading.Event) -> None:
+    while not stop.wait(_BEAT_S):
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
+
+
+def _seconds_since_beat(path: Path, descriptor: int) -> float:
+    """Age of the lock by the clock of the disk that holds it, which may not be ours."""
+    probe = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return now - os.fstat(descriptor).st_mtime
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
+
+
+def _read(descriptor: int) -> _Holder | None:
+    try:
+        return _Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _read_patiently(descriptor: int) -> _Holder | None:
+    """As `_read`, of a lock that another holds: it may be about to write its name."""
+    for _ in range(20):
+        if holder := _read(descriptor):
+            return holder
+        time.sleep(0.02)
+    return None
+
+
+def _myself() -> _Holder:
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    return _Holder(socket.gethostname(), os.getpid(), namespace)
+
+
+def _locked(path: Path, holder: _Holder | None) -> LockedError:
+    who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+    return LockedError(
+        f"{who} is at work here",
+        where=path.parent,
+        remedy="wait for it, stop it, or choose another folder with --out",
+    )
