@@ -58,24 +58,21 @@ def max_unpool(x: Tensor, where: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """A convolution with its norm and activation, in either order: C channels to F filters."""
+    """A convolution and its norm, with an activation from outside: C channels to F filters."""
 
-    def __init__(
-        self, channels: int, filters: int, kernel: int, order: Order, activation: nn.Module
-    ) -> None:
+    def __init__(self, channels: int, filters: int, kernel: int, order: Order) -> None:
         super().__init__()
         self.norm_first = order == "norm-activation-convolution"
         self.norm: nn.Module = nn.BatchNorm2d(channels if self.norm_first else filters)
-        self.activation = activation
         # A norm that follows takes away whatever a bias adds.
         self.convolution = nn.Conv2d(
             channels, filters, kernel, padding=kernel // 2, bias=self.norm_first
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, activation: nn.Module) -> Tensor:
         if self.norm_first:
-            return self.convolution(self.activation(self.norm(x)))  # type: ignore[no-any-return]
-        return self.activation(self.norm(self.convolution(x)))  # type: ignore[no-any-return]
+            return self.convolution(activation(self.norm(x)))  # type: ignore[no-any-return]
+        return activation(self.norm(self.convolution(x)))  # type: ignore[no-any-return]
 
     def fold(self) -> None:
         """Put the norm into the convolution before it, in place; for evaluation only."""
@@ -112,13 +109,13 @@ class Excitation(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Three layers, k x k, k x k and 1 x 1, each fed all that came before. -> (N, F, H, W)"""
+    """Layers of the given kernels, each fed all that came before. C channels to F filters."""
 
     def __init__(
         self,
         channels: int,
         filters: int,
-        kernel: int,
+        kernels: tuple[int, ...],
         *,
         order: Order,
         activation: Activation,
@@ -126,22 +123,21 @@ class DenseBlock(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        # One activation for the block: the port's three layers share one PReLU slope.
-        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
-        sizes = (kernel, kernel, 1)
         self.layers = nn.ModuleList(
-            Layer(channels + i * filters, filters, size, order, self.activation)
-            for i, size in enumerate(sizes)
+            Layer(channels + i * filters, filters, kernel, order)
+            for i, kernel in enumerate(kernels)
         )
+        # One for all layers: they share a PReLU's slope, as in the port.
+        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
         self.excitation = Excitation(filters, excitation) if excitation != "none" else None
         self.dropout = nn.Dropout2d(dropout)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The three layers alone, without recalibration and dropout."""
-        first, second, third = self.layers
-        a = first(x)
-        b = second(torch.cat((x, a), 1))
-        return third(torch.cat((x, a, b), 1))  # type: ignore[no-any-return]
+        """The layers alone, without recalibration and dropout."""
+        seen = [x]
+        for layer in self.layers:
+            seen.append(layer(torch.cat(seen, 1) if len(seen) > 1 else x, self.activation))
+        return seen[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.dense(x)

@@ -55,31 +55,24 @@ class QuickNat(nn.Module):
         super().__init__()
         self.config = config
         filters = config.filters
+        dense = (config.kernel, config.kernel, 1)
 
-        def block(channels: int) -> DenseBlock:
+        def block(channels: int, kernels: tuple[int, ...] = dense) -> DenseBlock:
             return DenseBlock(
                 channels,
                 filters,
-                config.kernel,
+                kernels,
                 order=config.order,
                 activation=config.activation,
-                excitation=config.excitation,
+                excitation=config.excitation if kernels == dense else "none",
                 dropout=config.dropout,
             )
 
         self.encoders = nn.ModuleList(
             block(filters if level else config.channels) for level in range(config.depth)
         )
-        self.bottleneck: DenseBlock | Layer = (
-            block(filters)
-            if config.bottleneck == "dense"
-            else Layer(
-                filters,
-                filters,
-                config.kernel,
-                config.order,
-                nn.PReLU() if config.activation == "prelu" else nn.ReLU(inplace=True),
-            )
+        self.bottleneck = block(
+            filters, dense if config.bottleneck == "dense" else (config.kernel,)
         )
         # In the order in which they run, the deepest first.
         self.decoders = nn.ModuleList(block(2 * filters) for _ in range(config.depth))
@@ -97,11 +90,9 @@ class QuickNat(nn.Module):
             skip = encoder(x)
             x, where = max_pool(skip)
             passed.append((skip, where))
-        # The port builds a squeeze-and-excitation for its bottleneck and never applies it.
-        if isinstance(self.bottleneck, DenseBlock):
-            x = self.bottleneck.dense(x)
-        else:
-            x = self.bottleneck(x)
+        # The port builds a squeeze-and-excitation for its bottleneck and never applies it, nor
+        # does it drop channels there.
+        x = self.bottleneck.dense(x)
         for decoder in self.decoders:
             skip, where = passed.pop()
             x = decoder(torch.cat((skip, max_unpool(x, where)), 1))

@@ -86,16 +86,16 @@ def with_statistics(layer: Layer) -> Layer:
 
 
 def test_a_layer_that_ends_with_its_norm_folds_to_the_same_values() -> None:
-    layer = with_statistics(Layer(3, 4, 3, "convolution-norm-activation", nn.ReLU()))
+    layer = with_statistics(Layer(3, 4, 3, "convolution-norm-activation"))
     x = torch.randn(2, 3, 6, 5)
-    before = layer(x)
+    before = layer(x, nn.ReLU())
     layer.fold()
     assert isinstance(layer.norm, nn.Identity)
-    torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-6)
+    torch.testing.assert_close(layer(x, nn.ReLU()), before, rtol=0, atol=1e-6)
 
 
 def test_a_layer_that_begins_with_its_norm_keeps_it() -> None:
-    layer = with_statistics(Layer(3, 4, 3, "norm-activation-convolution", nn.ReLU()))
+    layer = with_statistics(Layer(3, 4, 3, "norm-activation-convolution"))
     layer.fold()
     assert isinstance(layer.norm, nn.BatchNorm2d)
 
@@ -122,7 +122,7 @@ def test_a_dense_block_ends_with_excitation_then_dropout() -> None:
     block = DenseBlock(
         2,
         4,
-        3,
+        (3, 3, 1),
         order="norm-activation-convolution",
         activation="prelu",
         excitation="both",
@@ -139,7 +139,7 @@ def test_dropout_drops_whole_channels() -> None:
     block = DenseBlock(
         1,
         64,
-        1,
+        (1, 1, 1),
         order="norm-activation-convolution",
         activation="prelu",
         excitation="none",

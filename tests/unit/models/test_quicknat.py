@@ -177,9 +177,13 @@ def test_each_member_of_the_family_learns(changes: dict[str, object]) -> None:
 
 
 def test_the_convolution_bottleneck_is_one_layer() -> None:
-    bottleneck = QuickNat(config(bottleneck="convolution")).bottleneck
-    assert [type(m) for m in bottleneck.children()] == [nn.BatchNorm2d, nn.PReLU, nn.Conv2d]
-    assert bottleneck.convolution.weight.shape == (6, 6, 5, 5)
+    (layer,) = QuickNat(config(bottleneck="convolution")).bottleneck.layers
+    assert layer.convolution.weight.shape == (6, 6, 5, 5)
+
+
+def test_no_tensor_is_stored_twice() -> None:
+    tensors = QuickNat(config()).state_dict().values()
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
 
 
 @pytest.mark.parametrize("bottleneck", ["dense", "convolution"])
