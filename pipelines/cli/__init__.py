@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import doctor
+from pipelines.cli import doctor, phantom
 from pipelines.exits import Exit, exit_code
 from segmentation.errors import TrinatError
 
@@ -46,6 +46,7 @@ def _root(
 
 
 app.command("doctor")(doctor.command)
+app.command("phantom")(phantom.command)
 
 
 def main() -> NoReturn:
