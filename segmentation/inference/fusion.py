@@ -1,0 +1,105 @@
+"""Fusion: the weighted sum of the views' probabilities, streamed into one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segmentation.errors import ConfigError
+from segmentation.labels import LabelScheme
+from segmentation.views import View, to_slices
+
+__all__ = ["DEFAULT_WEIGHTS", "Fusion", "view_weights"]
+
+DEFAULT_WEIGHTS = {View.CORONAL: 0.4, View.AXIAL: 0.4, View.SAGITTAL: 0.2}
+
+Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
+
+
+def view_weights(
+    scheme: LabelScheme, views: tuple[View, ...], weights: Weights
+) -> dict[View, Tensor]:
+    """Weight of each class in each view, (K,), summing to 1 over the views for every class."""
+    count = len(scheme)
+    full = {
+        view: np.broadcast_to(np.asarray(weights[view], np.float64), (count,)) for view in views
+    }
+    total = np.sum(list(full.values()), axis=0)
+    if min(w.min() for w in full.values()) < 0 or total.min() <= 0:
+        raise ConfigError("view weights are negative, or 0 in all views for a class")
+    # A side that weighs more than its partner would move what the sagittal view divides.
+    permutation = scheme.partner_permutation
+    return {
+        view: torch.from_numpy((w + w[permutation]) / (total + total[permutation])).float()
+        for view, w in full.items()
+    }
+
+
+class Fusion:
+    """Adds slices' probabilities to a volume (X, Y, Z, K), float16; the sagittal view comes last.
+
+    Classes lie innermost because networks give them so and every step but restoring wants them so.
+    A sagittal slice shows no side: the probability of a merged structure is divided between left
+    and right in the ratio that the other views have given at that voxel, so that sums stay 1.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        scheme: LabelScheme,
+        views: tuple[View, ...],
+        weights: Weights = DEFAULT_WEIGHTS,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.views = views
+        self.is_merged = views == (View.SAGITTAL,)
+        # Sagittal slices alone cannot name sides at all.
+        self.scheme = scheme.merged.scheme if self.is_merged else scheme
+        given = {view: weights[view] for view in views}
+        if self.is_merged:
+            given = {View.SAGITTAL: 1.0}
+        self._weights = {
+            view: w.to(device) for view, w in view_weights(self.scheme, views, given).items()
+        }
+        self._uneven = any((w - w[0]).abs().max() > 1e-6 for w in self._weights.values())
+        self.sum = torch.zeros((*shape, len(self.scheme)), dtype=torch.float16, device=device)
+        self._added: set[View] = set()
+        if View.SAGITTAL in views and not self.is_merged:
+            self._to_merged = torch.from_numpy(scheme.merged.to_merged.copy()).to(device)
+            self._partner = torch.from_numpy(scheme.partner_permutation.copy()).to(device)
+            # What one side gets where the others know neither: half, or all of an unpaired class.
+            own = torch.arange(len(scheme), device=device)
+            self._blind = torch.where(self._partner == own, 1.0, 0.5)
+
+    def add(self, view: View, start: int, probabilities: Tensor) -> None:
+        """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each sum 1."""
+        if view is not View.SAGITTAL and View.SAGITTAL in self._added:
+            raise ValueError("the sagittal view is added last: it needs the others' ratios")
+        self._added.add(view)
+        # (N, K, H, W)-like view of the buffer, classes moved back to the end.
+        slices = to_slices(self.sum.permute(3, 0, 1, 2), view).permute(0, 2, 3, 1)
+        slices = slices[start : start + len(probabilities)]
+        weight = self._weights[view]
+        if view is View.SAGITTAL and not self.is_merged:
+            probabilities = self._divide(slices, probabilities)
+        slices += (probabilities * weight).to(slices.dtype)
+
+    def finish(self) -> Tensor:
+        """The fused probabilities, (X, Y, Z, K) float16; sums are 1."""
+        if self._uneven:
+            # Weights that differ between classes do not keep the sum.
+            for slab in self.sum.split(8):
+                slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
+        return self.sum
+
+    def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
+        """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K)."""
+        own = others.float()
+        pair = own + own[..., self._partner]
+        share = torch.where(pair > 0, own / pair.clamp(min=1e-8), self._blind)
+        share = torch.where(self._blind == 1, self._blind, share)
+        return merged[..., self._to_merged] * share

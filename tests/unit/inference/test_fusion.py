@@ -1,0 +1,153 @@
+"""Fusion against sums worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from segmentation.errors import ConfigError
+from segmentation.inference.fusion import Fusion, view_weights
+from segmentation.labels import Label, LabelScheme, load_scheme
+from segmentation.views import View, to_slices
+
+ALL = (View.CORONAL, View.AXIAL, View.SAGITTAL)
+SHAPE = (2, 3, 4)
+
+
+def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
+    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
+
+
+# Background, left and right of one structure, and one without sides; merged: 0, 1, 2.
+SCHEME = LabelScheme(
+    "four",
+    (
+        label(0, "background"),
+        label(1, "Left-A", 2, "left"),
+        label(2, "Right-A", 1, "right"),
+        label(3, "B"),
+    ),
+)
+
+
+def constant(view: View, values: list[float]) -> torch.Tensor:
+    """The same probabilities in every voxel, as slices (N, H, W, K)."""
+    volume = torch.tensor(values).expand(*SHAPE, len(values))
+    return to_slices(volume.permute(3, 0, 1, 2), view).permute(0, 2, 3, 1)
+
+
+def fuse(views, per_view: dict[View, list[float]], **settings) -> torch.Tensor:
+    fusion = Fusion(SHAPE, SCHEME, views, **settings)
+    for view, values in per_view.items():
+        fusion.add(view, 0, constant(view, values))
+    return fusion.finish()
+
+
+def test_three_views_by_hand() -> None:
+    # Coronal and axial: left A 0.4 * 0.6 + 0.4 * 0.3 = 0.36, right A 0.04 + 0.08 = 0.12: 3 to 1.
+    # The sagittal 0.5 of A goes 0.375 to the left and 0.125 to the right, times 0.2.
+    fused = fuse(
+        ALL,
+        {
+            View.CORONAL: [0.1, 0.6, 0.1, 0.2],
+            View.AXIAL: [0.5, 0.3, 0.2, 0.0],
+            View.SAGITTAL: [0.2, 0.5, 0.3],
+        },
+    )
+    expected = [
+        0.4 * 0.1 + 0.4 * 0.5 + 0.2 * 0.2,
+        0.36 + 0.2 * 0.375,
+        0.12 + 0.2 * 0.125,
+        0.4 * 0.2 + 0.2 * 0.3,
+    ]
+    torch.testing.assert_close(fused[1, 2, 3].float(), torch.tensor(expected), atol=1e-3, rtol=0)
+    torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0)
+
+
+def test_where_the_others_see_no_side_the_sagittal_view_is_halved() -> None:
+    fused = fuse(
+        ALL,
+        {
+            View.CORONAL: [1.0, 0, 0, 0],
+            View.AXIAL: [1.0, 0, 0, 0],
+            View.SAGITTAL: [0.0, 1.0, 0.0],
+        },
+    )
+    torch.testing.assert_close(
+        fused[0, 0, 0].float(), torch.tensor([0.8, 0.1, 0.1, 0.0]), atol=1e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("views", [(View.CORONAL,), (View.AXIAL,), (View.CORONAL, View.AXIAL)])
+def test_any_subset_of_sided_views_is_renormalised(views) -> None:
+    fused = fuse(views, {view: [0.25, 0.5, 0.125, 0.125] for view in views})
+    torch.testing.assert_close(
+        fused[0, 0, 0].float(), torch.tensor([0.25, 0.5, 0.125, 0.125]), atol=1e-3, rtol=0
+    )
+
+
+def test_coronal_and_sagittal_are_weighted_two_to_one() -> None:
+    fused = fuse(
+        (View.CORONAL, View.SAGITTAL),
+        {View.CORONAL: [1.0, 0, 0, 0], View.SAGITTAL: [0, 0, 1.0]},
+    )
+    torch.testing.assert_close(
+        fused[0, 0, 0].float(), torch.tensor([2 / 3, 0, 0, 1 / 3]), atol=1e-3, rtol=0
+    )
+
+
+def test_sagittal_alone_gives_the_merged_scheme() -> None:
+    fusion = Fusion(SHAPE, SCHEME, (View.SAGITTAL,))
+    fusion.add(View.SAGITTAL, 0, constant(View.SAGITTAL, [0.5, 0.25, 0.25]))
+    assert fusion.scheme.names == ("background", "A", "B")
+    assert fusion.finish()[0, 0, 0].tolist() == [0.5, 0.25, 0.25]
+
+
+def test_weights_per_class_are_applied_and_sums_restored() -> None:
+    # B counts in the axial view alone: 0.5 * 0.5 background, B 1.0 * 0.5 and 0 from coronal.
+    weights = {View.CORONAL: [1.0, 1, 1, 0], View.AXIAL: [1.0, 1, 1, 1]}
+    fused = fuse(
+        (View.CORONAL, View.AXIAL),
+        {View.CORONAL: [1.0, 0, 0, 0.0], View.AXIAL: [0.5, 0, 0, 0.5]},
+        weights=weights,
+    )
+    expected = torch.tensor([0.75, 0, 0, 0.5]) / 1.25
+    torch.testing.assert_close(fused[0, 0, 0].float(), expected, atol=1e-3, rtol=0)
+
+
+def test_sides_of_a_structure_share_one_weight() -> None:
+    weights = view_weights(
+        SCHEME,
+        (View.CORONAL, View.AXIAL),
+        {View.CORONAL: [1.0, 3, 1, 1], View.AXIAL: [1.0, 1, 1, 1]},
+    )
+    torch.testing.assert_close(weights[View.CORONAL], torch.tensor([1 / 2, 2 / 3, 2 / 3, 1 / 2]))
+
+
+def test_slices_land_where_they_came_from() -> None:
+    rng = np.random.default_rng(0)
+    volume = torch.from_numpy(rng.random((*SHAPE, 4), np.float32))
+    volume /= volume.sum(-1, keepdim=True)
+    for view in (View.CORONAL, View.AXIAL):
+        fusion = Fusion(SHAPE, SCHEME, (view,))
+        slices = to_slices(volume.permute(3, 0, 1, 2), view).permute(0, 2, 3, 1)
+        for start in range(0, len(slices), 2):
+            fusion.add(view, start, slices[start : start + 2])
+        torch.testing.assert_close(fusion.finish().float(), volume, atol=1e-3, rtol=0)
+
+
+def test_sagittal_before_the_others_is_refused() -> None:
+    fusion = Fusion(SHAPE, SCHEME, ALL)
+    fusion.add(View.SAGITTAL, 0, constant(View.SAGITTAL, [1.0, 0, 0]))
+    with pytest.raises(ValueError, match="last"):
+        fusion.add(View.CORONAL, 0, constant(View.CORONAL, [1.0, 0, 0, 0]))
+
+
+def test_weights_that_leave_a_class_out_are_refused() -> None:
+    with pytest.raises(ConfigError, match="0 in all views"):
+        view_weights(SCHEME, (View.AXIAL,), {View.AXIAL: [0.0, 1, 1, 1]})
+
+
+def test_the_real_scheme_merges_to_nineteen_classes() -> None:
+    assert len(Fusion((1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)).scheme) == 19
