@@ -110,10 +110,12 @@ def read_mgh(source: Source) -> Header:
         raise FormatError(
             f"MGH version {int(fields['version'])}, not 1", where=where, remedy=_REMAKE
         )
-    # nibabel has put its default orientation in place of a flag that says there is none.
     flag = int.from_bytes(block[28:30], "big", signed=True)
     if flag not in (0, 1):
         raise IntegrityError(f"goodRASFlag is {flag}, not 0 or 1", where=where, remedy=_REMAKE)
+    if flag == 0:
+        # nibabel has put defaults in place of the fields: 1 mm, and LSP where FreeSurfer has LIA.
+        fields["Mdc"] = ((-1, 0, 0), (0, 0, -1), (0, 1, 0))
     dims = [int(n) for n in fields["dims"]]
     shape = _check_shape(dims, where)
     zooms = _check_zooms(fields["delta"], where)
