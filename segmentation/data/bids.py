@@ -55,7 +55,8 @@ def find(root: Path, options: SourceOptions) -> Listing:
         pairs = {pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)}
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
-            exclusions.append(Exclusion(without_suffix(path), f"several label maps: {names}"))
+            reason = f"several label maps: {names}"
+            exclusions.append(Exclusion(without_suffix(path), reason, broken=True))
             continue
         image, labels = pairs.pop() if pairs else (path, None)
         person = f"sub-{own['sub']}"

@@ -34,12 +34,14 @@ def find(root: Path, options: SourceOptions) -> Listing:
     for folder in sorted(root.iterdir(), key=lambda path: natural_order(path.name)):
         if not folder.is_dir() or folder.name.startswith("."):
             continue
-        reason = _why_not(folder)
-        image = find_image(folder, options.image)
-        if reason or image is None:
-            wanted = options.image or ", ".join(IMAGES)
-            reason = reason or f"none of these in mri/: {wanted}"
+        if reason := _why_not(folder):
             exclusions.append(Exclusion(folder.name, reason))
+            continue
+        image = find_image(folder, options.image)
+        if image is None:
+            wanted = options.image or ", ".join(IMAGES)
+            reason = f"none of these in mri/: {wanted}"
+            exclusions.append(Exclusion(folder.name, reason, broken=True))
             continue
         person, session = person_and_session(folder.name)
         subjects.append(

@@ -46,9 +46,6 @@ def find(root: Path, options: SourceOptions) -> Listing:
             labels = find_labels(folder, options.labels)
             if labels:
                 image = find_image(folder, options.image) or path
-        if options.subjects_dir and not labels:
-            exclusions.append(Exclusion(name, "no labels in the SUBJECTS_DIR"))
-            continue
         subjects.append(
             Subject(
                 id=name.partition("-T1")[0],

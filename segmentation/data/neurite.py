@@ -48,7 +48,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
         labels = first_existing(folder, labels_name)
         if image is None or labels is None:
             missing = f"{kind}.nii.gz" if image is None else labels_name
-            exclusions.append(Exclusion(folder.name, f"no {missing}"))
+            exclusions.append(Exclusion(folder.name, f"no {missing}", broken=True))
             continue
         subjects.append(
             Subject(

@@ -69,7 +69,11 @@ def find(root: Path, options: SourceOptions) -> Listing:
         # Discs of images and of FreeSurfer results name their folders alike: the one that has
         # what is asked for counts.
         if isinstance(found.get(folder.name), Subject) and isinstance(entry, Subject):
-            raise DatasetError(f"session {folder.name} is there twice", where=root)
+            raise DatasetError(
+                f"session {folder.name} is there twice",
+                where=root,
+                remedy="an archive here is unpacked by itself: move either of the two away",
+            )
         if not isinstance(found.get(folder.name), Subject):
             found[folder.name] = entry
     if not found:
@@ -114,10 +118,10 @@ def _from_disc(folder: Path, kind: str) -> Subject | Exclusion:
     session = folder.name
     image = _one(folder, layout.pattern.format(s=session))
     if isinstance(image, str):
-        return Exclusion(session, image)
+        return Exclusion(session, image, broken=True)
     labels = _one(folder, layout.labels.format(s=session)) if layout.labels else None
     if isinstance(labels, str):
-        return Exclusion(session, labels)
+        return Exclusion(session, labels, broken=True)
     return _subject(
         session,
         folder,
@@ -132,7 +136,7 @@ def _from_freesurfer(folder: Path) -> Subject | Exclusion:
     image, labels = find_image(folder), find_labels(folder)
     if image is None or labels is None:
         missing = "orig.mgz" if image is None else "aseg.mgz"
-        return Exclusion(folder.name, f"no mri/{missing}")
+        return Exclusion(folder.name, f"no mri/{missing}", broken=True)
     return _subject(folder.name, folder, image=image, labels=labels, axes=None, extra={})
 
 

@@ -36,7 +36,9 @@ def find(root: Path, options: SourceOptions) -> Listing:
     exclusions: list[Exclusion] = []
     for name, image in image_files(images).items():
         if label_files and name not in label_files:
-            exclusions.append(Exclusion(name, f"no label map of that name in {labels.name}/"))
+            exclusions.append(
+                Exclusion(name, f"no label map of that name in {labels.name}/", broken=True)
+            )
             continue
         subjects.append(
             Subject(
@@ -52,7 +54,8 @@ def find(root: Path, options: SourceOptions) -> Listing:
     if not subjects and not exclusions:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
     exclusions += [
-        Exclusion(name, f"no image of that name in {images.name}/") for name in label_files
+        Exclusion(name, f"no image of that name in {images.name}/", broken=True)
+        for name in label_files
     ]
     return Listing(tuple(subjects), tuple(exclusions))
 
@@ -76,14 +79,14 @@ def _from_table(table: Path, options: SourceOptions) -> Listing:
     exclusions: list[Exclusion] = []
     for number, row in enumerate(read_rows(table, required=("image",)), start=2):
         if not row.get("image"):
-            exclusions.append(Exclusion(f"line {number}", "no image named"))
+            exclusions.append(Exclusion(f"line {number}", "no image named", broken=True))
             continue
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
         absent = next((path for path in (image, labels) if path and not path.is_file()), None)
         name = row.get("subject") or without_suffix(image)
         if absent:
-            exclusions.append(Exclusion(name, f"{absent.name} is not there"))
+            exclusions.append(Exclusion(name, f"{absent.name} is not there", broken=True))
             continue
         try:
             age = float(row["age"]) if row.get("age") else None

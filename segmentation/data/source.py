@@ -53,8 +53,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Exclusion:
+    """What is no subject, or with `broken` one that should be and cannot be used."""
+
     name: str
     reason: str
+    broken: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from segmentation.data import bids, freesurfer, ixi, labelmaps, neurite, oasis, pairs
-from segmentation.data.source import Finder, Listing, SourceOptions
+from segmentation.data.source import Exclusion, Finder, Listing, SourceOptions
 from segmentation.errors import ConfigError, DatasetError
 
 __all__ = ["SOURCES", "Source", "list_subjects"]
@@ -21,14 +21,15 @@ class Source:
     find: Finder
     wanted_member: Callable[[str], bool] = lambda name: False
     member_axes: Callable[[Path], str | None] = lambda path: None
+    partly_labelled: bool = False  # whether scans without labels are usual among those with them
 
 
 SOURCES: Mapping[str, Source] = {
     "oasis1": Source(oasis.find, oasis.wanted_member, oasis.member_axes),
     "neurite": Source(neurite.find, neurite.wanted_member),
-    "ixi": Source(ixi.find, ixi.wanted_member),
+    "ixi": Source(ixi.find, ixi.wanted_member, partly_labelled=True),
     "freesurfer": Source(freesurfer.find),
-    "bids": Source(bids.find),
+    "bids": Source(bids.find, partly_labelled=True),
     "pairs": Source(pairs.find),
     "labelmaps": Source(labelmaps.find),
 }
@@ -48,4 +49,17 @@ def list_subjects(source: str, root: Path, options: SourceOptions) -> Listing:
         raise DatasetError(
             f"two subjects would both be named {twice}", where=root, remedy="rename one"
         )
-    return listing
+    return _without_unlabelled(listing, broken=not SOURCES[source].partly_labelled)
+
+
+def _without_unlabelled(listing: Listing, *, broken: bool) -> Listing:
+    """Where some subjects have labels, those without are left out; else all serve prediction."""
+    if not any(subject.labels for subject in listing.subjects):
+        return listing
+    lacking = tuple(
+        Exclusion(subject.id, "no labels", broken)
+        for subject in listing.subjects
+        if subject.labels is None
+    )
+    subjects = tuple(subject for subject in listing.subjects if subject.labels)
+    return replace(listing, subjects=subjects, exclusions=(*listing.exclusions, *lacking))

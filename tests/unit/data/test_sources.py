@@ -179,7 +179,7 @@ def test_ixi_labels_are_found_under_any_of_the_usual_names(tmp_path: Path, folde
     assert (subject.id, subject.person) == ("IXI002-Guys-0828", "IXI002")
     assert subject.labels == tmp_path / "fs" / folder / "mri" / "aparc+aseg.mgz"
     assert subject.image.name == "orig.mgz", "the labels lie on FreeSurfer's grid, not the scan's"
-    assert reasons(listing) == {"IXI012-HH-1211-T1.nii.gz": "no labels in the SUBJECTS_DIR"}
+    assert reasons(listing) == {"IXI012-HH-1211": "no labels"}
 
 
 def test_ixi_without_labels_says_how_to_make_them(tmp_path: Path) -> None:
@@ -253,10 +253,13 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(tmp_path: Pa
     )
     listing = list_subjects("bids", tmp_path, DEFAULT)
     assert [(s.id, s.labels) for s in listing.subjects] == [
-        ("sub-01_ses-a_run-1", None),
         ("sub-01_ses-a_run-2", right),
-        ("sub-01_ses-b_run-1", None),
     ]
+    assert reasons(listing) == {
+        "sub-01_ses-a_run-1": "no labels",
+        "sub-01_ses-b_run-1": "no labels",
+    }
+    assert not any(exclusion.broken for exclusion in listing.exclusions), "that is usual in BIDS"
     first = listing.subjects[0]
     assert (first.person, first.session, first.age, first.sex, first.family) == (
         "sub-01", "a", 89, "F", "F3",
@@ -317,12 +320,12 @@ def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
         "image,labels,subject,person,family,age,sex\n"
         "a.nii.gz,al.nii.gz,s1,p1,twins,31.5,m\n"
-        "b.nii.gz,,,,,,\n"
+        "a.nii.gz,,b,,,,\n"
         "c.nii.gz,,,,,,\n"
         ",x,,,,,\n"
     )
     listing = list_subjects("pairs", tmp_path / "t.csv", DEFAULT)
-    first, second = listing.subjects
+    (first,) = listing.subjects
     assert (first.id, first.person, first.family, first.age, first.sex) == (
         "s1",
         "p1",
@@ -330,8 +333,12 @@ def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
         31.5,
         "M",
     )
-    assert (second.id, second.person, second.labels) == ("b", "b", None)
-    assert reasons(listing) == {"c": "c.nii.gz is not there", "line 5": "no image named"}
+    assert reasons(listing) == {
+        "c": "c.nii.gz is not there",
+        "line 5": "no image named",
+        "b": "no labels",
+    }
+    assert all(exclusion.broken for exclusion in listing.exclusions)
 
 
 @pytest.mark.parametrize(

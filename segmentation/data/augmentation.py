@@ -1,0 +1,244 @@
+"""Augmentation of batches of slices in torch, on the device where they are trained on.
+
+Per batch and not per slice: a batch of eight 256×256 slices takes the time that MONAI's or
+TorchIO's transforms take for one (docs/data.md). What those two add, is in artefacts.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn.functional import grid_sample, interpolate
+
+from segmentation.data.artefacts import Artefact, add_artefact
+from segmentation.errors import ConfigError
+from segmentation.labels import LabelScheme
+from segmentation.views import View
+
+__all__ = ["AugmentationConfig", "Augmenter"]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Range = tuple[float, float]
+
+
+class AugmentationConfig(BaseModel):
+    """How often, as a share of slices (0 switches off), and how much at most. Lengths in voxels."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    flip: Share = 0.5
+
+    affine: Share = 0.8
+    rotation_deg: float = Field(default=12.0, ge=0, le=180)
+    scaling: float = Field(default=0.15, ge=0, lt=1)
+    shearing: float = Field(default=0.08, ge=0, lt=1)
+    shift: float = Field(default=12.0, ge=0)
+
+    elastic: Share = 0.3
+    elastic_shift: float = Field(default=2.5, ge=0)  # standard deviation
+    elastic_spacing: float = Field(default=32.0, ge=4)
+
+    gain: Share = 0.8
+    gain_range: Range = (0.8, 1.25)
+    bias: Share = 0.4
+    bias_strength: float = Field(default=0.25, ge=0)  # standard deviation of its logarithm
+    gamma: Share = 0.3
+    gamma_range: Range = (0.75, 1.35)
+
+    blur: Share = 0.15
+    blur_sigma: Range = (0.4, 1.2)
+    low_resolution: Share = 0.15
+    low_resolution_factor: Range = (1.2, 4.0)
+    noise: Share = 0.3
+    noise_std: Range = (0.005, 0.06)
+
+    # Imported only when asked for: {"ghosting": 0.05, ...}
+    artefacts: dict[Artefact, Share] = {}
+
+
+class Augmenter:
+    """Draws and applies everything of a config to a batch; a seed fixes the result on a device."""
+
+    def __init__(self, config: AugmentationConfig, view: View, scheme: LabelScheme) -> None:
+        """`scheme` is that of the labels: in sagittal slices the merged one."""
+        if config.flip and scheme.has_unpartnered_sides:
+            raise ConfigError(
+                f"{scheme.name} has classes on one side only, whose slices cannot be flipped",
+                where="flip",
+                remedy="set flip: 0",
+            )
+        self.config, self.view = config, view
+        self._partner = torch.from_numpy(scheme.partner_permutation.copy())
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
+
+        `generator` is on the processor: the same parameters are drawn whatever the device is.
+        """
+        draw = _Draw(generator, len(images), images.device)
+        config = self.config
+        images, labels = self._flip(images, labels, draw.happens(config.flip))
+        images, labels = _move(images, labels, config, draw)
+        images = _brighten(images, config, draw)
+        images = _degrade(images, config, draw)
+        for artefact, share in config.artefacts.items():
+            for index in draw.happens(share).nonzero().flatten().tolist():
+                seed = int(torch.randint(2**31, (), generator=generator))
+                images[index] = add_artefact(images[index], artefact, seed)
+        return images, labels
+
+    def _flip(self, images: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Exchange the person's sides: left labels become right ones where the view has both."""
+        where = chosen[:, None, None, None]
+        if self.view is View.SAGITTAL:
+            # Sides lie along the slices: only the order of the neighbours turns.
+            return torch.where(where, images.flip(1), images), labels
+        partner = self._partner.to(labels.device)
+        swapped = partner[labels.flip(-1).long()].to(labels.dtype)
+        images = torch.where(where, images.flip(-1), images)
+        return images, torch.where(chosen[:, None, None], swapped, labels)
+
+
+class _Draw:
+    """Random numbers, one row a slice, drawn on the processor and moved to the device."""
+
+    def __init__(self, generator: torch.Generator, count: int, device: torch.device) -> None:
+        self.generator, self.count, self.device = generator, count, device
+
+    def happens(self, share: float) -> Tensor:
+        """(N,) bool."""
+        return self.uniform(0, 1) < share
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        drawn = torch.rand((self.count, *shape), generator=self.generator)
+        return (low + (high - low) * drawn).to(self.device)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn((self.count, *shape), generator=self.generator).to(self.device)
+
+    def device_generator(self) -> torch.Generator:
+        """For whole images of noise, which are too large to draw elsewhere and bring over."""
+        seed = int(torch.randint(2**62, (), generator=self.generator))
+        return torch.Generator(self.device).manual_seed(seed)
+
+
+def _move(
+    images: Tensor, labels: Tensor, config: AugmentationConfig, draw: _Draw
+) -> tuple[Tensor, Tensor]:
+    """Affine and elastic deformation in one resampling: linear for images, nearest for labels."""
+    height, width = images.shape[-2:]
+    turn, bend = draw.happens(config.affine), draw.happens(config.elastic)
+    matrix, shift = _affine(config, draw)
+    knots = [max(2, round(n / config.elastic_spacing) + 1) for n in (height, width)]
+    warp = draw.normal(2, *knots) * config.elastic_shift
+    chosen = (turn | bend).nonzero().flatten()
+    if not len(chosen):
+        return images, labels
+
+    eye = torch.eye(2, device=images.device)
+    matrix = torch.where(turn[:, None, None], matrix, eye)[chosen]
+    shift = (shift * turn[:, None])[chosen]
+    warp = (warp * bend[:, None, None, None])[chosen]
+    rows = torch.arange(height, device=images.device) - (height - 1) / 2
+    columns = torch.arange(width, device=images.device) - (width - 1) / 2
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))  # (2, H, W), centred
+    source = torch.einsum("nij,jhw->nihw", matrix, grid) + shift[:, :, None, None]
+    source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
+    # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
+    source = torch.stack((source[:, 1] * (2 / width), source[:, 0] * (2 / height)), -1)
+    images, labels = images.clone(), labels.clone()
+    images[chosen] = grid_sample(images[chosen], source, "bilinear", align_corners=False)
+    moved = grid_sample(
+        labels[chosen, None].to(source.dtype), source, "nearest", align_corners=False
+    )
+    labels[chosen] = moved[:, 0].to(labels.dtype)
+    return images, labels
+
+
+def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
+    """Matrix (N, 2, 2) and shift (N, 2) from each place in the result to its source."""
+    angle = draw.uniform(-1, 1) * math.radians(config.rotation_deg)
+    # As many enlarge by a factor as shrink by it.
+    scale = torch.exp(draw.uniform(-1, 1, 2) * math.log1p(config.scaling))
+    shear = draw.uniform(-1, 1) * config.shearing
+    cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    rotation = torch.stack((cos, -sin, sin, cos), -1).view(-1, 2, 2)
+    shearing = torch.stack((one, shear, zero, one), -1).view(-1, 2, 2)
+    return rotation @ shearing @ torch.diag_embed(scale), draw.uniform(-1, 1, 2) * config.shift
+
+
+def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
+    """Gain, bias field and gamma; 0 stays 0."""
+    gain = draw.uniform(*config.gain_range)
+    factor = torch.where(draw.happens(config.gain), gain, 1.0)[:, None, None, None]
+    biased = draw.happens(config.bias)[:, None, None, None]
+    knots = draw.normal(1, 4, 4) * config.bias_strength * biased
+    if config.bias:
+        field = interpolate(knots, images.shape[-2:], mode="bicubic", align_corners=True)
+        factor = factor * field.exp()
+    images = images * factor
+    gamma = torch.where(draw.happens(config.gamma), draw.uniform(*config.gamma_range), 1.0)
+    if config.gamma:
+        images = images.clamp(min=0) ** gamma[:, None, None, None]
+    return images
+
+
+def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
+    """Blur, low resolution along rows, columns or both, and noise where there is signal."""
+    blurred, sigma = draw.happens(config.blur), draw.uniform(*config.blur_sigma)
+    coarse, factor = (
+        draw.happens(config.low_resolution),
+        draw.uniform(*config.low_resolution_factor),
+    )
+    direction = draw.uniform(0, 3).floor()
+    chosen = (blurred | coarse).nonzero().flatten()
+    if len(chosen):
+        # Both are linear along each axis: one matrix for the rows, one for the columns.
+        operators = []
+        for axis, length in enumerate(images.shape[-2:]):
+            blur = _blur_matrix(torch.where(blurred, sigma, 1e-3)[chosen], length)
+            thins = coarse & (direction != 1 - axis)
+            operators.append(_coarse_matrix(torch.where(thins, factor, 1.0)[chosen], length) @ blur)
+        rows, columns = operators
+        images = images.clone()
+        images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
+    noisy = torch.where(draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0)
+    if config.noise:
+        noise = torch.empty_like(images).normal_(generator=draw.device_generator())
+        # Empty background, as around a stripped brain, stays empty.
+        images = torch.where(images > 0, images + noise * noisy[:, None, None, None], images)
+    return images
+
+
+def _blur_matrix(sigma: Tensor, length: int) -> Tensor:
+    """Gaussian smoothing along one axis, (N, L, L); each row sums to 1."""
+    place = torch.arange(length, device=sigma.device, dtype=sigma.dtype)
+    distance = (place[:, None] - place) / sigma[:, None, None]
+    weights = torch.exp(-0.5 * distance**2)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
+    """Voxels `factor` times as long, seen again at the old spacing by linear interpolation."""
+    place = torch.arange(length, device=factor.device, dtype=factor.dtype)
+    step = factor[:, None]
+    below = torch.floor(place / step)
+    weight = (place / step - below)[..., None]
+
+    def average(voxel: Tensor) -> Tensor:
+        """Weights (N, L, L) of the old voxels in the long ones, as far as they overlap."""
+        centre = (voxel * step)[..., None]
+        overlap = (step[..., None] / 2 + 0.5 - (place - centre).abs()).clamp(0, 1)
+        # Beyond the last voxel there is the last voxel again.
+        outside = overlap.sum(-1, keepdim=True) == 0
+        last = (place == length - 1).to(overlap.dtype)
+        overlap = torch.where(outside, last, overlap)
+        return overlap / overlap.sum(-1, keepdim=True)
+
+    return (1 - weight) * average(below) + weight * average(below + 1)

@@ -1,0 +1,195 @@
+"""Slices of a store as a torch dataset, and the order in which training meets them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from segmentation.data.slices import SubjectFile
+from segmentation.data.splits import Part, read_split
+from segmentation.data.store import Store
+from segmentation.errors import ConfigError, DatasetError
+from segmentation.labels import LabelScheme
+from segmentation.views import View
+
+__all__ = ["BalancedSampler", "EmptySlices", "SliceDataset", "open_slices"]
+
+THICKNESSES = (1, 3, 5, 7)
+# Open files are kept, up to this many: opening costs as much as reading two slices.
+_OPEN_FILES = 256
+
+
+class EmptySlices(BaseModel):
+    """A slice is empty with fewer than `min_foreground` labelled voxels; of those, in the order
+    of the volume, each `keep_every`-th stays (0: none), so that background outside the brain is
+    learnt too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_foreground: int = Field(default=1, ge=0)
+    keep_every: int = Field(default=8, ge=0)
+
+
+_USUAL = EmptySlices()
+
+
+class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Item: image (C, H, W) float32 of `thick` neighbouring slices, labels (H, W) uint8.
+
+    Beyond the volume's ends the neighbours are background. An item depends on its index alone,
+    not on the worker that reads it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        subjects: Sequence[str],
+        view: View,
+        *,
+        thick: int = 1,
+        empty: EmptySlices = _USUAL,
+    ) -> None:
+        if thick not in THICKNESSES:
+            raise ConfigError(
+                f"slices cannot be {thick} thick", remedy=f"choose one of {THICKNESSES}"
+            )
+        if view not in store.views:
+            raise DatasetError(f"holds no {view.value} slices", where=store.root)
+        self.view, self.thick = view, thick
+        self.scheme: LabelScheme = store.scheme_of(view)
+        self.subjects = tuple(subjects)
+        self._files = tuple(store.file(subject) for subject in subjects)
+        self._open: dict[int, None] = {}
+        self.subject_of, self.slice_of, self.class_counts = self._index(store, empty)
+        if not len(self):
+            raise DatasetError("no slice to train on", where=store.root)
+
+    def __len__(self) -> int:
+        return len(self.slice_of)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        file, middle = self._file(int(self.subject_of[index])), int(self.slice_of[index])
+        image = torch.from_numpy(self._slab(file, middle))
+        labels = torch.from_numpy(file.labels(self.view, middle, middle + 1)[0])
+        return image, labels
+
+    def voxels_per_class(self) -> NDArray[np.int64]:
+        """Voxels of each class over all items, (K,): what loss weights are made of."""
+        total: NDArray[np.int64] = self.class_counts.sum(axis=0, dtype=np.int64)
+        return total
+
+    def _slab(self, file: SubjectFile, middle: int) -> NDArray[np.float32]:
+        """`thick` slices around the middle one, (C, H, W)."""
+        reach = self.thick // 2
+        count = file.slice_count(self.view)
+        start, stop = max(middle - reach, 0), min(middle + reach + 1, count)
+        slices = file.image(self.view, start, stop)
+        before, after = start - (middle - reach), (middle + reach + 1) - stop
+        if before or after:
+            slices = np.pad(slices, ((before, after), (0, 0), (0, 0)))
+        return slices
+
+    def _index(
+        self, store: Store, empty: EmptySlices
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
+        """Subject and slice of each item (M,), and its voxels per class (M, K)."""
+        subjects, slices, counts = [], [], []
+        for number, (name, file) in enumerate(zip(self.subjects, self._files, strict=True)):
+            entry = store.info.subjects[name]
+            if not (entry.has_image and entry.has_labels):
+                lacking = "labels" if entry.has_image else "image"
+                raise DatasetError(
+                    f"subject {name} has no {lacking}",
+                    where=store.root,
+                    remedy="leave it out of the split",
+                )
+            per_slice = file.class_counts(self.view)
+            foreground = per_slice[:, 1:].sum(axis=1)
+            is_empty = foreground < empty.min_foreground
+            kept = ~is_empty
+            if empty.keep_every:
+                kept[np.flatnonzero(is_empty)[:: empty.keep_every]] = True
+            chosen = np.flatnonzero(kept)
+            subjects.append(np.full(len(chosen), number, np.int32))
+            slices.append(chosen.astype(np.int32))
+            counts.append(per_slice[chosen])
+            file.close()
+        if not subjects:
+            raise DatasetError("no subject to take slices from", where=store.root)
+        return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
+
+    def _file(self, number: int) -> SubjectFile:
+        """The subject's file; the one that was opened first is closed when there are too many."""
+        if number not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                self._files[oldest].close()
+            self._open[number] = None
+        return self._files[number]
+
+
+class BalancedSampler(Sampler[int]):
+    """Draws items with repetition: a share of them for a class that they hold, the rest evenly.
+
+    For the share, a foreground class is drawn first and then one of the items that hold it, so
+    that the amygdala is met as often as the cortex. Seed and epoch decide all.
+    """
+
+    def __init__(
+        self, dataset: SliceDataset, *, share: float, seed: int, count: int | None = None
+    ) -> None:
+        if not 0 <= share <= 1:
+            raise ConfigError(f"a share lies between 0 and 1, not at {share}")
+        self._items = len(dataset)
+        self._count = count or len(dataset)
+        self._share, self._seed, self._epoch = share, seed, 0
+        holders = (np.flatnonzero(column) for column in dataset.class_counts[:, 1:].T)
+        self._holders = [items for items in holders if len(items)]
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng((self._seed, self._epoch))
+        # All items once, in random order, before any comes again.
+        rounds = math.ceil(self._count / self._items)
+        order = np.concatenate([rng.permutation(self._items) for _ in range(rounds)])[: self._count]
+        if self._holders:
+            replaced = rng.random(self._count) < self._share
+            classes = rng.integers(len(self._holders), size=self._count)
+            position = rng.random(self._count)
+            for index in np.flatnonzero(replaced):
+                holders = self._holders[classes[index]]
+                order[index] = holders[int(position[index] * len(holders))]
+        return iter(order.tolist())
+
+
+def open_slices(
+    store: Path,
+    split: Path,
+    part: Part,
+    view: View,
+    *,
+    thick: int = 1,
+    empty: EmptySlices = _USUAL,
+) -> SliceDataset:
+    """The slices of one part of a split, after checking that the split fits the store."""
+    opened = Store(store)
+    assignment = read_split(split)
+    assignment.check(opened.participants, opened.fingerprint, where=str(split))
+    subjects = assignment.part(part)
+    if not subjects:
+        raise DatasetError(f"the part {part!r} is empty", where=split)
+    return SliceDataset(opened, subjects, view, thick=thick, empty=empty)

@@ -1,0 +1,135 @@
+"""From a subject's files to its arrays on the working grid, and when to do it anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from nibabel.affines import apply_affine
+from numpy.typing import NDArray
+
+from segmentation.conform import conform
+from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
+from segmentation.data.source import Subject
+from segmentation.errors import GeometryError
+from segmentation.labels import LabelScheme
+from segmentation.views import View
+from segmentation.volume import Volume
+
+__all__ = ["Prepared", "fingerprint", "prepare_subject", "read_on_working_grid"]
+
+# Image and labels that lie further apart than this are not on one grid.
+SAME_GRID_MM = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One subject on the working grid, (X, Y, Z)."""
+
+    image: NDArray[np.float32] | None
+    labels: NDArray[np.uint8] | None
+    numbers: NDArray[np.uint16] | None
+    affine: NDArray[np.float64]
+    notes: tuple[str, ...]
+
+
+def prepare_subject(
+    subject: Subject, path: Path, *, scheme: LabelScheme, views: tuple[View, ...]
+) -> None:
+    """Read, conform, cut and write one subject, or raise with the reason why not."""
+    prepared = read_on_working_grid(subject, scheme)
+    write_subject(
+        path,
+        image=None if prepared.image is None else quantise(prepared.image),
+        labels=prepared.labels,
+        numbers=prepared.numbers,
+        affine=prepared.affine,
+        scheme=scheme,
+        views=views,
+        fingerprint=fingerprint(subject, scheme=scheme, views=views),
+        notes=prepared.notes,
+    )
+
+
+def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
+    """Image and labels of a subject, brought to the working grid by one and the same plan."""
+    notes: tuple[str, ...] = (subject.note,) if subject.note else ()
+    image = None
+    if subject.image is not None:
+        image = Volume.read(subject.image, axes=subject.image_axes)
+        notes += image.notes
+    raw = classes = None
+    if subject.labels is not None:
+        raw = Volume.read(subject.labels, labels=True, axes=subject.labels_axes)
+        if image is not None:
+            _require_same_grid(image, raw, subject)
+        # Folding comes first: who the nearest neighbour is shows on the map as it was drawn.
+        indices = scheme.from_freesurfer(
+            raw.data,
+            spacing_mm=raw.spacing_mm,
+            extra=subject.extra,
+            ignore=subject.ignore,
+            where=subject.labels,
+        )
+        classes = Volume(indices, raw.affine)
+    if image is not None:
+        conformed = conform(image)
+        plan, affine = conformed.plan, conformed.volume.affine
+        labels = None if classes is None else conform(classes, labels=True, plan=plan).volume.data
+        return Prepared(conformed.volume.data, labels, None, affine, notes)
+    if raw is None or classes is None:
+        raise ValueError(f"{subject.id} has neither image nor labels")
+    conformed = conform(classes, labels=True)
+    numbers = conform(raw, labels=True, plan=conformed.plan).volume.data.astype(np.uint16)
+    return Prepared(None, conformed.volume.data, numbers, conformed.volume.affine, notes)
+
+
+def fingerprint(subject: Subject, *, scheme: LabelScheme, views: Iterable[View]) -> str:
+    """SHA-256 over the bytes of the inputs and every setting that shapes the result."""
+    settings = {
+        "format": FORMAT,
+        "scheme": scheme_table(scheme),
+        "views": sorted(view.value for view in views),
+        "axes": [subject.image_axes, subject.labels_axes],
+        "extra": sorted(subject.extra.items()),
+        "ignore": sorted(subject.ignore),
+        "note": subject.note,
+        "image": _digest(subject.image),
+        "labels": _digest(subject.labels),
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path | None) -> str | None:
+    """SHA-256 of a file; of an Analyze pair, of header and image in a row."""
+    if path is None:
+        return None
+    digest = hashlib.sha256()
+    for part in (path, path.with_suffix(".img")) if path.suffix == ".hdr" else (path,):
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:
+    remedy = "bring the labels to the image's grid first (nearest neighbour)"
+    if image.shape != labels.shape:
+        raise GeometryError(
+            f"labels have shape {labels.shape}, the image {image.shape}",
+            where=subject.labels,
+            remedy=remedy,
+        )
+    corners = np.stack(np.meshgrid(*[(0, n - 1) for n in image.shape]), -1).reshape(-1, 3)
+    apart = apply_affine(image.affine, corners) - apply_affine(labels.affine, corners)
+    distance_mm = float(np.linalg.norm(apart, axis=1).max())
+    if distance_mm > SAME_GRID_MM:
+        raise GeometryError(
+            f"labels lie up to {distance_mm:.3g} mm away from the image",
+            where=subject.labels,
+            remedy=remedy,
+        )

@@ -1,0 +1,301 @@
+"""One subject's slices in one HDF5 file: three views of image and labels, and what they hold.
+
+Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's scheme):
+
+    <view>/image          (N, H, W) uint16   value = (code - zero) * scale, see `Quantised`
+    <view>/labels         (N, H, W) uint8    class indices; the merged scheme's in sagittal
+    <view>/class_counts   (N, K) uint32      voxels of each class in each slice
+    numbers               (X, Y, Z) uint16   label maps for synthesis: their own numbers
+
+16 bits with a scale of its own keep 65,536 steps where a half float keeps 2,048 near the bright
+end, in the same space; a random slice reads in 0.15 ms where float32 takes 0.40
+(docs/data.md, `scripts/bench data`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.errors import DatasetError, IntegrityError
+from segmentation.files import atomic_path
+from segmentation.labels import LabelScheme
+from segmentation.views import View, slice_axes, to_slices
+
+__all__ = ["FORMAT", "Quantised", "Statistics", "SubjectFile", "quantise", "write_subject"]
+
+# Raised whenever the same scan would be stored otherwise; older stores are then made anew.
+FORMAT = 1
+
+_HISTOGRAM_BINS = 64
+_HISTOGRAM_TOP = 1.5
+# lzf unpacks images fastest; labels are so regular that gzip beats it in both time and size.
+_IMAGE_PACKING: dict[str, Any] = {"compression": "lzf"}
+_LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 stays exactly 0."""
+
+    codes: NDArray[np.uint16]
+    scale: float
+    zero: int
+
+    def values(self) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = self.codes.astype(np.float32)
+        if self.zero:
+            values -= np.float32(self.zero)
+        values *= np.float32(self.scale)
+        return values
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a subject holds, on the working grid of 1 mm³ voxels."""
+
+    voxels: tuple[int, ...] = ()  # per class
+    class_means: tuple[float, ...] = ()  # intensity per class; 0 where it has no voxel
+    class_stds: tuple[float, ...] = ()
+    percentiles: Mapping[str, float] = field(default_factory=dict)  # of the head, intensity > 0
+    histogram: tuple[int, ...] = ()  # of the head: 64 bins from 0 to 1.5, the last open above
+
+
+def quantise(image: NDArray[np.float32]) -> Quantised:
+    """Spread the values from the lowest (0 or below) to the highest over 65,536 codes."""
+    low, high = min(float(image.min()), 0.0), max(float(image.max()), 0.0)
+    scale = (high - low) / 65535 or 1.0
+    zero = round(-low / scale)
+    codes = np.rint(image / np.float32(scale))
+    codes += zero
+    np.clip(codes, 0, 65535, out=codes)
+    return Quantised(codes.astype(np.uint16), scale, zero)
+
+
+def write_subject(
+    path: Path,
+    *,
+    image: Quantised | None,
+    labels: NDArray[np.uint8] | None,
+    affine: NDArray[np.float64],
+    scheme: LabelScheme,
+    views: tuple[View, ...],
+    fingerprint: str,
+    numbers: NDArray[np.uint16] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Statistics:
+    """Cut (X, Y, Z) arrays of the working grid into slices and write them, whole or not at all.
+
+    The same arguments give the same bytes: nothing in the file depends on when it was written.
+    """
+    counts = None if labels is None else _counts_along_axes(labels, len(scheme))
+    values = None if image is None else image.values()
+    statistics = _describe(values, labels, len(scheme), counts)
+    with (
+        atomic_path(path) as temporary,
+        h5py.File(temporary, "w", libver=("v110", "v110"), track_order=False) as file,
+    ):
+        file.attrs["format"] = FORMAT
+        file.attrs["fingerprint"] = fingerprint
+        file.attrs["scheme"] = json.dumps(scheme_table(scheme))
+        file.attrs["affine"] = affine
+        file.attrs["notes"] = json.dumps(notes)
+        file.attrs["statistics"] = json.dumps(asdict(statistics))
+        if image is not None:
+            file.attrs["image_scale"], file.attrs["image_zero"] = image.scale, image.zero
+        if numbers is not None:
+            _dataset(file, "numbers", numbers, **_LABEL_PACKING)
+        for view in views:
+            group = file.create_group(view.value)
+            if image is not None:
+                _dataset(group, "image", to_slices(image.codes, view), **_IMAGE_PACKING)
+            if labels is None or counts is None:
+                continue
+            stored, per_slice = labels, counts[view]
+            if view is View.SAGITTAL:
+                to_merged = scheme.merged.to_merged
+                stored = to_merged.astype(np.uint8)[labels]
+                per_slice = per_slice @ np.eye(len(scheme.merged.scheme), dtype=np.int64)[to_merged]
+            _dataset(group, "labels", to_slices(stored, view), **_LABEL_PACKING)
+            group.create_dataset("class_counts", data=per_slice.astype(np.uint32))
+    return statistics
+
+
+class SubjectFile:
+    """Reads slices of one subject; opened at first use in each process, and never pickled open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: h5py.File | None = None
+        self._pid = -1
+        self._datasets: dict[tuple[View, str], h5py.Dataset] = {}
+        self._scale, self._zero = 1.0, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None, "_pid": -1, "_datasets": {}}
+
+    def image(self, view: View, start: int, stop: int) -> NDArray[np.float32]:
+        """Intensities of slices start..stop-1, (N, H, W) float32."""
+        codes = self._dataset(view, "image")[start:stop]
+        return Quantised(codes, self._scale, self._zero).values()
+
+    def codes(self, view: View) -> Quantised:
+        """All slices of a view as they are stored."""
+        return Quantised(self._dataset(view, "image")[:], self._scale, self._zero)
+
+    def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
+        """Class indices of slices start..stop-1, (N, H, W)."""
+        slices: NDArray[np.uint8] = self._dataset(view, "labels")[start:stop]
+        return slices
+
+    def slice_count(self, view: View) -> int:
+        return len(self._dataset(view, "image"))
+
+    def class_counts(self, view: View) -> NDArray[np.uint32]:
+        """Voxels of each class in each slice, (N, K)."""
+        counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
+        return counts
+
+    def numbers(self) -> NDArray[np.uint16]:
+        """The label map's own numbers on the working grid, (X, Y, Z)."""
+        numbers: NDArray[np.uint16] = self._opened()["numbers"][:]
+        return numbers
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple(view for view in View if view.value in self._opened())
+
+    def has(self, view: View, name: str) -> bool:
+        return f"{view.value}/{name}" in self._opened()
+
+    @property
+    def affine(self) -> NDArray[np.float64]:
+        affine: NDArray[np.float64] = self._opened().attrs["affine"]
+        return affine
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self._opened().attrs["fingerprint"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(json.loads(self._opened().attrs["notes"]))
+
+    @property
+    def statistics(self) -> Statistics:
+        values = json.loads(self._opened().attrs["statistics"])
+        percentiles = values.pop("percentiles")
+        return Statistics(**{k: tuple(v) for k, v in values.items()}, percentiles=percentiles)
+
+    def close(self) -> None:
+        if self._file is not None and self._pid == os.getpid():
+            self._file.close()
+        self._file, self._datasets = None, {}
+
+    def _dataset(self, view: View, name: str) -> h5py.Dataset:
+        file = self._opened()
+        if (view, name) not in self._datasets:
+            if f"{view.value}/{name}" not in file:
+                raise DatasetError(f"holds no {view.value} {name}", where=self.path)
+            self._datasets[view, name] = file[f"{view.value}/{name}"]
+        return self._datasets[view, name]
+
+    def _opened(self) -> h5py.File:
+        # A handle that came along through fork shares its file position with the parent.
+        if self._file is None or self._pid != os.getpid():
+            self._datasets = {}
+            try:
+                # Random slices gain nothing from a chunk cache; read-only disks know no locks.
+                self._file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
+            except OSError as error:
+                raise IntegrityError(
+                    "not a readable slice file",
+                    where=self.path,
+                    remedy="run `trinat prepare` again",
+                ) from error
+            self._pid = os.getpid()
+            found = self._file.attrs.get("format")
+            if found != FORMAT:
+                raise DatasetError(
+                    f"has slice format {found}, this version reads {FORMAT}",
+                    where=self.path,
+                    remedy="run `trinat prepare` again",
+                )
+            self._scale = float(self._file.attrs.get("image_scale", 1.0))
+            self._zero = int(self._file.attrs.get("image_zero", 0))
+        return self._file
+
+
+def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
+    """A scheme as a plain value: enough to compare and to rebuild names, numbers and colours."""
+    return {"name": scheme.name, "labels": [asdict(label) for label in scheme.labels]}
+
+
+def _dataset(group: h5py.Group, name: str, slices: NDArray[Any], **packing: Any) -> None:
+    group.create_dataset(
+        name, data=np.ascontiguousarray(slices), chunks=(1, *slices.shape[1:]), **packing
+    )
+
+
+def _counts_along_axes(labels: NDArray[np.uint8], classes: int) -> dict[View, NDArray[np.int64]]:
+    """Voxels of each class in each slice of each view, (N, K)."""
+    if labels.size and int(labels.max()) >= classes:
+        raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
+    # Only the box around what is labelled needs counting: a fifth of the working grid.
+    box = tuple(
+        slice(int(hit[0]), int(hit[-1]) + 1) if len(hit) else slice(0, 0)
+        for hit in (np.flatnonzero(labels.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3))
+    )
+    counts = {}
+    for view in View:
+        slices = to_slices(labels, view)
+        inner = to_slices(labels[box], view)
+        per_slice = np.zeros((len(slices), classes), np.int64)
+        start = box[slice_axes(view).along].start
+        for offset, one in enumerate(inner):
+            per_slice[start + offset] = np.bincount(one.ravel(), minlength=classes)
+        per_slice[:, 0] = slices[0].size - per_slice[:, 1:].sum(axis=1)
+        counts[view] = per_slice
+    return counts
+
+
+def _describe(
+    image: NDArray[np.float32] | None,
+    labels: NDArray[np.uint8] | None,
+    classes: int,
+    counts: dict[View, NDArray[np.int64]] | None,
+) -> Statistics:
+    voxels = () if counts is None else tuple(counts[View.AXIAL].sum(axis=0).tolist())
+    if image is None:
+        return Statistics(voxels=voxels)
+    head = image[image > 0]
+    # The fill of the histogram's last bin: everything above its top.
+    histogram, _ = np.histogram(
+        np.minimum(head, np.float32(_HISTOGRAM_TOP)), _HISTOGRAM_BINS, (0, _HISTOGRAM_TOP)
+    )
+    levels = np.percentile(head, (1, 50, 99)).tolist() if head.size else [0.0] * 3
+    means: tuple[float, ...] = ()
+    stds: tuple[float, ...] = ()
+    if labels is not None:
+        inside = labels > 0
+        classes_in, values = labels[inside], image[inside].astype(np.float64)
+        number = np.maximum(np.bincount(classes_in, minlength=classes), 1)
+        mean = np.bincount(classes_in, values, classes) / number
+        square = np.bincount(classes_in, values**2, classes) / number
+        means = tuple(mean.tolist())
+        stds = tuple(np.sqrt(np.maximum(square - mean**2, 0)).tolist())
+    return Statistics(
+        voxels,
+        means,
+        stds,
+        dict(zip(("p1", "p50", "p99"), levels, strict=True)),
+        tuple(histogram.tolist()),
+    )

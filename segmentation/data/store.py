@@ -1,0 +1,185 @@
+"""A slice store: a folder with one HDF5 file a subject, and what they have in common.
+
+store.json         scheme, views and settings; every subject with its fingerprint
+participants.tsv   person, session, family, age, sex of every subject: yours to complete
+ledger.tsv         every subject that the source named: done, failed or skipped, and why
+subjects/<id>.h5   the slices
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from segmentation.data.participants import read_participants, read_rows
+from segmentation.data.slices import FORMAT, SubjectFile
+from segmentation.data.source import Subject
+from segmentation.data.splits import Participant
+from segmentation.errors import DatasetError
+from segmentation.files import atomic_text
+from segmentation.labels import Label, LabelScheme
+from segmentation.views import View
+
+__all__ = ["LedgerRow", "Store", "StoreInfo", "StoredSubject", "subject_path", "write_participants"]
+
+PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
+LEDGER_COLUMNS = ("subject", "status", "reason")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StoredSubject(_Strict):
+    fingerprint: str
+    has_image: bool
+    has_labels: bool
+    licence: str = ""
+
+
+class StoreInfo(_Strict):
+    """store.json."""
+
+    format: int = FORMAT
+    source: str
+    scheme: dict[str, Any]
+    views: tuple[View, ...]
+    subjects: dict[str, StoredSubject]
+
+    def write(self, root: Path) -> None:
+        with atomic_text(root / "store.json") as file:
+            file.write(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+
+
+class LedgerRow(_Strict):
+    subject: str
+    status: Literal["done", "failed", "skipped"]
+    reason: str = ""
+
+
+class Store:
+    """A store opened for reading."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            self.info = StoreInfo.model_validate_json((root / "store.json").read_text("utf-8"))
+        except FileNotFoundError:
+            raise DatasetError(
+                "not a slice store (no store.json)",
+                where=root,
+                remedy="run `trinat prepare`; where it was stopped, the same command resumes it",
+            ) from None
+        except (ValidationError, UnicodeDecodeError):
+            raise DatasetError(
+                "store.json cannot be understood", where=root, remedy="run `trinat prepare` again"
+            ) from None
+        if self.info.format != FORMAT:
+            raise DatasetError(
+                f"has store format {self.info.format}, this version reads {FORMAT}",
+                where=root,
+                remedy="run `trinat prepare` again",
+            )
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        return tuple(self.info.subjects)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.info.views
+
+    @cached_property
+    def scheme(self) -> LabelScheme:
+        """The scheme of coronal and axial slices; sagittal ones have `scheme.merged.scheme`."""
+        return scheme_from_table(self.info.scheme)
+
+    def scheme_of(self, view: View) -> LabelScheme:
+        return self.scheme.merged.scheme if view is View.SAGITTAL else self.scheme
+
+    def file(self, subject: str) -> SubjectFile:
+        if subject not in self.info.subjects:
+            raise DatasetError(f"has no subject {subject!r}", where=self.root)
+        return SubjectFile(subject_path(self.root, subject))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with any subject's inputs or settings; a split belongs to one fingerprint."""
+        parts = sorted((name, entry.fingerprint) for name, entry in self.info.subjects.items())
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @cached_property
+    def participants(self) -> tuple[Participant, ...]:
+        """One entry a subject, from participants.tsv as it stands now."""
+        table = self.root / "participants.tsv"
+        facts = read_participants(table)
+        rows = read_rows(table, required=PARTICIPANT_COLUMNS[:2])
+        people = {row["participant_id"]: row["person"] for row in rows}
+        missing = [subject for subject in self.subjects if not people.get(subject)]
+        if missing:
+            raise DatasetError(
+                f"subject {missing[0]} has no person", where=table, remedy="complete the table"
+            )
+        return tuple(
+            Participant(
+                subject,
+                people[subject],
+                facts[subject].family,
+                facts[subject].age,
+                facts[subject].sex,
+            )
+            for subject in self.subjects
+        )
+
+    @property
+    def ledger(self) -> tuple[LedgerRow, ...]:
+        path = self.root / "ledger.tsv"
+        rows = read_rows(path, required=LEDGER_COLUMNS)
+        return tuple(LedgerRow.model_validate(row) for row in rows)
+
+
+def subject_path(root: Path, subject: str) -> Path:
+    return root / "subjects" / f"{subject}.h5"
+
+
+def scheme_from_table(table: dict[str, Any]) -> LabelScheme:
+    labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
+    return LabelScheme(table["name"], labels)
+
+
+def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
+    """Write participants.tsv; what a reader has filled in where we know nothing stays."""
+    path = root / "participants.tsv"
+    known = {}
+    if path.is_file():
+        known = {
+            row["participant_id"]: row for row in read_rows(path, required=("participant_id",))
+        }
+    with atomic_text(path) as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(PARTICIPANT_COLUMNS)
+        for subject in subjects:
+            ours = {
+                "person": subject.person,
+                "session": subject.session,
+                "family": subject.family,
+                "age": None if subject.age is None else f"{subject.age:g}",
+                "sex": subject.sex,
+            }
+            theirs = known.get(subject.id, {})
+            values = [ours[name] or theirs.get(name) or "n/a" for name in PARTICIPANT_COLUMNS[1:]]
+            writer.writerow([subject.id, *values])
+
+
+def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
+    with atomic_text(root / "ledger.tsv") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(LEDGER_COLUMNS)
+        writer.writerows((row.subject, row.status, row.reason) for row in rows)
