@@ -1,0 +1,330 @@
+"""A model is a folder: model.yaml, and <view>.safetensors for each view. No pickle anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+import yaml
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from torch import Tensor
+
+from segmentation.errors import LabelError, ModelError, OutputError
+from segmentation.labels import LabelScheme, load_scheme
+from segmentation.models.model_info import (
+    FORMAT,
+    Description,
+    ModelInfo,
+    Precision,
+    weights_file,
+)
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.views import View
+
+__all__ = ["MODEL_FILE", "Model", "load_model", "read_info", "save_model"]
+
+MODEL_FILE = "model.yaml"
+
+_MAX_YAML_BYTES = 1 << 20
+_COPY_AGAIN = "copy or download the model again"
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
+# Batch norm counts its batches and never reads the count.
+_COUNTER = "num_batches_tracked"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A checked model: networks on the CPU, in float32, in evaluation mode."""
+
+    folder: Path
+    info: ModelInfo
+    scheme: LabelScheme
+    networks: Mapping[View, QuickNat]
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def not_predicted(self) -> NDArray[np.int64]:
+        """Class indices that the model was never taught."""
+        return np.array([self.scheme.names.index(name) for name in self.info.not_predicted], int)
+
+    def is_merged(self, view: View) -> bool:
+        """Whether a view's classes are the scheme's with left and right merged."""
+        return self.info.architectures[view].classes != len(self.scheme)
+
+    def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
+        """(V, K) weights of these views for each class of the scheme; columns sum to 1."""
+        fusion = self.info.fusion
+        columns = [
+            [fusion.per_class.get(name, fusion.weights).get(view, 0.0) for view in views]
+            for name in self.scheme.names
+        ]
+        weights = np.array(columns, np.float32).T
+        total = weights.sum(0)
+        if not (total > 0).all():
+            raise ModelError(
+                f"the views {', '.join(v.value for v in views)} have no weight for some structure",
+                where=self.folder / MODEL_FILE,
+                remedy="run more views, or give them weights under fusion",
+            )
+        normalised: NDArray[np.float32] = weights / total
+        return normalised
+
+
+def save_model(
+    folder: str | Path,
+    description: Description,
+    networks: Mapping[View, QuickNat],
+    *,
+    label_table: str | Path | None = None,
+    precision: Precision = "float32",
+    overwrite: bool = False,
+) -> ModelInfo:
+    """Write a model folder, whole or not at all; `label_table` is the TSV of a scheme of one's own.
+
+    With float16, convolutions are stored in half precision (and computed with in float32 again);
+    norms, slopes and biases, few and wide in range, stay float32. `overwrite` replaces the whole
+    folder.
+    """
+    final = Path(folder)
+    if final.is_dir() and any(final.iterdir()) and not overwrite:
+        raise ModelError("is there already", where=final, remedy="choose another name")
+    contents = {
+        weights_file(view): safetensors.torch.save(_to_store(network, precision, final))
+        for view, network in networks.items()
+    }
+    scheme = _scheme(description.labels, label_table, final)
+    if label_table is not None:
+        contents[f"{description.labels}.tsv"] = Path(label_table).read_bytes()
+    info = ModelInfo(
+        **dict(description),
+        labels_sha256=_fingerprint(scheme),
+        precision=precision,
+        architectures={view: network.config for view, network in networks.items()},
+        versions={name: version(name) for name in ("trinat", "torch")},
+        files={name: _sha256(data) for name, data in contents.items()},
+    )
+    _check_labels(info, scheme, final)
+    text = yaml.safe_dump(info.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    contents[MODEL_FILE] = text.encode()
+    _write_folder(final, contents)
+    return info
+
+
+def load_model(folder: str | Path, views: Collection[View] | None = None) -> Model:
+    """Read a model folder, or some of its views, and check everything that can be."""
+    folder = Path(folder)
+    info = read_info(folder)
+    wanted = tuple(info.architectures) if views is None else tuple(views)
+    for view in wanted:
+        if view not in info.architectures:
+            raise ModelError(f"has no {view.value} network", where=folder)
+    table = f"{info.labels}.tsv"
+    if table in info.files:
+        _read(folder, table, info)
+        scheme = _scheme(info.labels, folder / table, folder / table)
+    else:
+        scheme = _scheme(info.labels, None, folder / MODEL_FILE)
+    if _fingerprint(scheme) != info.labels_sha256:
+        raise ModelError(
+            f"was trained with other labels than the scheme {info.labels} has now",
+            where=folder / MODEL_FILE,
+            remedy="use the version of trinat named there under versions",
+        )
+    _check_labels(info, scheme, folder)
+    networks = {
+        view: _load_network(
+            folder / weights_file(view),
+            _read(folder, weights_file(view), info),
+            info.architectures[view],
+            info.precision,
+        )
+        for view in wanted
+    }
+    return Model(folder=folder, info=info, scheme=scheme, networks=networks)
+
+
+def read_info(folder: str | Path) -> ModelInfo:
+    """What model.yaml says, checked by itself; quick, since no weights are read."""
+    path = Path(folder) / MODEL_FILE
+    if not path.is_file():
+        raise ModelError(
+            f"no model here ({MODEL_FILE} is missing)",
+            where=folder,
+            remedy="give a folder that trinat train, bundle or import-weights wrote",
+        )
+    if path.stat().st_size > _MAX_YAML_BYTES:
+        raise ModelError("is too large to be a model's description", where=path)
+    try:
+        content = yaml.load(path.read_bytes(), Loader=_PlainLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ModelError("is not readable YAML", where=path, remedy=_COPY_AGAIN) from error
+    if not isinstance(content, dict):
+        raise ModelError("is not a model's description", where=path)
+    if content.get("format") != FORMAT:
+        raise ModelError(
+            f"has model format {content.get('format')}, and this version reads {FORMAT}",
+            where=path,
+            remedy="update trinat",
+        )
+    try:
+        return ModelInfo.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ModelError(f"{key}: {message}" if key else message, where=path) from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases, which can blow a small file up to gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+
+def _scheme(name: str, table: str | Path | None, where: Path) -> LabelScheme:
+    try:
+        scheme = load_scheme(name if table is None else table)
+    except LabelError as error:
+        raise ModelError(f"label scheme {name}: {error.what}", where=where) from error
+    if scheme.name != name:
+        raise ModelError(f"the label table is not named {name}.tsv", where=table)
+    return scheme
+
+
+def _fingerprint(scheme: LabelScheme) -> str:
+    """SHA-256 of what the classes mean; colours may change."""
+    classes = [[x.index, x.name, x.fs_id, x.partner, list(x.numbers)] for x in scheme.labels]
+    return _sha256(json.dumps(classes).encode())
+
+
+def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
+    """The scheme has what the description names, and each network as many classes as it."""
+    where = folder / MODEL_FILE
+    for name in (*info.not_predicted, *info.fusion.per_class):
+        if name not in scheme.names:
+            raise ModelError(f"{name} is no structure of {info.labels}", where=where)
+    for view, architecture in info.architectures.items():
+        allowed = {len(scheme)}
+        if view is View.SAGITTAL and not scheme.has_unpartnered_sides:
+            allowed.add(len(scheme.merged.scheme))
+        if architecture.classes not in allowed:
+            counts = " or ".join(str(count) for count in sorted(allowed))
+            raise ModelError(
+                f"the {view.value} network has {architecture.classes} classes, "
+                f"{info.labels} {counts}",
+                where=where,
+            )
+
+
+def _to_store(network: QuickNat, precision: Precision, where: Path) -> dict[str, Tensor]:
+    tensors = {}
+    for name, tensor in network.state_dict().items():
+        if name.endswith(_COUNTER):
+            continue
+        stored = tensor.detach().cpu().to(_stored_dtype(tensor, precision)).contiguous()
+        if not stored.isfinite().all():
+            raise ModelError(f"{name} has values that {precision} cannot hold", where=where)
+        tensors[name] = stored
+    return tensors
+
+
+def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
+    return _DTYPES[precision] if tensor.ndim == 4 else torch.float32
+
+
+def _load_network(
+    path: Path, data: bytes, config: QuickNatConfig, precision: Precision
+) -> QuickNat:
+    try:
+        tensors = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise ModelError("is not a safetensors file", where=path, remedy=_COPY_AGAIN) from error
+    # Nothing is drawn or allocated for weights that are about to be replaced.
+    with torch.device("meta"):
+        network = QuickNat(config)
+    expected = network.state_dict()
+    counters = {name: torch.tensor(0) for name in expected if name.endswith(_COUNTER)}
+    names = expected.keys() - counters.keys()
+    for problem, some in (("lacks", names - tensors.keys()), ("has", tensors.keys() - names)):
+        if some:
+            raise ModelError(
+                f"{problem} {min(some)}" + (" unexpectedly" if problem == "has" else ""),
+                where=path,
+                remedy="its architecture in model.yaml is another",
+            )
+    for name in sorted(names):
+        tensor = tensors[name]
+        if tensor.shape != expected[name].shape:
+            raise ModelError(
+                f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected[name].shape)}",
+                where=path,
+                remedy="its architecture in model.yaml is another",
+            )
+        if tensor.dtype != _stored_dtype(tensor, precision):
+            raise ModelError(f"{name} is stored as {tensor.dtype}, not {precision}", where=path)
+        if not tensor.isfinite().all():
+            raise ModelError(f"{name} has values that are not finite", where=path)
+        tensors[name] = tensor.float()
+    network.load_state_dict({**tensors, **counters}, assign=True)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval().requires_grad_(False)
+
+
+def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
+    """A file's bytes, the very ones whose hash was checked."""
+    path = folder / name
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError("is missing", where=path, remedy=_COPY_AGAIN) from error
+    if _sha256(data) != info.files[name]:
+        raise ModelError("is not the file that was saved", where=path, remedy=_COPY_AGAIN)
+    return data
+
+
+def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
+    """Write beside, then rename; a killed process may leave a `.trinat-*.tmp` folder."""
+    new, old = (final.parent / f".trinat-{secrets.token_hex(8)}.tmp" for _ in range(2))
+    try:
+        new.mkdir()
+        try:
+            for name, data in contents.items():
+                with (new / name).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            if final.exists():
+                final.replace(old)
+            try:
+                new.replace(final)
+            except OSError:
+                if old.exists():
+                    old.replace(final)
+                raise
+        finally:
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"cannot be written ({error.strerror})", where=final) from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,133 @@
+"""What model.yaml says: everything that inference must know beside the weights."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from segmentation.models.quicknat import QuickNatConfig
+from segmentation.views import SliceAxes, View, slice_axes
+
+__all__ = ["FORMAT", "Description", "Fusion", "ModelInfo", "Precision", "Preprocessing", "Training"]
+
+FORMAT = 1
+
+Precision = Literal["float32", "float16"]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_SIDES = ("LR", "PA", "IS")
+
+
+def _axis_codes(axes: str) -> str:
+    if len(axes) != 3 or any(sum(axes.count(end) for end in pair) != 1 for pair in _SIDES):
+        raise ValueError("must name three axes, one of each pair L/R, P/A, I/S, as in RAS or LIA")
+    return axes
+
+
+def _each_axis_once(axes: SliceAxes) -> SliceAxes:
+    if sorted(axes) != [0, 1, 2]:
+        raise ValueError("must name each of the axes 0, 1 and 2 once")
+    return axes
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Preprocessing(_Part):
+    """What the networks want to see, and how inference gives it to them.
+
+    The scan is brought to a grid of `shape` voxels of `spacing_mm`, whose axes grow towards the
+    three letters of `axes`, and its intensities are scaled:
+
+    - "trinat": as `conform` does, 0 in empty background and about 1 at the bright end of the head;
+    - "minimum-maximum": (v - min) / (max - min) over the whole conformed volume.
+
+    Slices are then cut from that array along `slices[view]`: axes of the array, not of the
+    anatomy. A view that is not listed is cut as `views.py` cuts an RAS array.
+    """
+
+    axes: Annotated[str, AfterValidator(_axis_codes)] = "RAS"
+    shape: tuple[int, int, int] = (256, 256, 256)
+    spacing_mm: float = Field(default=1.0, gt=0)
+    scaling: Literal["trinat", "minimum-maximum"] = "trinat"
+    slices: dict[View, Annotated[SliceAxes, AfterValidator(_each_axis_once)]] = {}
+
+    def slice_axes(self, view: View) -> SliceAxes:
+        """Along which axes of the array (in `axes` orientation) a view's slices are cut."""
+        return self.slices.get(view) or slice_axes(view)
+
+
+class Fusion(_Part):
+    """How much each view counts; only ratios matter, and views that do not run drop out."""
+
+    weights: dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {
+        View.AXIAL: 0.4,
+        View.CORONAL: 0.4,
+        View.SAGITTAL: 0.2,
+    }
+    # For structures, by name, that are better weighted otherwise.
+    per_class: dict[str, dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
+
+
+class Training(_Part):
+    """Where the weights come from, for those who must know what they may do with them."""
+
+    data: str = ""
+    licence: str = ""
+    recipe: str = ""
+    slices_seen: int | None = Field(default=None, ge=0)
+
+
+class Description(_Part):
+    """What the maker of a model says of it."""
+
+    name: Name
+    labels: Name = "quicknat33"
+    preprocessing: Preprocessing = Preprocessing()
+    fusion: Fusion = Fusion()
+    # Structures of the scheme that the model was never taught: no volume is printed for them.
+    not_predicted: tuple[str, ...] = ()
+    training: Training = Training()
+    metrics: dict[str, JsonValue] = {}
+
+
+class ModelInfo(Description):
+    """All of model.yaml: the description, and what `save_model` adds."""
+
+    format: Literal[1] = 1
+    labels_sha256: Sha256
+    precision: Precision
+    architectures: dict[View, QuickNatConfig] = Field(min_length=1)
+    versions: dict[str, str]
+    files: dict[str, Sha256]
+
+    @field_validator("files")
+    @classmethod
+    def _plain_names(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ValueError(f"{name!r} is not a plain file name")
+        return files
+
+    @model_validator(mode="after")
+    def _weights_of_each_view(self) -> ModelInfo:
+        for view in self.architectures:
+            if weights_file(view) not in self.files:
+                raise ValueError(f"files: {weights_file(view)} has no SHA-256")
+        return self
+
+
+def weights_file(view: View) -> str:
+    return f"{view.value}.safetensors"

@@ -1,0 +1,36 @@
+"""Models that come with the software: one folder each, found by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from segmentation.errors import ModelError
+from segmentation.models.checkpoint import MODEL_FILE
+
+__all__ = ["NOT_YET", "find_model", "shipped_models"]
+
+# Known names without weights, and why.
+NOT_YET = {"quicknat": "its three views have to be trained on a GPU first"}
+
+
+def shipped_models() -> dict[str, Path]:
+    """The folder of each model that is there, by name."""
+    here = Path(__file__).parent
+    return {path.parent.name: path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))}
+
+
+def find_model(name_or_folder: str | Path) -> Path:
+    """The folder of a shipped model, or a folder of one's own that holds a model."""
+    shipped = shipped_models()
+    # A shipped name wins over a folder of that name: it means the same everywhere.
+    name = str(name_or_folder)
+    if name in shipped:
+        return shipped[name]
+    folder = Path(name_or_folder)
+    if (folder / MODEL_FILE).is_file():
+        return folder
+    known = ", ".join(shipped) or "none"
+    remedy = f"shipped: {known}; or give a folder with {MODEL_FILE}"
+    if name in NOT_YET:
+        raise ModelError(f"the model {name} is not available yet ({NOT_YET[name]})", remedy=remedy)
+    raise ModelError("no such model", where=folder, remedy=remedy)

@@ -1,0 +1,45 @@
+"""Shipped models are found by name, others by folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from segmentation.errors import ModelError
+from segmentation.models import zoo
+from segmentation.models.checkpoint import load_model
+
+
+def test_every_shipped_model_loads() -> None:
+    for name, folder in zoo.shipped_models().items():
+        assert load_model(folder).name == name
+        assert zoo.find_model(name) == folder
+
+
+def test_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").touch()
+    assert zoo.find_model(tmp_path) == tmp_path
+
+
+def test_a_shipped_name_wins_over_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, shipped = tmp_path / "fast", tmp_path / "zoo" / "fast"
+    for folder in (own, shipped):
+        folder.mkdir(parents=True)
+        (folder / "model.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(zoo, "__file__", str(tmp_path / "zoo" / "__init__.py"))
+    assert zoo.find_model("fast") == shipped
+
+
+def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no such model: shipped: .*; or give a folder"):
+        zoo.find_model(tmp_path / "nothing")
+
+
+def test_a_model_that_is_still_to_come_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "shipped_models", dict)
+    with pytest.raises(ModelError, match="quicknat is not available yet"):
+        zoo.find_model("quicknat")
