@@ -31,7 +31,7 @@ from pipelines.careful import MGH, NIFTI1, NIFTI2, Fields, Reading, read_mgh, re
 from segmentation.errors import InputError
 from segmentation.volume import Volume
 
-__all__ = ["Tally", "fuzz_cuts", "fuzz_flips", "fuzz_headers", "main", "odd_scan"]
+__all__ = ["Tally", "fuzz_cuts", "fuzz_flips", "fuzz_headers", "main", "odd_scan", "scans"]
 
 FLIPS, CUTS, HEADERS = 2000, 500, 5000
 _MEMORY = 2**30
@@ -125,11 +125,11 @@ def fuzz_cuts(count: int, seed: int, folder: Path) -> Tally:
 
 def fuzz_headers(count: int, seed: int, folder: Path) -> Tally:
     """Change fields, bytes or bits of headers of every kind that is read."""
-    scans = _scans()
+    sound = scans()
     chance = random.Random(seed)
     tally = Tally("header mutations")
     for index in range(count):
-        scan = scans[index % len(scans)]
+        scan = sound[index % len(sound)]
         content, what = _mutate(scan, chance)
         path = folder / f"header{scan.suffix}"
         path.write_bytes(gzip.compress(content, 1) if scan.suffix.endswith("gz") else content)
@@ -145,7 +145,7 @@ def fuzz_headers(count: int, seed: int, folder: Path) -> Tally:
     return tally
 
 
-def _scans() -> list[Scan]:
+def scans() -> list[Scan]:
     """One sound file of each kind."""
     image = odd_scan()
     nifti = image.to_bytes()

@@ -1,0 +1,188 @@
+"""Files broken at random: none is read as good, crashes, hangs or fills the memory."""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines import fuzz
+from pipelines.fuzz import Tally, fuzz_cuts, fuzz_flips, fuzz_headers, odd_scan
+from segmentation.errors import InputError, IntegrityError
+from segmentation.volume import Volume
+
+
+def test_flipped_bits_are_never_read_as_good(tmp_path: Path) -> None:
+    tally = fuzz_flips(150, 2, tmp_path)
+    assert (tally.refused, tally.right, tally.missed) == (150, 0, [])
+
+
+def test_truncated_files_are_never_read_as_good(tmp_path: Path) -> None:
+    tally = fuzz_cuts(80, 2, tmp_path)
+    assert (tally.refused, tally.right, tally.missed) == (80, 0, [])
+
+
+def test_changed_headers_are_refused_or_read_for_what_they_say(tmp_path: Path) -> None:
+    tally = fuzz_headers(1000, 2, tmp_path)
+    assert tally.missed == []
+    # A reader that refuses everything, or nothing, would not pass for a good one.
+    assert tally.refused > 500
+    assert tally.right > 200
+
+
+def test_every_kind_of_scan_that_is_broken_was_sound_before(tmp_path: Path) -> None:
+    for scan in fuzz.scans():
+        path = tmp_path / f"scan{scan.suffix}"
+        packed = scan.suffix.endswith("gz")
+        path.write_bytes(gzip.compress(scan.content) if packed else scan.content)
+        path.with_suffix(".img").write_bytes(scan.pair)
+        volume = Volume.read(path, axes=scan.axes)
+        careful = scan.careful(scan.content)
+        np.testing.assert_allclose(volume.affine, careful.affine, atol=1e-5)
+        np.testing.assert_allclose(volume.data, careful.values, atol=1e-5)
+
+
+def test_a_bit_flipped_in_the_gzip_header_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    # Time, level and system of packing have no checksum, and no meaning for the content.
+    content = gzip.compress(odd_scan().to_bytes(), mtime=0)
+    read = 0
+    for byte in range(10):
+        for bit in range(8):
+            broken = bytearray(content)
+            broken[byte] ^= 1 << bit
+            (tmp_path / "scan.nii.gz").write_bytes(broken)
+            try:
+                volume = Volume.read(tmp_path / "scan.nii.gz")
+            except IntegrityError:
+                continue
+            np.testing.assert_array_equal(volume.data, np.asarray(odd_scan().dataobj))
+            assert 3 <= byte <= 9
+            read += 1
+    # The bit "probably text" of byte 3, and the six bytes after it.
+    assert read == 49
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on memory hold on Linux")
+def test_a_bomb_of_one_megabyte_allocates_next_to_nothing(tmp_path: Path) -> None:
+    # Zeros behind a header that announces them truly: 1000³ bytes in 1 MB.
+    header = odd_scan(dtype="u1").to_bytes()[:352]
+    for axis in (1, 2, 3):
+        header = fuzz.NIFTI1.put(header, "dim", axis, 1000)
+    zeros = gzip.compress(bytes(10**8))
+    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(header) + 10 * zeros)
+    assert (tmp_path / "bomb.nii.gz").stat().st_size < 1.2e6
+    probe = (
+        "import resource, sys\n"
+        "from segmentation.errors import InputError\n"
+        "from segmentation.volume import Volume\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: Volume.read(sys.argv[1], labels=True)\n"
+        "except InputError as error: print(error.what)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, str(tmp_path / "bomb.nii.gz")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    problem, grown_mib = done.stdout.splitlines()
+    assert "times its size, as no scan does" in problem
+    assert int(grown_mib) < 32
+
+
+def test_a_bomb_behind_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
+    content = gzip.compress(odd_scan().to_bytes()) + gzip.compress(bytes(2**26))
+    (tmp_path / "scan.nii.gz").write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(IntegrityError, match="more data than its header announces"):
+        Volume.read(tmp_path / "scan.nii.gz")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on memory hold on Linux")
+def test_the_command_prints_a_table_under_its_limit_of_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelines.fuzz", "--flips=20", "--cuts=20", "--headers=200"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0] == ["cases", "refused", "read", "right", "missed", "slowest"]
+    assert rows[1][:6] == ["bit", "flips", "20", "20", "0", "0"]
+    assert rows[2][:5] == ["truncations", "20", "20", "0", "0"]
+    assert rows[3][:3] == ["header", "mutations", "200"]
+    assert len(rows) == 4
+
+
+class TestTheFuzzerItself:
+    """A fuzzer that can miss nothing proves nothing."""
+
+    def test_a_damaged_file_that_is_read_is_a_miss(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A reader that stops where the voxels end never sees the checksum.
+        monkeypatch.setattr("segmentation.streams.Source.drain", lambda *_, **__: None)
+        assert fuzz_flips(50, 2, tmp_path).missed
+        assert fuzz_cuts(16, 2, tmp_path).missed
+
+    def test_another_exception_a_warning_and_a_hang_are_misses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def divide() -> None:
+            raise ZeroDivisionError
+
+        def warn() -> None:
+            np.float64(1e300) * np.float64(1e300)
+
+        def hang() -> None:
+            while True:
+                pass
+
+        monkeypatch.setattr(fuzz, "_PATIENCE_S", 0.05)
+        for failure, name in ((divide, "Zero"), (warn, "RuntimeWarning"), (hang, "Timeout")):
+            monkeypatch.setattr(Volume, "read", lambda *_, failure=failure, **__: failure())
+            (miss,) = fuzz_cuts(1, 2, tmp_path).missed
+            assert name in miss
+
+    def test_an_error_without_a_remedy_is_a_miss(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise InputError("bad", where="file")
+
+        monkeypatch.setattr(Volume, "read", refuse)
+        assert "not one line of file, problem and remedy" in fuzz_cuts(1, 2, tmp_path).missed[0]
+
+    @pytest.mark.parametrize("what", ["shape", "affine", "voxels"])
+    def test_another_geometry_or_other_voxels_are_misses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        sound = Volume.read
+
+        def wrong(*args: object, **kwargs: object) -> Volume:
+            volume = sound(*args, **kwargs)  # type: ignore[arg-type]
+            affine = volume.affine.copy()
+            affine[0, 3] += 1e-3 if what == "affine" else 0
+            data = volume.data[:, ::-1] if what == "voxels" else volume.data
+            return Volume(data[1:] if what == "shape" else data, affine)
+
+        monkeypatch.setattr(Volume, "read", wrong)
+        missed = fuzz_headers(20, 2, tmp_path).missed
+        assert missed
+        assert all(what in miss for miss in missed)
+
+    def test_misses_are_printed_and_end_in_status_1(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(fuzz, "_limit_memory", lambda: None)
+        monkeypatch.setattr(fuzz, "fuzz_cuts", lambda *_: Tally("truncations", missed=["cut to 3"]))
+        assert fuzz.main(["--flips", "1", "--cuts", "1", "--headers", "1"]) == 1
+        assert "missed: cut to 3" in capsys.readouterr().out
