@@ -1,0 +1,228 @@
+"""Scans to the working grid, and what was found there back to the scan's own grid.
+
+The working grid has RAS axes along the world's, 1 mm apart. Whatever needs no interpolation gets
+none: a scan of 1 mm whose axes are only ordered otherwise keeps every voxel, there and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from nibabel.affines import apply_affine
+from numpy.typing import NDArray
+
+from segmentation.errors import FormatError, GeometryError
+from segmentation.localise import foreground, head_box
+from segmentation.resample import (
+    Box,
+    GridMap,
+    Shape,
+    occupied_box,
+    resample_image,
+    resample_labels,
+    resample_probabilities,
+)
+from segmentation.volume import Volume
+
+__all__ = ["ConformPlan", "Conformed", "conform", "restore", "restore_probabilities"]
+
+Matrix = tuple[tuple[float, float, float, float], ...]
+
+_GRID_MM = 1.0
+_DEFAULT_SHAPE = (256, 256, 256)
+_LARGEST = 256
+# Four times halved, as the networks do it, a side of this many voxels stays whole.
+_SIDE_MULTIPLE = 16
+_SAME_MM = 1e-3
+# Some scalp and air above the highest brain, where a tall scan does not fit.
+_MARGIN_MM = 10.0
+# Intensities are looked at every 2 mm or so: the same figures to a thousandth, in an eighth of the
+# time.
+_SAMPLE_MM = 2.0
+# Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
+_BRIGHTEST = 2.0
+
+
+@dataclass(frozen=True)
+class ConformPlan:
+    """A scan's own grid and the working grid that it was brought to."""
+
+    scan_shape: Shape
+    scan_affine: Matrix
+    scan_codes: tuple[int, int]
+    shape: Shape
+    affine: Matrix
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and names, for JSON and the like."""
+        return {key: np.asarray(value).tolist() for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> ConformPlan:
+        """Inverts `to_dict`."""
+        return cls(
+            scan_shape=_shape(fields["scan_shape"]),
+            scan_affine=_matrix(fields["scan_affine"]),
+            scan_codes=(int(fields["scan_codes"][0]), int(fields["scan_codes"][1])),
+            shape=_shape(fields["shape"]),
+            affine=_matrix(fields["affine"]),
+        )
+
+    def cropped(self, box: Box) -> ConformPlan:
+        """The plan of a part of the working grid: what is found there restores by itself."""
+        affine = np.array(self.affine)
+        affine[:3, 3] = apply_affine(affine, [s.start for s in box])
+        return ConformPlan(
+            self.scan_shape,
+            self.scan_affine,
+            self.scan_codes,
+            _shape([s.stop - s.start for s in box]),
+            _matrix(affine),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Conformed:
+    """A volume on the working grid, and the plan that takes it back."""
+
+    volume: Volume
+    plan: ConformPlan
+
+
+def conform(
+    volume: Volume,
+    *,
+    labels: bool = False,
+    plan: ConformPlan | None = None,
+    shape: Shape | None = _DEFAULT_SHAPE,
+) -> Conformed:
+    """Bring a scan, or with `labels` a label map, to the working grid.
+
+    A scan becomes float32: 0 in empty background, about 1 at the bright end of the tissue, at most
+    2. Labels keep their type and numbers; the plan of their scan brings them to the very same grid.
+    With `shape` None the grid is only as large as the head's box, in multiples of 16.
+    """
+    if plan is None:
+        plan = _plan(volume, labels, shape)
+    else:
+        _require(volume, plan.scan_shape, plan.scan_affine, "the scan that its plan was made for")
+    to = GridMap.between(volume.affine, plan.affine, plan.shape)
+    data = resample_labels(volume.data, to) if labels else resample_image(_scaled(volume), to)
+    return Conformed(Volume(data, np.array(plan.affine), volume.codes, volume.notes), plan)
+
+
+def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
+    """Bring labels, or with `labels` False one map of values, back to the scan's own grid.
+
+    Beyond the working grid all is 0. Values come back as float32.
+    """
+    _require(volume, plan.shape, plan.affine, "the working grid of its plan")
+    back = GridMap.between(plan.affine, plan.scan_affine, plan.scan_shape)
+    data = resample_labels(volume.data, back) if labels else resample_image(volume.data, back)
+    return Volume(data, np.array(plan.scan_affine), plan.scan_codes, volume.notes)
+
+
+def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
+    """Most probable class (uint8) on the scan's own grid, of probabilities (K, X, Y, Z).
+
+    Probabilities are interpolated, not labels, one class after another. They sum to 1, or to 0
+    where nothing is known, which becomes class 0, as all does beyond the working grid.
+    """
+    if probabilities.shape[1:] != plan.shape:
+        raise GeometryError(
+            f"probabilities of {probabilities.shape[1:]} voxels on a working grid of {plan.shape}",
+            remedy="restore them with the plan that they were made by",
+        )
+    back = GridMap.between(plan.affine, plan.scan_affine, plan.scan_shape)
+    classes = resample_probabilities(probabilities, back)
+    return Volume(classes, np.array(plan.scan_affine), plan.scan_codes)
+
+
+def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
+    """Lay a grid over a scan: over its field of view if that fits, else over its head.
+
+    Grid voxels coincide with a voxel of the scan, so that equal spacings need no interpolation.
+    """
+    low, high = _extent_mm(volume, tuple(slice(0, n) for n in volume.shape))
+    box = low, high
+    if shape is None or (high - low > np.array(shape) * _GRID_MM + _SAME_MM).any():
+        box = _extent_mm(volume, _content(volume, labels))
+    if shape is None:
+        sides = np.ceil((box[1] - box[0]) / _GRID_MM / _SIDE_MULTIPLE - _SAME_MM) * _SIDE_MULTIPLE
+        shape = _shape(np.minimum(sides, _LARGEST).astype(int))
+        low, high = box
+    size = np.array(shape) * _GRID_MM
+    fits = high - low <= size + _SAME_MM
+    centre = np.where(fits, (low + high) / 2, (box[0] + box[1]) / 2)
+    # Nothing of the brain is at the lower end of a scan that is too tall: it is the top that stays.
+    tall = box[1][2] - box[0][2] > size[2]
+    if not fits[2] and tall:
+        centre[2] = box[1][2] - size[2] / 2
+    anchor = volume.affine[:3, 3]
+    first = centre - size / 2 + _GRID_MM / 2
+    origin = anchor + np.rint((first - anchor) / _GRID_MM - 1e-6) * _GRID_MM
+    affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
+    affine[:3, 3] = origin
+    return ConformPlan(volume.shape, _matrix(volume.affine), volume.codes, shape, _matrix(affine))
+
+
+def _content(volume: Volume, labels: bool) -> Box:
+    """The box, in voxels, that must not be cut."""
+    if not labels:
+        return head_box(volume, margin_mm=_MARGIN_MM)
+    box = occupied_box(volume.data != 0)
+    if box[0].start < box[0].stop:
+        return box
+    x, y, z = (slice(0, n) for n in volume.shape)
+    return x, y, z
+
+
+def _extent_mm(
+    volume: Volume, box: tuple[slice, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lowest and highest world coordinates of the outer faces of a box of voxels."""
+    faces = list(product(*((s.start - 0.5, s.stop - 0.5) for s in box)))
+    corners = apply_affine(volume.affine, np.array(faces))
+    return corners.min(axis=0), corners.max(axis=0)
+
+
+def _scaled(volume: Volume) -> NDArray[np.float32]:
+    """Intensities on the working scale, on the scan's own grid.
+
+    Not MONAI's ScaleIntensityRangePercentiles: its percentiles count the background, so that the
+    same head comes out darker in a wider field of view.
+    """
+    steps = [max(1, round(_SAMPLE_MM / s)) for s in volume.spacing_mm]
+    sample = volume.data[:: steps[0], :: steps[1], :: steps[2]]
+    low, bright = foreground(sample, float(np.prod(np.multiply(steps, volume.spacing_mm))))
+    if bright <= low:
+        raise FormatError("nothing stands out from its background", remedy="give a scan of a head")
+    values = volume.data.astype(np.float32)
+    if low:
+        values -= np.float32(low)
+    values *= np.float32(1 / (bright - low))
+    return np.clip(values, 0, _BRIGHTEST, out=values)
+
+
+def _require(volume: Volume, shape: Shape, affine: Matrix, what: str) -> None:
+    """Refuse a volume that does not lie on a grid, to a thousandth of a millimetre."""
+    corners = np.array(list(product(*((0, n - 1) for n in shape))), np.float64)
+    offset = apply_affine(volume.affine, corners) - apply_affine(np.array(affine), corners)
+    if volume.shape != shape or np.abs(offset).max() > _SAME_MM:
+        raise GeometryError(
+            f"its grid of {volume.shape} voxels is not that of {what}, {shape}"
+            + (f", but up to {np.abs(offset).max():.3g} mm off" if volume.shape == shape else ""),
+            remedy="give volumes that belong together",
+        )
+
+
+def _matrix(affine: Any) -> Matrix:
+    return tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in affine)
+
+
+def _shape(sides: Any) -> Shape:
+    x, y, z = (int(side) for side in sides)
+    return x, y, z

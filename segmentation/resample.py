@@ -1,0 +1,334 @@
+"""From one grid of voxels to another: images, labels and probabilities by linear interpolation.
+
+A target voxel that covers several source voxels is averaged over its own extent, at so many
+points that none of them is skipped: that is the low-pass that keeps thin structures from aliasing.
+Beyond the source all is background: values fade to it over one voxel. Ties go to the lowest label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import grid_sample, pad
+
+__all__ = ["GridMap", "occupied_box", "resample_image", "resample_labels", "resample_probabilities"]
+
+Shape = tuple[int, int, int]
+Box = tuple[slice, slice, slice]
+
+# Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
+_SAME_VOXELS = 0.01
+# A step of up to this many source voxels is left to linear interpolation alone.
+_STEP_OF_ONE_POINT = 1.25
+# Votes that differ by less are a tie.
+_TIE = 2.0**-16
+_MIXED = -1
+_SLAB_VOXELS = 2**20
+_VOTE_VOXELS = 2**16
+
+
+@dataclass(frozen=True, eq=False)
+class GridMap:
+    """A grid of `shape` voxels, and where each of them lies in the source: index -> index."""
+
+    matrix: NDArray[np.float64]  # (4, 4)
+    shape: Shape
+
+    @classmethod
+    def between(cls, source_affine: Any, target_affine: Any, target_shape: Shape) -> GridMap:
+        """Both affines take voxel indices to RAS mm."""
+        return cls(np.linalg.solve(source_affine, np.asarray(target_affine)), target_shape)
+
+    def cut(self, source: Box, target: Box) -> GridMap:
+        """The same map for parts of both grids."""
+        start = np.array([s.start for s in target])
+        matrix = self.matrix.copy()
+        matrix[:3, 3] += matrix[:3, :3] @ start - [s.start for s in source]
+        x, y, z = (s.stop - s.start for s in target)
+        return GridMap(matrix, (x, y, z))
+
+    def reach(self, source: Box) -> Box:
+        """The target voxels that any voxel of this part of the source touches."""
+        inverse = np.linalg.inv(self.matrix)
+        corners = np.array(list(product(*((s.start - 1, s.stop) for s in source))), np.float64)
+        touched = corners @ inverse[:3, :3].T + inverse[:3, 3]
+        # A voxel's extent is half a voxel to either side.
+        first = np.floor(touched.min(axis=0) - 0.5).astype(int)
+        last = np.ceil(touched.max(axis=0) + 0.5).astype(int)
+        x, y, z = (
+            slice(min(max(a, 0), n), max(min(b + 1, n), 0))
+            for a, b, n in zip(first.tolist(), last.tolist(), self.shape, strict=True)
+        )
+        return x, y, z
+
+    @property
+    def source_axes(self) -> list[int] | None:
+        """The source axis along each target axis, or None if the grids stand askew."""
+        steps = np.abs(self.matrix[:3, :3])
+        order = steps.argmax(axis=0).tolist()
+        drift = steps * self.shape
+        drift[order, range(3)] = 0
+        return order if sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS else None
+
+    @property
+    def points(self) -> list[NDArray[np.float64]]:
+        """Along each target axis, where between -0.5 and 0.5 a voxel is sampled."""
+        steps = np.sqrt((self.matrix[:3, :3] ** 2).sum(axis=0))
+        counts = np.maximum(1, np.ceil(steps - (_STEP_OF_ONE_POINT - 1))).astype(int)
+        return [(np.arange(n) + 0.5) / n - 0.5 for n in counts]
+
+
+def resample_image(data: NDArray[Any], to: GridMap) -> NDArray[np.float32]:
+    """Image (X, Y, Z) on another grid, float32; beyond its edge it is 0."""
+    moved = _reordered(data, to)
+    if moved is not None:
+        return moved.astype(np.float32, copy=False)
+    # A copy in the source's own order has no negative strides, which torch does not know.
+    return np.asarray(_interpolate(torch.from_numpy(data.astype(np.float32)), to).numpy())
+
+
+def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
+    """Labels (X, Y, Z) on another grid: in each voxel the label whose indicator weighs most.
+
+    That is the argmax of all labels' indicators, each interpolated linearly, but only where labels
+    meet is anything interpolated. Beyond the edge lies label 0.
+    """
+    moved = _reordered(data, to)
+    if moved is not None:
+        return moved
+    out = np.zeros(to.shape, data.dtype)
+    inside = occupied_box(data != 0)
+    reached = to.reach(inside)
+    if inside[0].start == inside[0].stop or any(s.start >= s.stop for s in reached):
+        return out
+    part = data[inside]
+    # uint8 labels are their own indices; others, such as FreeSurfer's numbers, are counted through.
+    names = np.arange(256) if part.dtype == np.uint8 else np.unique(np.append(part.ravel(), 0))
+    indices = part if part.dtype == np.uint8 else names.searchsorted(part)
+    ballot = _Ballot(torch.from_numpy(indices.astype(np.int16)), int(np.flatnonzero(names == 0)[0]))
+    winners = ballot.elect(to.cut(inside, reached)).numpy()
+    out[reached] = names.astype(data.dtype)[winners]
+    return out
+
+
+def resample_probabilities(probabilities: NDArray[Any] | Tensor, to: GridMap) -> NDArray[np.uint8]:
+    """Most probable class on another grid of probabilities (K, X, Y, Z) that sum to 1, or to 0.
+
+    Class by class, so that no more than one class is held as float32; beyond the edge lies class 0.
+    """
+    best = torch.zeros(to.shape)
+    winner = torch.zeros(to.shape, dtype=torch.uint8)
+    # The largest of K that sum to 1 is at least 1/K: where a class has less, another one wins.
+    # Rounding to float16 takes up to a thousandth off the sum.
+    least = 0.99 / len(probabilities)
+    for k, values in enumerate(probabilities):
+        of_class = torch.as_tensor(values)
+        inside = occupied_box(of_class >= least)
+        reached = to.reach(inside)
+        if inside[0].start == inside[0].stop or any(s.start >= s.stop for s in reached):
+            continue
+        local = to.cut(inside, reached)
+        moved = _reordered(of_class[inside].numpy(), local)
+        part = (
+            torch.from_numpy(moved.astype(np.float32))
+            if moved is not None
+            else _interpolate(of_class[inside].float(), local)
+        )
+        leads = part > best[reached]
+        best[reached] = torch.where(leads, part, best[reached])
+        winner[reached].masked_fill_(leads, k)
+    return np.asarray(winner.numpy())
+
+
+def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
+    """The smallest box (X, Y, Z) around all that is set; empty slices if nothing is."""
+    flags = mask if isinstance(mask, Tensor) else torch.from_numpy(np.asarray(mask))
+    plane = flags.any(dim=2)
+    lines = (plane.any(dim=1), plane.any(dim=0), flags.any(dim=0).any(dim=0))
+    found = [line.nonzero().flatten() for line in lines]
+    if not len(found[0]):
+        return slice(0, 0), slice(0, 0), slice(0, 0)
+    x, y, z = (slice(int(f[0]), int(f[-1]) + 1) for f in found)
+    return x, y, z
+
+
+def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
+    """The data with axes exchanged, turned round, cut and padded, if the map asks no more."""
+    order = to.source_axes
+    if order is None:
+        return None
+    steps = to.matrix[order, range(3)]
+    starts = to.matrix[order, 3]
+    signs, whole = np.sign(steps), np.rint(starts)
+    error = np.abs(steps - signs) * to.shape + np.abs(starts - whole)
+    if error.max() >= _SAME_VOXELS:
+        return None
+    source = data.transpose(order)
+    taken, filled = [], []
+    for sign, start, length, size in zip(signs, whole, source.shape, to.shape, strict=True):
+        at = (sign * np.arange(size) + start).astype(int)
+        hits = np.flatnonzero((at >= 0) & (at < length))
+        if not len(hits):
+            return np.zeros(to.shape, data.dtype)
+        filled.append(slice(int(hits[0]), int(hits[-1]) + 1))
+        first, last = int(at[hits[0]]), int(at[hits[-1]])
+        # A slice that runs down to the first voxel has no stop that is a number.
+        taken.append(
+            slice(first, last + 1) if sign > 0 else slice(first, (last or None) and last - 1, -1)
+        )
+    out = np.zeros(to.shape, data.dtype)
+    out[tuple(filled)] = source[tuple(taken)]
+    return out
+
+
+def _interpolate(source: Tensor, to: GridMap) -> Tensor:
+    axes = to.source_axes
+    return _interpolate_askew(source, to) if axes is None else _interpolate_along(source, to, axes)
+
+
+def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
+    """Grids with common axes: one small matrix for each."""
+    values = source.permute(axes)
+    for target, axis in enumerate(axes):
+        weights = _weights(
+            to.matrix[axis, target],
+            to.matrix[axis, 3],
+            source.shape[axis],
+            to.shape[target],
+            to.points[target],
+        )
+        # (n, rest)ᵀ @ (n, m): the new axis comes last, so that after three turns all are in place.
+        rest = values.shape[1:]
+        values = (values.reshape(len(values), -1).T @ weights).reshape(*rest, -1)
+    return values
+
+
+def _weights(
+    step: float, start: float, length: int, size: int, points: NDArray[np.float64]
+) -> Tensor:
+    """(length, size): the share of each source voxel in each target voxel, along one axis."""
+    at = start + step * (np.arange(size)[:, None] + points)
+    low = np.floor(at).astype(int)
+    weights = np.zeros((length + 2, size))
+    target = np.broadcast_to(np.arange(size)[:, None], at.shape)
+    for voxel, share in ((low, low + 1 - at), (low + 1, at - low)):
+        # Rows 0 and length + 1 take what lies beyond the edges.
+        np.add.at(weights, (np.clip(voxel + 1, 0, length + 1), target), share / len(points))
+    return torch.from_numpy(weights[1:-1].astype(np.float32))
+
+
+def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
+    """Any affine map, by torch's sampler, which shares its work out by batch item."""
+    out = torch.zeros(to.shape)
+    sizes = torch.tensor(source.shape, dtype=torch.float64)
+    shifts = list(product(*to.points))
+    whole = source.contiguous()[None, None]
+    for rows in _slabs(to.shape):
+        for shift in shifts:
+            at = _positions(to, rows, shift)
+            # Indices to torch's -1..1 between the first and the last voxel, last axis first.
+            grid = torch.stack(
+                [2 * a / (n - 1) - 1 for a, n in zip(at, sizes.clamp(min=2), strict=True)][::-1], -1
+            )
+            count = len(grid)
+            out[rows] += grid_sample(
+                whole.expand(count, -1, -1, -1, -1), grid[:, None], align_corners=True
+            )[:, 0, 0]
+    return out.div_(len(shifts))
+
+
+def _slabs(shape: Shape) -> Iterator[slice]:
+    """Parts of the first axis of about a million voxels each."""
+    step = max(1, _SLAB_VOXELS // (shape[1] * shape[2]))
+    return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
+
+
+def _positions(to: GridMap, rows: slice, shift: tuple[float, ...]) -> list[Tensor]:
+    """Where in the source the voxels of a slab lie: three times (rows, Y, Z), float32."""
+    along = [
+        np.arange(start, stop) + s
+        for start, stop, s in zip(
+            (rows.start, 0, 0), (rows.stop, *to.shape[1:]), shift, strict=True
+        )
+    ]
+    found = []
+    for i in range(3):
+        x, y, z = (to.matrix[i, axis] * along[axis] for axis in range(3))
+        plane = torch.from_numpy((x[:, None] + y + to.matrix[i, 3]).astype(np.float32))
+        found.append(plane[..., None] + torch.from_numpy(z.astype(np.float32)))
+    return found
+
+
+class _Ballot:
+    """Votes of the labels around a point. Label indices (X, Y, Z), int16, with a rim of background.
+
+    Where all eight corners of a cell of voxels agree there is nothing to count.
+    """
+
+    def __init__(self, indices: Tensor, background: int) -> None:
+        self.labels = pad(indices, (1,) * 6, value=background)
+        self.count = int(self.labels.max()) + 1
+        low = high = self.labels
+        for axis in range(3):
+            last = low.shape[axis] - 1
+            low = torch.minimum(low.narrow(axis, 0, last), low.narrow(axis, 1, last))
+            high = torch.maximum(high.narrow(axis, 0, last), high.narrow(axis, 1, last))
+        self.cells = torch.where(low == high, low, _MIXED)
+
+    def elect(self, to: GridMap) -> Tensor:
+        """Winners on the target grid, int16."""
+        out = torch.empty(to.shape, dtype=torch.int16)
+        shifts = list(product(*to.points))
+        for rows in _slabs(to.shape):
+            agreed: Tensor | None = None
+            for shift in shifts:
+                cell, _ = self._locate(_positions(to, rows, shift))
+                found = self.cells.take(_flat(cell, self.cells.shape))
+                agreed = found if agreed is None else torch.where(agreed == found, found, _MIXED)
+            assert agreed is not None
+            open_ = (agreed == _MIXED).nonzero()
+            for voxels in torch.split(open_, _VOTE_VOXELS):  # type: ignore[no-untyped-call]
+                index = voxels + torch.tensor([rows.start, 0, 0])
+                agreed[tuple(voxels.T)] = self._count(to, index, shifts)
+            out[rows] = agreed
+        return out
+
+    def _locate(self, at: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """First corner of the cell around each position, and how far into it that is, 0..1."""
+        cells, parts = [], []
+        for position, size in zip(at, self.labels.shape, strict=True):
+            inside = (position + 1).clamp_(0, size - 1)
+            cell = inside.floor().clamp_(max=size - 2)
+            cells.append(cell.long())
+            parts.append(inside - cell)
+        return cells, parts
+
+    def _count(self, to: GridMap, voxels: Tensor, shifts: list[tuple[float, ...]]) -> Tensor:
+        """Winners (M,) at target voxels (M, 3)."""
+        matrix = torch.from_numpy(to.matrix)
+        votes = torch.zeros(len(voxels), self.count)
+        for shift in shifts:
+            at = (voxels + torch.tensor(shift, dtype=torch.float64)) @ matrix[:3, :3].T
+            cell, part = self._locate(list((at + matrix[:3, 3]).T))
+            for corner in product((0, 1), repeat=3):
+                label = self.labels.take(
+                    _flat(
+                        [c + step for c, step in zip(cell, corner, strict=True)], self.labels.shape
+                    )
+                )
+                shares = [p if step else 1 - p for p, step in zip(part, corner, strict=True)]
+                weight = (shares[0] * shares[1] * shares[2]).float()
+                votes.scatter_add_(1, label.long()[:, None], weight[:, None])
+        # The first of equal maxima is the lowest label.
+        return (votes / (len(shifts) * _TIE)).round_().argmax(dim=1).to(torch.int16)
+
+
+def _flat(index: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    return (index[0] * shape[1] + index[1]) * shape[2] + index[2]
