@@ -38,10 +38,12 @@ def extract(
     *,
     limits: ArchiveLimits,
     wanted: Callable[[str], bool] = lambda name: True,
+    received: Callable[[Path], None] = lambda path: None,
 ) -> list[Path]:
     """Write the wanted files of a tar archive under `destination`, one at a time, each atomically.
 
     Every member is checked, wanted or not: one bad name or type refuses the whole archive.
+    `received` is told of each file once it is there, and may replace it by another.
     """
     destination.mkdir(parents=True, exist_ok=True)
     root = destination.resolve()
@@ -66,10 +68,11 @@ def extract(
                 tar.extract(member, scratch, filter="data")
                 (scratch / PurePosixPath(member.name)).replace(target)
                 written.append(target)
+                received(target)
     except Exception:
         # What is wrong may show itself only at the end; then no file is to be trusted.
         for path in written:
-            path.unlink()
+            path.unlink(missing_ok=True)
         raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -14,14 +14,13 @@ from segmentation.errors import DatasetError
 
 __all__ = ["find"]
 
+# As heads.py reads the same maps; it is not imported here, because it brings torch along.
+FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
 OUTSIDE = (24, *range(500, 600))
 
 
 def find(root: Path, options: SourceOptions) -> Listing:
     """Every image file in `root` is the label map of one person, in FreeSurfer's numbers."""
-    # It brings torch along, which the other sources do without.
-    from segmentation.heads import GENERATION_NUMBERS
-
     files = image_files(root)
     if not files:
         raise DatasetError("no label map (.nii.gz, .nii, .mgz) here", where=root)
@@ -32,7 +31,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
                 person=name,
                 image=None,
                 labels=path,
-                extra={**GENERATION_NUMBERS, **options.extra},
+                extra={**FOLDED, **options.extra},
                 ignore=tuple({*OUTSIDE, *options.ignore}),
             )
             for name, path in files.items()

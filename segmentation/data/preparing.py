@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,6 @@ class Prepared:
 
     image: NDArray[np.float32] | None
     labels: NDArray[np.uint8] | None
-    numbers: NDArray[np.uint16] | None
     affine: NDArray[np.float64]
     notes: tuple[str, ...]
 
@@ -46,7 +45,6 @@ def prepare_subject(
         path,
         image=None if prepared.image is None else quantise(prepared.image),
         labels=prepared.labels,
-        numbers=prepared.numbers,
         affine=prepared.affine,
         scheme=scheme,
         views=views,
@@ -58,16 +56,15 @@ def prepare_subject(
 def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
     """Image and labels of a subject, brought to the working grid by one and the same plan."""
     notes: tuple[str, ...] = (subject.note,) if subject.note else ()
-    image = None
+    image = classes = None
     if subject.image is not None:
         image = Volume.read(subject.image, axes=subject.image_axes)
         notes += image.notes
-    raw = classes = None
     if subject.labels is not None:
         raw = Volume.read(subject.labels, labels=True, axes=subject.labels_axes)
         if image is not None:
             _require_same_grid(image, raw, subject)
-        # Folding comes first: who the nearest neighbour is shows on the map as it was drawn.
+        # Folding comes first: which side is nearest shows on the map as it was drawn.
         indices = scheme.from_freesurfer(
             raw.data,
             spacing_mm=raw.spacing_mm,
@@ -75,17 +72,19 @@ def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
             ignore=subject.ignore,
             where=subject.labels,
         )
-        classes = Volume(indices, raw.affine)
-    if image is not None:
-        conformed = conform(image)
-        plan, affine = conformed.plan, conformed.volume.affine
-        labels = None if classes is None else conform(classes, labels=True, plan=plan).volume.data
-        return Prepared(conformed.volume.data, labels, None, affine, notes)
-    if raw is None or classes is None:
-        raise ValueError(f"{subject.id} has neither image nor labels")
-    conformed = conform(classes, labels=True)
-    numbers = conform(raw, labels=True, plan=conformed.plan).volume.data.astype(np.uint16)
-    return Prepared(None, conformed.volume.data, numbers, conformed.volume.affine, notes)
+        classes = replace(raw, data=indices)
+    if image is None:
+        if classes is None:
+            raise ValueError(f"{subject.id} has neither image nor labels")
+        alone = conform(classes, labels=True).volume
+        return Prepared(None, alone.data, alone.affine, notes)
+    conformed = conform(image)
+    labels = None
+    if classes is not None:
+        # What lies within the tolerance of the image's grid is on it.
+        on_grid = replace(classes, affine=image.affine)
+        labels = conform(on_grid, labels=True, plan=conformed.plan).volume.data
+    return Prepared(conformed.volume.data, labels, conformed.volume.affine, notes)
 
 
 def fingerprint(subject: Subject, *, scheme: LabelScheme, views: Iterable[View]) -> str:

@@ -5,7 +5,6 @@ Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's s
     <view>/image          (N, H, W) uint16   value = (code - zero) * scale, see `Quantised`
     <view>/labels         (N, H, W) uint8    class indices; the merged scheme's in sagittal
     <view>/class_counts   (N, K) uint32      voxels of each class in each slice
-    numbers               (X, Y, Z) uint16   label maps for synthesis: their own numbers
 
 16 bits with a scale of its own keep 65,536 steps where a half float keeps 2,048 near the bright
 end, in the same space; a random slice reads in 0.15 ms where float32 takes 0.40
@@ -89,7 +88,6 @@ def write_subject(
     scheme: LabelScheme,
     views: tuple[View, ...],
     fingerprint: str,
-    numbers: NDArray[np.uint16] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Statistics:
     """Cut (X, Y, Z) arrays of the working grid into slices and write them, whole or not at all.
@@ -111,8 +109,6 @@ def write_subject(
         file.attrs["statistics"] = json.dumps(asdict(statistics))
         if image is not None:
             file.attrs["image_scale"], file.attrs["image_zero"] = image.scale, image.zero
-        if numbers is not None:
-            _dataset(file, "numbers", numbers, **_LABEL_PACKING)
         for view in views:
             group = file.create_group(view.value)
             if image is not None:
@@ -163,11 +159,6 @@ class SubjectFile:
         """Voxels of each class in each slice, (N, K)."""
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts
-
-    def numbers(self) -> NDArray[np.uint16]:
-        """The label map's own numbers on the working grid, (X, Y, Z)."""
-        numbers: NDArray[np.uint16] = self._opened()["numbers"][:]
-        return numbers
 
     @property
     def views(self) -> tuple[View, ...]:
