@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import doctor, phantom
+from pipelines.cli import data, demo, doctor, import_weights, phantom, prepare, split
+from pipelines.cli.lists import ListOptions
 from pipelines.exits import Exit, exit_code
 from segmentation.errors import TrinatError
 
@@ -45,8 +46,13 @@ def _root(
     pass
 
 
+app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
+app.command("import-weights")(import_weights.command)
 app.command("phantom")(phantom.command)
+app.command("prepare", cls=ListOptions)(prepare.command)
+app.command("split")(split.command)
+app.add_typer(data.app, name="data")
 
 
 def main() -> NoReturn:

@@ -89,7 +89,15 @@ def _show(axis: Any, picture: NDArray[np.float32], edges: tuple[str, str]) -> No
         spine.set_visible(False)
     for x, align, letter in ((0.02, "left", edges[0]), (0.98, "right", edges[1])):
         axis.text(
-            x, 0.02, letter, transform=axis.transAxes, ha=align, va="bottom", color=_INK, fontsize=7
+            x,
+            0.02,
+            letter,
+            transform=axis.transAxes,
+            ha=align,
+            va="bottom",
+            color=_INK,
+            fontsize=7,
+            bbox={"facecolor": _PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.7},
         )
 
 
