@@ -135,11 +135,12 @@ def test_an_oblique_grid_is_turned_by_the_angle(angle: float) -> None:
 def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
     _, straight = medium(1)
     _, turned = phantom(1, spacing_mm=(2.0, 2.2, 2.4), orientation="PIR", oblique_deg=30)
-    # The centroid of a class moves by what rounding to voxels does to its boundary, no more.
-    assert np.abs(centroids_mm(straight) - centroids_mm(turned)).max() < 0.5
+    # What rounding to voxels does to the boundary, no more; a third of a voxel is 0.7 mm here.
     large = volumes_ml(straight)[1:] > 3
+    assert large.sum() > 15
+    assert np.abs(centroids_mm(straight) - centroids_mm(turned))[large].max() < 0.7
     ratio = (volumes_ml(turned)[1:] / volumes_ml(straight)[1:])[large]
-    np.testing.assert_allclose(ratio, 1, atol=0.03)
+    np.testing.assert_allclose(ratio, 1, atol=0.05)
 
 
 def test_the_affine_survives_a_file(tmp_path: Path) -> None:
