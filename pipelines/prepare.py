@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,18 +18,20 @@ from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipelines.batch.lock import run_lock
-from pipelines.catalogue import archives_of
 from pipelines.exits import Exit, batch_exit
-from segmentation.data.archive import extract
-from segmentation.data.participants import read_participants
+from pipelines.unpack import unpack_archives
+from segmentation.data.participants import Facts, read_participants, read_rows
+from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
 from segmentation.data.preparing import fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
 from segmentation.data.source import Listing, SourceOptions, Subject
-from segmentation.data.sources import SOURCES, Source, list_subjects
+from segmentation.data.sources import list_subjects
 from segmentation.data.store import (
     LedgerRow,
+    Store,
     StoredSubject,
     StoreInfo,
+    scheme_from_table,
     subject_path,
     write_ledger,
     write_participants,
@@ -36,11 +39,11 @@ from segmentation.data.store import (
 from segmentation.errors import ConfigError, DatasetError, TrinatError
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.views import View
-from segmentation.volume import Volume
 
-__all__ = ["Outcome", "PrepareConfig", "Summary", "read_config", "run"]
+__all__ = ["Outcome", "PrepareConfig", "Summary", "export", "read_config", "run", "run_from_png"]
 
 Say = Callable[[str], None]
+Finished = Callable[["Outcome", int, int], None]  # what became of it, how many are, of how many
 
 
 class PrepareConfig(BaseModel):
@@ -89,6 +92,18 @@ class _Job:
     path: Path
     scheme: LabelScheme
     views: tuple[View, ...]
+    pictures: Path | None = None  # a folder of exported pictures, in place of scans
+
+    def fingerprint(self) -> str:
+        if self.pictures is not None:
+            return png_fingerprint(self.pictures)
+        return fingerprint(self.subject, scheme=self.scheme, views=self.views)
+
+    def make(self) -> None:
+        if self.pictures is not None:
+            import_png(self.pictures, self.path)
+        else:
+            prepare_subject(self.subject, self.path, scheme=self.scheme, views=self.views)
 
 
 def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
@@ -119,27 +134,104 @@ def run(
     *,
     jobs: int = 1,
     say: Say = lambda line: None,
-    finished: Callable[[Outcome, int, int], None] = lambda outcome, done, total: None,
+    finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
     """Bring the store at `out` up to date with its source; what is current stays as it is."""
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
-    (out / "subjects").mkdir(parents=True, exist_ok=True)
-    with run_lock(out / ".lock"):
-        _clear_leftovers(out)
-        _unpack_archives(config, say)
+    with _store_to_write(out):
+        unpack_archives(config.source, config.root, say)
         listing = _listing(config)
         if listing.advice:
             say(listing.advice)
-        outcomes: dict[str, Outcome] = {}
         todo = [
             _Job(subject, subject_path(out, subject.id), scheme, views)
             for subject in listing.subjects
         ]
-        for outcome in _work(todo, jobs):
-            outcomes[outcome.subject] = outcome
-            finished(outcome, len(outcomes), len(todo))
-        return _conclude(config, out, listing, outcomes, scheme, views)
+        return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
+
+
+def run_from_png(
+    folder: Path,
+    out: Path,
+    *,
+    jobs: int = 1,
+    finished: Finished = lambda outcome, done, total: None,
+) -> Summary:
+    """As `run`, from pictures that `export` wrote; they may have been edited since."""
+    exported = natsorted(path.parent for path in folder.glob("*/slices.json"))
+    if not exported:
+        raise DatasetError("no exported subject here", where=folder, remedy="see --export png")
+    infos = [read_png_info(path) for path in exported]
+    scheme = scheme_from_table(dict(infos[0].scheme))
+    for path, info in zip(exported, infos, strict=True):
+        if (info.scheme, info.views) != (infos[0].scheme, infos[0].views):
+            raise DatasetError("has another scheme or other views than the first", where=path)
+    people = {row["participant_id"]: row for row in _rows(folder / "participants.tsv")}
+    facts = read_participants(folder / "participants.tsv")
+    subjects = []
+    for path, info in zip(exported, infos, strict=True):
+        row, known = people.get(path.name, {}), facts.get(path.name, Facts())
+        subject = Subject(
+            id=path.name,
+            person=row.get("person") or path.name,
+            session=row.get("session") or None,
+            image=None if info.scale is None else path,
+            labels=path if any((path / v.value / "labels").is_dir() for v in info.views) else None,
+            family=known.family,
+            age=known.age,
+            sex=known.sex,
+        )
+        subjects.append(subject)
+    with _store_to_write(out):
+        todo = [
+            _Job(subject, subject_path(out, subject.id), scheme, infos[0].views, path)
+            for subject, path in zip(subjects, exported, strict=True)
+        ]
+        return _bring_up_to_date("png", out, Listing(tuple(subjects)), todo, jobs, finished)
+
+
+def export(out: Path, say: Say = lambda line: None) -> Path:
+    """Write the slices of a store as pictures below `out`/png; what is there already stays."""
+    store = Store(out)
+    folder = out / "png"
+    for subject in store.subjects:
+        file = store.file(subject)
+        there = folder / subject / "slices.json"
+        if not there.exists() or read_png_info(there.parent).fingerprint != file.fingerprint:
+            shutil.rmtree(there.parent, ignore_errors=True)
+            count = export_png(file, folder, subject, store.scheme, store.info.scheme)
+            say(f"{subject}: {count} pictures")
+        file.close()
+    for path in folder.glob("*/slices.json"):
+        if path.parent.name not in store.info.subjects:
+            shutil.rmtree(path.parent)
+    shutil.copyfile(out / "participants.tsv", folder / "participants.tsv")
+    return folder
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    return read_rows(table, required=("participant_id",)) if table.is_file() else []
+
+
+@contextmanager
+def _store_to_write(out: Path) -> Iterator[None]:
+    """Ours alone, and free of what a killed run was writing."""
+    (out / "subjects").mkdir(parents=True, exist_ok=True)
+    with run_lock(out / ".lock"):
+        for path in (*out.glob(".trinat-*.tmp"), *out.glob("subjects/.trinat-*.tmp")):
+            path.unlink()
+        yield
+
+
+def _bring_up_to_date(
+    source: str, out: Path, listing: Listing, todo: list[_Job], jobs: int, finished: Finished
+) -> Summary:
+    outcomes: dict[str, Outcome] = {}
+    for outcome in _work(todo, jobs):
+        outcomes[outcome.subject] = outcome
+        finished(outcome, len(outcomes), len(todo))
+    return _conclude(source, out, listing, outcomes, todo)
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
@@ -148,12 +240,6 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     if View.SAGITTAL in config.views:
         _ = scheme.merged  # refuses where sides cannot be merged
     return tuple(view for view in View if view in config.views)
-
-
-def _clear_leftovers(out: Path) -> None:
-    """What a killed run was writing. The lock tells that nobody writes it now."""
-    for path in (*out.glob(".trinat-*.tmp"), *out.glob("subjects/.trinat-*.tmp")):
-        path.unlink()
 
 
 def _listing(config: PrepareConfig) -> Listing:
@@ -237,7 +323,7 @@ def _prepare(job: _Job) -> Outcome:
     try:
         if _is_current(job):
             return Outcome(name, "done", was_current=True)
-        prepare_subject(job.subject, job.path, scheme=job.scheme, views=job.views)
+        job.make()
     except (TrinatError, OSError, MemoryError) as error:
         # An older state of a subject that cannot be made any more would pass for the new one.
         job.path.unlink(missing_ok=True)
@@ -255,18 +341,13 @@ def _is_current(job: _Job) -> bool:
         return False  # of an older format, or damaged
     finally:
         file.close()
-    return stored == fingerprint(job.subject, scheme=job.scheme, views=job.views)
+    return stored == job.fingerprint()
 
 
 def _conclude(
-    config: PrepareConfig,
-    out: Path,
-    listing: Listing,
-    outcomes: dict[str, Outcome],
-    scheme: LabelScheme,
-    views: tuple[View, ...],
+    source: str, out: Path, listing: Listing, outcomes: dict[str, Outcome], todo: list[_Job]
 ) -> Summary:
-    """Write what the subjects have in common, the ledger last but for store.json."""
+    """Write what the subjects have in common; store.json, which opens the store, comes last."""
     done = [s for s in listing.subjects if outcomes[s.id].status == "done"]
     rows = [
         LedgerRow(
@@ -281,6 +362,9 @@ def _conclude(
         for e in listing.exclusions
     ]
     rows = natsorted(rows, key=lambda row: row.subject)
+    write_ledger(out, rows)
+    if not todo:
+        raise DatasetError("no subject can be used", where=out / "ledger.tsv")
     stored = {}
     for subject in done:
         file = SubjectFile(subject_path(out, subject.id))
@@ -295,9 +379,9 @@ def _conclude(
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     write_participants(out, done)
-    write_ledger(out, rows)
+    first = todo[0]
     StoreInfo(
-        source=config.source, scheme=scheme_table(scheme), views=views, subjects=stored
+        source=source, scheme=scheme_table(first.scheme), views=first.views, subjects=stored
     ).write(out)
     current = sum(outcome.was_current for outcome in outcomes.values())
     failed = sum(row.status == "failed" for row in rows)
@@ -308,51 +392,3 @@ def _conclude(
         skipped=sum(row.status == "skipped" for row in rows),
         rows=tuple(rows),
     )
-
-
-def _unpack_archives(config: PrepareConfig, say: Say) -> None:
-    """Unpack what is needed of the dataset's archives in `root`, each beside itself, once."""
-    source, limits = SOURCES.get(config.source), archives_of(config.source)
-    if source is None or not config.root.is_dir():
-        return
-    for archive in natsorted(config.root.iterdir()):
-        if archive.name not in limits:
-            continue
-        folder = archive.with_name(archive.name.partition(".tar")[0])
-        if folder.exists():
-            continue
-        say(f"unpacking what is needed of {archive.name}")
-        partial = archive.with_name(f".{folder.name}.unpacking")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            extract(
-                archive,
-                partial,
-                limits=limits[archive.name],
-                wanted=source.wanted_member,
-                received=lambda path: _convert_analyze(path, source),
-            )
-            if not any(partial.iterdir()):
-                raise DatasetError("holds nothing that this source uses", where=archive)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _convert_analyze(path: Path, source: Source) -> None:
-    """Replace an Analyze pair, once both halves are there, by a .nii.gz that knows its axes.
-
-    A pair that cannot be read stays: its subject's own turn will say why.
-    """
-    axes = source.member_axes(path)
-    header, voxels = path.with_suffix(".hdr"), path.with_suffix(".img")
-    if axes is None or not (header.is_file() and voxels.is_file()):
-        return
-    is_labels = path.parent.name == "FSL_SEG"
-    try:
-        volume = Volume.read(header, axes=axes, labels=is_labels)
-    except TrinatError:
-        return
-    volume.write(header.with_suffix(".nii.gz"), labels=is_labels)
-    header.unlink()
-    voxels.unlink()
