@@ -31,7 +31,8 @@ _STEP_OF_ONE_POINT = 1.25
 _TIE = 2.0**-16
 _MIXED = -1
 _SLAB_VOXELS = 2**20
-_VOTE_VOXELS = 2**16
+_VOTE_VOXELS = 2**14
+_TABLE_LENGTH = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +110,9 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     if inside[0].start == inside[0].stop or any(s.start >= s.stop for s in reached):
         return out
     part = data[inside]
-    # uint8 labels are their own indices; others, such as FreeSurfer's numbers, are counted through.
-    names = np.arange(256) if part.dtype == np.uint8 else np.unique(np.append(part.ravel(), 0))
-    indices = part if part.dtype == np.uint8 else names.searchsorted(part)
-    ballot = _Ballot(torch.from_numpy(indices.astype(np.int16)), int(np.flatnonzero(names == 0)[0]))
+    names = np.unique(np.append(np.unique(part), 0))
+    indices = _ranks(part, names)
+    ballot = _Ballot(torch.from_numpy(indices), int(names.searchsorted(0)), len(names))
     winners = ballot.elect(to.cut(inside, reached)).numpy()
     out[reached] = names.astype(data.dtype)[winners]
     return out
@@ -157,6 +157,17 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
         return slice(0, 0), slice(0, 0), slice(0, 0)
     x, y, z = (slice(int(f[0]), int(f[-1]) + 1) for f in found)
     return x, y, z
+
+
+def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
+    """The place of each value in `names`, which are in order and hold them all."""
+    if names[0] < 0 or names[-1] > _TABLE_LENGTH:
+        return names.searchsorted(data).astype(np.int16)
+    table = np.zeros(int(names[-1]) + 1, np.int16)
+    table[names] = np.arange(len(names))
+    # In the data's own memory order: C order would cost a transposition.
+    ranks: NDArray[np.int16] = table[data]
+    return ranks
 
 
 def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
@@ -251,30 +262,33 @@ def _slabs(shape: Shape) -> Iterator[slice]:
 
 
 def _positions(to: GridMap, rows: slice, shift: tuple[float, ...]) -> list[Tensor]:
-    """Where in the source the voxels of a slab lie: three times (rows, Y, Z), float32."""
-    along = [
-        np.arange(start, stop) + s
-        for start, stop, s in zip(
-            (rows.start, 0, 0), (rows.stop, *to.shape[1:]), shift, strict=True
-        )
-    ]
+    """Where in the source the voxels of a slab lie: three times (rows, Y, Z), float32.
+
+    Where the grids share their axes each depends on one of them, and has length 1 along the others.
+    """
+    axes = to.source_axes
+    limits = zip((rows.start, 0, 0), (rows.stop, *to.shape[1:]), shift, strict=True)
+    along = np.ix_(*(np.arange(start, stop) + s for start, stop, s in limits))
     found = []
     for i in range(3):
-        x, y, z = (to.matrix[i, axis] * along[axis] for axis in range(3))
-        plane = torch.from_numpy((x[:, None] + y + to.matrix[i, 3]).astype(np.float32))
-        found.append(plane[..., None] + torch.from_numpy(z.astype(np.float32)))
+        terms = [
+            (to.matrix[i, target] * along[target]).astype(np.float32)
+            for target in (range(3) if axes is None else [axes.index(i)])
+        ]
+        start = torch.tensor(to.matrix[i, 3], dtype=torch.float32)
+        found.append(sum((torch.from_numpy(term) for term in terms), start))
     return found
 
 
 class _Ballot:
-    """Votes of the labels around a point. Label indices (X, Y, Z), int16, with a rim of background.
+    """Votes of the labels around a point. Ranks of labels (X, Y, Z), int16, of `count` labels.
 
     Where all eight corners of a cell of voxels agree there is nothing to count.
     """
 
-    def __init__(self, indices: Tensor, background: int) -> None:
-        self.labels = pad(indices, (1,) * 6, value=background)
-        self.count = int(self.labels.max()) + 1
+    def __init__(self, ranks: Tensor, background: int, count: int) -> None:
+        self.labels = pad(ranks, (1,) * 6, value=background)
+        self.count = count
         low = high = self.labels
         for axis in range(3):
             last = low.shape[axis] - 1
@@ -293,11 +307,12 @@ class _Ballot:
                 found = self.cells.take(_flat(cell, self.cells.shape))
                 agreed = found if agreed is None else torch.where(agreed == found, found, _MIXED)
             assert agreed is not None
-            open_ = (agreed == _MIXED).nonzero()
-            for voxels in torch.split(open_, _VOTE_VOXELS):  # type: ignore[no-untyped-call]
-                index = voxels + torch.tensor([rows.start, 0, 0])
-                agreed[tuple(voxels.T)] = self._count(to, index, shifts)
+            undecided = (agreed == _MIXED).nonzero()
+            undecided[:, 0] += rows.start
             out[rows] = agreed
+            for start in range(0, len(undecided), _VOTE_VOXELS):
+                voxels = undecided[start : start + _VOTE_VOXELS]
+                out[tuple(voxels.T)] = self._tally(to, voxels, shifts)
         return out
 
     def _locate(self, at: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -310,22 +325,20 @@ class _Ballot:
             parts.append(inside - cell)
         return cells, parts
 
-    def _count(self, to: GridMap, voxels: Tensor, shifts: list[tuple[float, ...]]) -> Tensor:
+    def _tally(self, to: GridMap, voxels: Tensor, shifts: list[tuple[float, ...]]) -> Tensor:
         """Winners (M,) at target voxels (M, 3)."""
         matrix = torch.from_numpy(to.matrix)
         votes = torch.zeros(len(voxels), self.count)
+        corners = [torch.tensor(c) for c in product((0, 1), repeat=3)]
+        steps = torch.stack([_flat(list(c), self.labels.shape) for c in corners])
         for shift in shifts:
             at = (voxels + torch.tensor(shift, dtype=torch.float64)) @ matrix[:3, :3].T
             cell, part = self._locate(list((at + matrix[:3, 3]).T))
-            for corner in product((0, 1), repeat=3):
-                label = self.labels.take(
-                    _flat(
-                        [c + step for c, step in zip(cell, corner, strict=True)], self.labels.shape
-                    )
-                )
-                shares = [p if step else 1 - p for p, step in zip(part, corner, strict=True)]
-                weight = (shares[0] * shares[1] * shares[2]).float()
-                votes.scatter_add_(1, label.long()[:, None], weight[:, None])
+            label = self.labels.take(_flat(cell, self.labels.shape)[:, None] + steps)
+            x, y, z = (torch.stack([1 - p, p], dim=1).float() for p in part)
+            # (M, 2, 2, 2), the last axis fastest, as the corners are listed.
+            weight = x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]
+            votes.scatter_add_(1, label.long(), weight.reshape(-1, 8))
         # The first of equal maxima is the lowest label.
         return (votes / (len(shifts) * _TIE)).round_().argmax(dim=1).to(torch.int16)
 
