@@ -91,7 +91,7 @@ class Source:
                 where=self.path,
                 remedy=_FETCH_AGAIN,
             )
-        if self._packed and end > max(_BOMB_BYTES, _BOMB_RATIO * self.size):
+        if end > max(_BOMB_BYTES, _BOMB_RATIO * self.size):
             raise FormatError(
                 f"unpacks to {end // self.size} times its size, as no scan does",
                 where=self.path,
