@@ -1,0 +1,171 @@
+"""Weights of the authors' PyTorch port of QuickNAT, brought into the form of this project."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from segmentation.errors import ModelError
+from segmentation.models.model_info import Preprocessing
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.unpickling import Stub, read_torch_file
+from segmentation.views import SliceAxes, View
+
+__all__ = ["PORT_PREPROCESSING", "read_port"]
+
+# The port reads FreeSurfer's conformed orig.mgz: 256 x 256 x 256 voxels of 1 mm whose axes run to
+# the Left, Inferior and Anterior. It scales the volume's minimum to 0 and its maximum to 1, and
+# makes its slices by transpose((2, 0, 1)) for coronal, ((1, 2, 0)) for axial, none for sagittal.
+PORT_PREPROCESSING = Preprocessing(
+    axes="LIA",
+    shape=(256, 256, 256),
+    spacing_mm=1.0,
+    scaling="minimum-maximum",
+    slices={
+        View.CORONAL: SliceAxes(along=2, rows=0, columns=1),
+        View.AXIAL: SliceAxes(along=1, rows=2, columns=0),
+        View.SAGITTAL: SliceAxes(along=0, rows=1, columns=2),
+    },
+)
+
+# Its decoders run in this order, the deepest first.
+_DECODERS = (4, 1, 2, 3)
+_BLOCKS = {
+    **{f"encode{i + 1}": f"encoders.{i}" for i in range(4)},
+    "bottleneck": "bottleneck",
+    **{f"decode{number}": f"decoders.{i}" for i, number in enumerate(_DECODERS)},
+}
+_PARTS = {
+    **{f"conv{i + 1}": f"layers.{i}.convolution" for i in range(3)},
+    **{f"batchnorm{i + 1}": f"layers.{i}.norm" for i in range(3)},
+    "prelu": "activation",
+    # One kind of squeeze-and-excitation stands directly in the block, both in parts of their own.
+    **{f"SELayer{part}.fc1": "excitation.channel.0" for part in ("", ".cSE")},
+    **{f"SELayer{part}.fc2": "excitation.channel.2" for part in ("", ".cSE")},
+    **{f"SELayer{part}.conv": "excitation.spatial" for part in ("", ".sSE")},
+}
+_COUNTER = "num_batches_tracked"
+
+
+def read_port(path: str | Path) -> QuickNat:
+    """A network from a checkpoint of the port (whole module or state dict), run by no pickle."""
+    path = Path(path)
+    content = read_torch_file(path)
+    state, dropout = _find_state(content, path)
+    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    if any(re.match(r"model\.\d+\.(submodule\.|layers0\.)", name) for name in state):
+        raise ModelError(
+            "holds MONAI's Quicknat, which is another network: its convolutions have no biases "
+            "and all its blocks share one squeeze-and-excitation",
+            where=path,
+            remedy="import a checkpoint of the authors' own port, or train with trinat train",
+        )
+    tensors = {
+        _rename(name, path): tensor.float()
+        for name, tensor in state.items()
+        if not name.endswith(_COUNTER)
+    }
+    network = QuickNat(_config(tensors, dropout, path))
+    expected = {n: t for n, t in network.state_dict().items() if not n.endswith(_COUNTER)}
+    if missing := expected.keys() - tensors.keys():
+        raise ModelError(f"lacks what is called {min(missing)} here", where=path)
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise ModelError(f"has more than QuickNAT: {name}", where=path)
+        # The port's channel excitation is linear: (F, C) for (F, C, 1, 1).
+        if tensor.ndim == 2:
+            tensors[name] = tensor = tensor[:, :, None, None]
+        if tensor.shape != expected[name].shape:
+            raise ModelError(
+                f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected[name].shape)}",
+                where=path,
+            )
+        if not tensor.isfinite().all():
+            raise ModelError(f"{name} has values that are not finite", where=path)
+    network.load_state_dict(tensors, strict=False)
+    return network.eval()
+
+
+def _find_state(content: Any, path: Path) -> tuple[Mapping[str, Tensor], float | None]:
+    """The tensors by name, wherever a training script put them, and the dropout if it is known."""
+    if isinstance(content, Stub):
+        if content.name.startswith("monai."):
+            raise ModelError(f"holds a network of MONAI ({content.name})", where=path)
+        return _flatten(content), _dropout(content)
+    if isinstance(content, Mapping):
+        for key in ("state_dict", "model_state_dict", "model"):
+            if key in content:
+                return _find_state(content[key], path)
+        if content and all(isinstance(v, Tensor) for v in content.values()):
+            return {str(name): tensor for name, tensor in content.items()}, None
+    raise ModelError("holds no network and no state dict", where=path)
+
+
+def _flatten(module: Stub, prefix: str = "") -> dict[str, Tensor]:
+    """What `state_dict` of a module would have been, from the state that its pickle gave it."""
+    tensors: dict[str, Tensor] = {}
+    for kind in ("_parameters", "_buffers"):
+        for name, tensor in _children(module, kind):
+            if isinstance(tensor, Tensor):
+                tensors[prefix + name] = tensor
+    for name, child in _children(module, "_modules"):
+        if isinstance(child, Stub):
+            tensors |= _flatten(child, f"{prefix}{name}.")
+    return tensors
+
+
+def _dropout(module: Stub) -> float | None:
+    for name, child in _children(module, "_modules"):
+        if isinstance(child, Stub):
+            if name == "drop_out" and isinstance(child.state, dict):
+                return float(child.state.get("p", 0))
+            if (found := _dropout(child)) is not None:
+                return found
+    return None
+
+
+def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
+    state = module.state
+    found = state.get(kind) if isinstance(state, dict) else None
+    return list(found.items()) if isinstance(found, dict) else []
+
+
+def _rename(name: str, path: Path) -> str:
+    if name.startswith("classifier.conv."):
+        return name.replace("classifier.conv", "classifier", 1)
+    block, _, rest = name.partition(".")
+    part, _, tensor = rest.rpartition(".")
+    if block not in _BLOCKS or part not in _PARTS:
+        raise ModelError(f"is no checkpoint of QuickNAT: it has {name}", where=path)
+    return f"{_BLOCKS[block]}.{_PARTS[part]}.{tensor}"
+
+
+def _config(tensors: Mapping[str, Tensor], dropout: float | None, path: Path) -> QuickNatConfig:
+    """The architecture, from the shapes of its weights."""
+    try:
+        filters, channels, kernel, _ = tensors["encoders.0.layers.0.convolution.weight"].shape
+        classes = len(tensors["classifier.weight"])
+    except (KeyError, ValueError) as error:
+        raise ModelError("is no checkpoint of QuickNAT", where=path) from error
+    has_channel = "encoders.0.excitation.channel.0.weight" in tensors
+    has_spatial = "encoders.0.excitation.spatial.weight" in tensors
+    kinds = {(False, False): "none", (True, False): "channel", (False, True): "spatial"}
+    settings = {
+        "classes": classes,
+        "channels": channels,
+        "filters": filters,
+        "kernel": kernel,
+        "excitation": kinds.get((has_channel, has_spatial), "both"),
+    }
+    if dropout is not None:
+        settings["dropout"] = dropout
+    try:
+        return QuickNatConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ModelError(f"{first['loc'][0]}: {first['msg']}", where=path) from error

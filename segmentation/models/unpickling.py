@@ -1,0 +1,249 @@
+"""Read what torch.save wrote, of any age, without running any of it.
+
+A pickle is a program: it names functions and has them called. Here it can have tensors, parameters
+and plain containers made, all by this file. Every other class that it names becomes an empty
+stand-in that keeps the state it is given, and anything else that it wants called is refused.
+`torch.load(weights_only=True)` does the same for tensors, but knows no whole modules, which is
+what the authors of QuickNAT published.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+from torch import Tensor
+
+from segmentation.errors import ModelError
+
+__all__ = ["Stub", "read_torch_file"]
+
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
+# A pickle without its tensors holds names and shapes: kilobytes.
+_MAX_PICKLE_BYTES = 64 << 20
+_DTYPES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+
+class Stub:
+    """Stands in for an object of a class that is not imported; `state` is what it was given."""
+
+    name = ""
+    state: Any = None
+
+    def __new__(cls, *_: Any) -> Stub:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def read_torch_file(path: str | Path) -> Any:
+    """The object in a file of torch.save, zip or older: tensors, containers and stubs."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(4)
+            file.seek(0)
+            if start.startswith(b"PK"):
+                return _read_zip(file, size, path)
+            return _read_legacy(file, size, path)
+    except (ModelError, OSError):
+        raise
+    # What a damaged pickle raises is anyone's guess; it is all the same to the user.
+    except Exception as error:
+        raise ModelError(
+            "is not a file of torch.save, or is damaged", where=path, remedy="download it again"
+        ) from error
+
+
+def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        # torch stores without compression; what would grow on reading is no work of torch's.
+        if sum(member.file_size for member in members.values()) > size:
+            raise ModelError("holds more than it is large", where=path)
+
+        def read(name: str) -> bytes:
+            return archive.read(members[name])
+
+        if "byteorder" in members and read("byteorder") != b"little":
+            raise ModelError("was written on a big-endian machine", where=path)
+
+        @cache
+        def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
+            data = bytearray(read(f"data/{key}"))
+            if len(data) != count * dtype.itemsize:
+                raise ModelError("has storages of other sizes than it says", where=path)
+            return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+        return _Unpickler(io.BytesIO(read("data.pkl")), storage, path).load()
+
+
+def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
+    """Five pickles (magic, version, system, object, storage keys), then the storages' bytes."""
+    storages: dict[str, Tensor] = {}
+    promised = 0
+
+    def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
+        nonlocal promised
+        if key not in storages:
+            promised += count * dtype.itemsize
+            if count < 0 or promised > size:
+                raise ModelError("promises more data than it has", where=path)
+            storages[key] = torch.zeros(count, dtype=dtype)
+        return storages[key]
+
+    def load() -> Any:
+        return _Unpickler(file, storage, path).load()
+
+    if load() != _LEGACY_MAGIC or load() != _LEGACY_PROTOCOL:
+        raise ModelError("is not a file of torch.save", where=path)
+    if load().get("little_endian") is not True:
+        raise ModelError("was written on a big-endian machine", where=path)
+    content, keys = load(), load()
+    for key in keys:
+        tensor = storages[key]
+        (count,) = struct.unpack("<q", file.read(8))
+        data = bytearray(file.read(tensor.numel() * tensor.element_size()))
+        if count != tensor.numel() or len(data) != tensor.numel() * tensor.element_size():
+            raise ModelError("ends before its data does", where=path, remedy="download it again")
+        if count:
+            tensor.copy_(torch.frombuffer(data, dtype=tensor.dtype))
+    if storages.keys() != set(keys):
+        raise ModelError("lacks data of some tensors", where=path)
+    return content
+
+
+Storage = Callable[[str, torch.dtype, int], Tensor]
+
+
+# Python's own unpickler in Python: the one in C allocates tables as large as a pickle asks for.
+class _Unpickler(pickle._Unpickler):
+    def __init__(self, file: BinaryIO, storage: Storage, path: Path) -> None:
+        super().__init__(_Limited(file), encoding="utf-8")
+        self._storage = storage
+        self._path = path
+        self._stubs: dict[str, type] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full in _ALLOWED:
+            return _ALLOWED[full]
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if full not in self._stubs:
+            self._stubs[full] = self._stub(full)
+        return self._stubs[full]
+
+    def _stub(self, full: str) -> type:
+        """A class that can be made without arguments (as modules are) and never called."""
+        path = self._path
+
+        class Uncallable(type):
+            def __call__(cls, *_: Any, **__: Any) -> NoReturn:
+                raise ModelError(
+                    f"wants {full} called, which weights have no need of",
+                    where=path,
+                    remedy="it may be malicious; do not open it with torch.load",
+                )
+
+            def __setattr__(cls, *_: Any) -> NoReturn:
+                raise ModelError(f"wants {full} changed", where=path)
+
+        return Uncallable("Stub", (Stub,), {"name": full})
+
+    def persistent_load(self, saved: Any) -> Any:
+        kind, *rest = saved
+        if kind == "module":  # a class with its source code, of which only the class is named
+            return rest[0]
+        if kind != "storage" or not isinstance(rest[0], torch.dtype):
+            raise ModelError(f"refers to something that is no tensor: {kind}", where=self._path)
+        dtype, key, _device, count, *view = rest
+        if any(part is not None for part in view):
+            raise ModelError("has storages within storages", where=self._path)
+        return self._storage(str(key), dtype, int(count))
+
+
+class _Limited:
+    """A file from which one pickle's worth can be read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = _MAX_PICKLE_BYTES
+
+    def _count(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError("the pickle is too large")
+        return data
+
+    def read(self, size: int) -> bytes:
+        return self._count(self._file.read(min(size, self._left + 1)))
+
+    def readline(self) -> bytes:
+        return self._count(self._file.readline(self._left + 1))
+
+
+class _Maker:
+    """A function that a pickle may have called, and cannot change."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._make(*arguments)
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise TypeError("cannot be changed")
+
+
+def _tensor(
+    storage: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
+) -> Tensor:
+    """Older files have a storage, an offset, a shape and strides; newer ones, more to ignore."""
+    # torch checks the bounds, but lets strides make much out of little.
+    if prod(shape) > storage.numel():
+        raise ValueError("a tensor that repeats itself")
+    return storage.as_strided(tuple(shape), tuple(strides), offset)
+
+
+def _parameter(tensor: Tensor, *_: Any) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise TypeError("a parameter that is no tensor")
+    return tensor
+
+
+_ALLOWED: dict[str, Any] = {
+    "collections.OrderedDict": OrderedDict,
+    "builtins.set": set,
+    "__builtin__.set": set,
+    "torch._utils._rebuild_tensor": _Maker(_tensor),
+    "torch._utils._rebuild_tensor_v2": _Maker(_tensor),
+    "torch._utils._rebuild_parameter": _Maker(_parameter),
+    "torch.Size": _Maker(tuple),
+    "torch.device": _Maker(lambda *_: None),
+}
