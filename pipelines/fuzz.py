@@ -43,6 +43,10 @@ _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-3, 1e-30, 1e30, 351.0, 352.0, 368.
 _NON_NUMBERS = (float("nan"), float("inf"), float("-inf"))
 
 
+class HangError(Exception):
+    """Not a TimeoutError: the reader would take that for one of the disk's."""
+
+
 @dataclass
 class Tally:
     """What became of the cases of one kind; `missed` says what went wrong, and must be empty."""
@@ -267,10 +271,10 @@ def _contradiction(volume: Volume, scan: Scan, content: bytes) -> str:
 
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise TimeoutError in a block that hangs."""
+    """Raise `HangError` in a block that does."""
 
     def out_of_patience(*_: object) -> None:
-        raise TimeoutError(f"not done after {_PATIENCE_S} s")
+        raise HangError(f"not done after {_PATIENCE_S} s")
 
     before = signal.signal(signal.SIGALRM, out_of_patience)
     signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)

@@ -134,7 +134,7 @@ class TestTheFuzzerItself:
         assert fuzz_flips(50, 2, tmp_path).missed
         assert fuzz_cuts(16, 2, tmp_path).missed
 
-    def test_another_exception_a_warning_and_a_hang_are_misses(
+    def test_another_exception_and_a_warning_are_misses(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def divide() -> None:
@@ -143,15 +143,21 @@ class TestTheFuzzerItself:
         def warn() -> None:
             np.float64(1e300) * np.float64(1e300)
 
-        def hang() -> None:
+        for failure, name in ((divide, "Zero"), (warn, "RuntimeWarning")):
+            monkeypatch.setattr(Volume, "read", lambda *_, failure=failure, **__: failure())
+            (miss,) = fuzz_cuts(1, 2, tmp_path).missed
+            assert name in miss
+
+    def test_a_hang_is_a_miss_wherever_the_reader_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def hang(*_: object) -> None:
             while True:
                 pass
 
         monkeypatch.setattr(fuzz, "_PATIENCE_S", 0.05)
-        for failure, name in ((divide, "Zero"), (warn, "RuntimeWarning"), (hang, "Timeout")):
-            monkeypatch.setattr(Volume, "read", lambda *_, failure=failure, **__: failure())
-            (miss,) = fuzz_cuts(1, 2, tmp_path).missed
-            assert name in miss
+        monkeypatch.setattr("gzip.GzipFile.readinto", hang)
+        assert "HangError" in fuzz_cuts(1, 2, tmp_path).missed[0]
 
     def test_an_error_without_a_remedy_is_a_miss(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
