@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from natsort import natsorted
@@ -22,7 +22,7 @@ from pipelines.exits import Exit, batch_exit
 from pipelines.unpack import unpack_archives
 from segmentation.data.participants import Facts, read_participants, read_rows
 from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
-from segmentation.data.preparing import fingerprint, prepare_subject
+from segmentation.data.preparing import Cut, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
 from segmentation.data.source import Listing, SourceOptions, Subject
 from segmentation.data.sources import list_subjects
@@ -42,6 +42,8 @@ from segmentation.views import View
 
 __all__ = ["Outcome", "PrepareConfig", "Summary", "export", "read_config", "run", "run_from_png"]
 
+# Networks halve a slice four times.
+Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 Say = Callable[[str], None]
 Finished = Callable[["Outcome", int, int], None]  # what became of it, how many are, of how many
 
@@ -55,6 +57,7 @@ class PrepareConfig(BaseModel):
     root: Path
     labels: str = "quicknat33"  # the label scheme: a name or a TSV file
     views: tuple[View, ...] | None = None  # default: all that the scheme can have
+    grid: tuple[Side, Side, Side] = (256, 256, 256)  # of the working grid, in voxels of 1 mm
     image: str | None = None  # which of a dataset's images
     label_maps: str | None = None  # which of a dataset's label maps
     subjects_dir: Path | None = None
@@ -90,20 +93,19 @@ class _Job:
 
     subject: Subject
     path: Path
-    scheme: LabelScheme
-    views: tuple[View, ...]
+    cut: Cut
     pictures: Path | None = None  # a folder of exported pictures, in place of scans
 
     def fingerprint(self) -> str:
         if self.pictures is not None:
             return png_fingerprint(self.pictures)
-        return fingerprint(self.subject, scheme=self.scheme, views=self.views)
+        return fingerprint(self.subject, self.cut)
 
     def make(self) -> None:
         if self.pictures is not None:
             import_png(self.pictures, self.path)
         else:
-            prepare_subject(self.subject, self.path, scheme=self.scheme, views=self.views)
+            prepare_subject(self.subject, self.path, self.cut)
 
 
 def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
@@ -138,16 +140,13 @@ def run(
 ) -> Summary:
     """Bring the store at `out` up to date with its source; what is current stays as it is."""
     scheme = load_scheme(config.labels)
-    views = _views(config, scheme)
+    cut = Cut(scheme, _views(config, scheme), config.grid)
     with _store_to_write(out):
         unpack_archives(config.source, config.root, say)
         listing = _listing(config)
         if listing.advice:
             say(listing.advice)
-        todo = [
-            _Job(subject, subject_path(out, subject.id), scheme, views)
-            for subject in listing.subjects
-        ]
+        todo = [_Job(subject, subject_path(out, subject.id), cut) for subject in listing.subjects]
         return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
 
 
@@ -185,7 +184,7 @@ def run_from_png(
         subjects.append(subject)
     with _store_to_write(out):
         todo = [
-            _Job(subject, subject_path(out, subject.id), scheme, infos[0].views, path)
+            _Job(subject, subject_path(out, subject.id), Cut(scheme, infos[0].views), path)
             for subject, path in zip(subjects, exported, strict=True)
         ]
         return _bring_up_to_date("png", out, Listing(tuple(subjects)), todo, jobs, finished)
@@ -381,7 +380,7 @@ def _conclude(
     write_participants(out, done)
     first = todo[0]
     StoreInfo(
-        source=source, scheme=scheme_table(first.scheme), views=first.views, subjects=stored
+        source=source, scheme=scheme_table(first.cut.scheme), views=first.cut.views, subjects=stored
     ).write(out)
     current = sum(outcome.was_current for outcome in outcomes.values())
     failed = sum(row.status == "failed" for row in rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,10 +19,19 @@ from segmentation.labels import LabelScheme
 from segmentation.views import View
 from segmentation.volume import Volume
 
-__all__ = ["Prepared", "fingerprint", "prepare_subject", "read_on_working_grid"]
+__all__ = ["Cut", "Prepared", "fingerprint", "prepare_subject", "read_on_working_grid"]
 
 # Image and labels that lie further apart than this are not on one grid.
 SAME_GRID_MM = 1e-3
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How subjects are cut: into which classes, along which views, on how large a working grid."""
+
+    scheme: LabelScheme
+    views: tuple[View, ...]
+    grid: tuple[int, int, int] = (256, 256, 256)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,24 +44,22 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare_subject(
-    subject: Subject, path: Path, *, scheme: LabelScheme, views: tuple[View, ...]
-) -> None:
+def prepare_subject(subject: Subject, path: Path, cut: Cut) -> None:
     """Read, conform, cut and write one subject, or raise with the reason why not."""
-    prepared = read_on_working_grid(subject, scheme)
+    prepared = read_on_working_grid(subject, cut)
     write_subject(
         path,
         image=None if prepared.image is None else quantise(prepared.image),
         labels=prepared.labels,
         affine=prepared.affine,
-        scheme=scheme,
-        views=views,
-        fingerprint=fingerprint(subject, scheme=scheme, views=views),
+        scheme=cut.scheme,
+        views=cut.views,
+        fingerprint=fingerprint(subject, cut),
         notes=prepared.notes,
     )
 
 
-def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
+def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
     """Image and labels of a subject, brought to the working grid by one and the same plan."""
     notes: tuple[str, ...] = (subject.note,) if subject.note else ()
     image = classes = None
@@ -65,7 +71,7 @@ def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
         if image is not None:
             _require_same_grid(image, raw, subject)
         # Folding comes first: which side is nearest shows on the map as it was drawn.
-        indices = scheme.from_freesurfer(
+        indices = cut.scheme.from_freesurfer(
             raw.data,
             spacing_mm=raw.spacing_mm,
             extra=subject.extra,
@@ -76,9 +82,9 @@ def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
     if image is None:
         if classes is None:
             raise ValueError(f"{subject.id} has neither image nor labels")
-        alone = conform(classes, labels=True).volume
+        alone = conform(classes, labels=True, shape=cut.grid).volume
         return Prepared(None, alone.data, alone.affine, notes)
-    conformed = conform(image)
+    conformed = conform(image, shape=cut.grid)
     labels = None
     if classes is not None:
         # What lies within the tolerance of the image's grid is on it.
@@ -87,12 +93,13 @@ def read_on_working_grid(subject: Subject, scheme: LabelScheme) -> Prepared:
     return Prepared(conformed.volume.data, labels, conformed.volume.affine, notes)
 
 
-def fingerprint(subject: Subject, *, scheme: LabelScheme, views: Iterable[View]) -> str:
+def fingerprint(subject: Subject, cut: Cut) -> str:
     """SHA-256 over the bytes of the inputs and every setting that shapes the result."""
     settings = {
         "format": FORMAT,
-        "scheme": scheme_table(scheme),
-        "views": sorted(view.value for view in views),
+        "scheme": scheme_table(cut.scheme),
+        "views": sorted(view.value for view in cut.views),
+        "grid": cut.grid,
         "axes": [subject.image_axes, subject.labels_axes],
         "extra": sorted(subject.extra.items()),
         "ignore": sorted(subject.ignore),
