@@ -29,6 +29,14 @@ class ScanFile:
     session: str = ""
     identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
 
+    @property
+    def scan(self) -> str:
+        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say."""
+        rest = dict(self.identity)
+        rest.pop("sub", None)
+        first = [("ses", rest.pop("ses"))] if "ses" in rest else []
+        return "_".join(f"{k}-{v}" for k, v in [*first, *rest.items()]) or self.session
+
 
 @dataclass(frozen=True)
 class Pair:

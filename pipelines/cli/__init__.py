@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import data, demo, doctor, import_weights, phantom, prepare, split
+from pipelines.cli import data, demo, doctor, evaluate, import_weights, phantom, prepare, split
 from pipelines.cli.lists import ListOptions
 from pipelines.exits import Exit, exit_code
 from segmentation.errors import TrinatError
@@ -48,6 +48,7 @@ def _root(
 
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
+app.command("evaluate", cls=ListOptions)(evaluate.command)
 app.command("import-weights")(import_weights.command)
 app.command("phantom")(phantom.command)
 app.command("prepare", cls=ListOptions)(prepare.command)

@@ -51,6 +51,13 @@ def test_bids_names_pair_by_entities_and_ignore_descriptions(tmp_path: Path) -> 
     ]
 
 
+def test_a_persons_scans_have_names_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "sub-01_acq-x_run-2_ses-1_desc-a_dseg.nii"
+    path.touch()
+    (file,) = find_files(path)
+    assert (file.subject, file.session, file.scan) == ("sub-01", "ses-1", "ses-1_acq-x_run-2")
+
+
 def test_one_scan_a_subject_pairs_though_one_side_names_the_session(tmp_path: Path) -> None:
     found = pairing(
         tmp_path, ["sub-01_dseg.nii.gz"], ["sub-01/ses-1/anat/sub-01_ses-1_dseg.nii.gz"]

@@ -1,0 +1,391 @@
+"""trinat evaluate: predictions against truths, as tables and as a report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pipelines.exits import Exit, batch_exit
+from pipelines.pairing import Pair, Pairing, find_files, pair_files
+from pipelines.printing import print_to_pdf, save_drawing
+from pipelines.process import cpu_count
+from segmentation.data.participants import read_rows
+from segmentation.errors import ConfigError, EvaluationError, GeometryError, TrinatError
+from segmentation.files import atomic_text, atomic_write
+from segmentation.labels import LabelScheme, load_scheme
+from segmentation.metrics import Measurement, compare
+from segmentation.metrics.grid import on_grid_of
+from segmentation.report.tables import metrics_frame, write_table
+from segmentation.volume import Volume
+
+if TYPE_CHECKING:
+    from segmentation.report.evaluation import Case
+
+__all__ = ["Mappings", "Model", "Settings", "evaluate", "named_models", "read_mapping"]
+
+
+@dataclass(frozen=True)
+class Mappings:
+    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side."""
+
+    truth: Mapping[int, int] = field(default_factory=dict)
+    prediction: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    predictions: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    truth: Path
+    models: tuple[Model, ...]
+    out: Path
+    labels: str = "quicknat33"
+    mapping: Path | None = None
+    images: Path | None = None
+    resample: bool = False
+    jobs: int | None = None
+    show_heads: bool = False
+    pdf: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class _Task:
+    model: str
+    pair: Pair
+    scheme: str
+    mappings: Mappings
+    resample: bool
+
+
+@dataclass(frozen=True)
+class _Done:
+    """One pair measured, or the reason why not."""
+
+    task: _Task
+    measurements: tuple[Measurement, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    failure: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.task.pair.truth.name
+
+
+def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Model, ...]:
+    """Models by the names given, or else by their folders' names."""
+    if names and len(names) != len(predictions):
+        raise ConfigError(
+            f"{len(names)} --model-name for {len(predictions)} --pred: give one for each"
+        )
+    chosen = names or [place.resolve().name for place in predictions]
+    return tuple(Model(name, place) for name, place in zip(chosen, predictions, strict=True))
+
+
+def evaluate(
+    settings: Settings, *, progress: Callable[[_Done, int, int], None] | None = None
+) -> Exit:
+    """Measure every pair, write the tables and the report; failures are in both.
+
+    `progress(result, done, total)` is told after each pair.
+    """
+    started = datetime.now(UTC)
+    _check(settings)
+    scheme = load_scheme(settings.labels)
+    mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
+    truths = find_files(settings.truth)
+    pairings = {
+        model.name: pair_files(truths, find_files(model.predictions)) for model in settings.models
+    }
+    tasks = [
+        _Task(model, pair, settings.labels, mappings, settings.resample)
+        for model, pairing in pairings.items()
+        for pair in pairing.pairs
+    ]
+    if not tasks:
+        raise EvaluationError(
+            "no prediction has a truth: no names match",
+            where=settings.truth,
+            remedy="name both sides alike (sub-01 and sub-01, or equal file names)",
+        )
+    done = []
+    for result in _measured(tasks, settings.jobs or cpu_count()):
+        done.append(result)
+        if progress:
+            progress(result, len(done), len(tasks))
+    order = {id(task): n for n, task in enumerate(tasks)}
+    done.sort(key=lambda result: order[id(result.task)])
+    settings.out.mkdir(parents=True, exist_ok=True)
+    pairs = _pairs_table(done, pairings)
+    write_table(settings.out / "pairs.csv", pairs)
+    measured = [result for result in done if not result.failure]
+    if not measured:
+        raise EvaluationError(
+            f"none of {len(done)} pairs could be measured; the first: {done[0].failure}",
+            where=settings.out / "pairs.csv",
+        )
+    frame = metrics_frame((_scan(result.task), result.measurements) for result in measured)
+    write_table(settings.out / "metrics.csv", frame)
+    _write_report(settings, scheme, frame, pairs, measured, started)
+    unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
+    return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
+
+
+def read_mapping(path: Path) -> Mappings:
+    """A table with columns `number` and `freesurfer`, and maybe `of`: truth (default), prediction
+    or both."""
+    sides: dict[str, dict[int, int]] = {"truth": {}, "prediction": {}}
+    for line, row in enumerate(read_rows(path, required=("number", "freesurfer")), start=2):
+        of = row.get("of") or "truth"
+        if of not in ("truth", "prediction", "both"):
+            raise ConfigError(
+                f"line {line}: `of` is truth, prediction or both, not {of!r}", where=path
+            )
+        try:
+            number, freesurfer = int(row["number"]), int(row["freesurfer"])
+        except ValueError:
+            raise ConfigError(f"line {line}: label numbers are whole numbers", where=path) from None
+        for side in ("truth", "prediction") if of == "both" else (of,):
+            sides[side][number] = freesurfer
+    return Mappings(sides["truth"], sides["prediction"])
+
+
+def _check(settings: Settings) -> None:
+    names = [model.name for model in settings.models]
+    if not names:
+        raise ConfigError("no predictions are named", remedy="use --pred DIR")
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"two models are called {next(n for n in names if names.count(n) > 1)!r}",
+            remedy="tell them apart with --model-name, one for each --pred",
+        )
+    if settings.jobs is not None and settings.jobs < 1:
+        raise ConfigError(f"{settings.jobs} jobs: use at least 1")
+
+
+def _measured(tasks: Sequence[_Task], jobs: int) -> Iterator[_Done]:
+    """Results as they come; one process a job, each takes the next pair when it is free."""
+    if jobs == 1 or len(tasks) == 1:
+        yield from map(_measure, tasks)
+        return
+    # Not fork: the parent may hold threads and locks of numerical libraries.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+        futures = {pool.submit(_measure, task): task for task in tasks}
+        for future in as_completed(futures):
+            result = future.result()
+            # What came back is a copy; the order of the tasks is kept by identity.
+            yield _Done(
+                futures[future], result.measurements, result.facts, result.note, result.failure
+            )
+
+
+def _measure(task: _Task) -> _Done:
+    try:
+        truth, true, predicted, facts = _read_pair(task)
+        rows = compare(true, predicted, truth.spacing_mm, load_scheme(task.scheme)).rows()
+    except (TrinatError, OSError) as error:
+        return _Done(task, failure=str(error))
+    return _Done(task, tuple(rows), facts, facts.pop("note"))
+
+
+def _read_pair(
+    task: _Task,
+) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
+    """The truth as read, both maps as class indices on its grid, and facts for the table."""
+    truth = Volume.read(task.pair.truth.path, labels=True)
+    prediction = Volume.read(task.pair.prediction.path, labels=True)
+    facts = {
+        "shape": "×".join(map(str, truth.shape)),
+        "spacing_mm": "×".join(f"{s:.4g}" for s in truth.spacing_mm),
+        "truth_sha256": truth.source_sha256 or "",
+        "prediction_sha256": prediction.source_sha256 or "",
+    }
+    try:
+        prediction, note = on_grid_of(prediction, truth, resample=task.resample)
+    except GeometryError as error:
+        error.where = task.pair.prediction.path.name
+        raise
+    if min(truth.shape) == 1:
+        note = "; ".join(filter(None, (note, "a single slice: distances are within the slice")))
+    scheme = load_scheme(task.scheme)
+    true, predicted = (
+        scheme.from_freesurfer(
+            volume.data, spacing_mm=volume.spacing_mm, extra=extra, where=file.path
+        )
+        for volume, extra, file in (
+            (truth, task.mappings.truth, task.pair.truth),
+            (prediction, task.mappings.prediction, task.pair.prediction),
+        )
+    )
+    return truth, true, predicted, facts | {"note": note}
+
+
+def _scan(task: _Task) -> dict[str, str]:
+    truth = task.pair.truth
+    return {"subject": truth.subject, "session": truth.scan, "model": task.model}
+
+
+_FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
+
+
+def _pairs_table(done: Iterable[_Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
+    """Every file of both sides: measured, failed, or without a partner."""
+    rows = []
+    for result in done:
+        pair = result.task.pair
+        rows.append(
+            {
+                **_scan(result.task),
+                "truth": pair.truth.path.name,
+                "prediction": pair.prediction.path.name,
+                "paired_by": pair.how,
+                "status": "failed" if result.failure else "measured",
+                "note": result.failure or result.note,
+                **{key: result.facts.get(key, "") for key in _FACTS},
+            }
+        )
+    for model, pairing in pairings.items():
+        for side, files in (
+            ("truth", pairing.truths_alone),
+            ("prediction", pairing.predictions_alone),
+        ):
+            other = "prediction" if side == "truth" else "truth"
+            for file in files:
+                row = dict.fromkeys((*_FACTS, "truth", "prediction", "paired_by"), "")
+                rows.append(
+                    row
+                    | {"subject": file.subject, "session": file.scan, "model": model}
+                    | {side: file.path.name, "status": f"no {other}", "note": f"no {other} found"}
+                )
+    columns = ["subject", "session", "model", "status", "note", "paired_by"]
+    return pd.DataFrame(rows)[[*columns, "truth", "prediction", *_FACTS]]
+
+
+def _write_report(
+    settings: Settings,
+    scheme: LabelScheme,
+    frame: pd.DataFrame,
+    pairs: pd.DataFrame,
+    measured: Sequence[_Done],
+    started: datetime,
+) -> None:
+    from segmentation.report.evaluation import evaluate_frame, evaluation_page
+
+    provenance = {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": settings.command,
+        "labels": scheme.name,
+        "truth": str(settings.truth),
+        **{f"predictions of {model.name}": str(model.predictions) for model in settings.models},
+        "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
+        "metrics.csv (SHA-256)": _sha256(settings.out / "metrics.csv"),
+    }
+    evaluation = evaluate_frame(frame, pairs)
+    with atomic_text(settings.out / "summary.json") as file:
+        json.dump({"provenance": provenance, **evaluation.to_json()}, file, indent=1)
+        file.write("\n")
+    drawings = evaluation.drawings()
+    folder = settings.out / "figures"
+    folder.mkdir(exist_ok=True)
+    for drawing in (*(d for group in drawings.values() for d in group), *evaluation.heat_maps()):
+        save_drawing(folder, drawing)
+    cases, notices = _worst_cases(settings, scheme, frame, measured)
+    for number, case in enumerate(cases, start=1):
+        with atomic_write(folder / f"worst-{number}.png") as picture:
+            picture.write(case.view.still_png)
+    faces = (
+        "Whole heads are shown, as asked for."
+        if settings.show_heads
+        else "Scans are black away from the brain, so that no face is shown."
+    )
+    page = evaluation_page(
+        evaluation,
+        drawings,
+        cases,
+        scheme,
+        provenance,
+        faces=faces if settings.images else "",
+        notices=notices,
+    )
+    with atomic_text(settings.out / "report.html") as file:
+        file.write(page)
+    if settings.pdf:
+        print_to_pdf(settings.out / "report.html")
+
+
+def _worst_cases(
+    settings: Settings, scheme: LabelScheme, frame: pd.DataFrame, measured: Sequence[_Done]
+) -> tuple[list[Case], list[str]]:
+    """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
+    from segmentation.report.evaluation import Case
+    from segmentation.report.figures import short_name
+    from segmentation.report.summary import worst_scans
+    from segmentation.report.viewer import view_case
+
+    by_scan = {tuple(_scan(result.task).values()): result.task for result in measured}
+    images, notices = _images(settings, measured)
+    cases = []
+    for row in worst_scans(frame).to_dict("records"):
+        task = by_scan[row["subject"], row["session"], row["model"]]
+        truth, true, predicted, _ = _read_pair(task)
+        image = None
+        if task.pair.truth.name in images:
+            path = images[task.pair.truth.name]
+            try:
+                image = on_grid_of(Volume.read(path), truth)[0]
+            except (TrinatError, OSError) as error:
+                notices.append(f"shown without its scan: {error}")
+        focus = scheme.names.index(row["worst_structure"])
+        scan = f"{row['subject']} {row['session']}".strip()
+        worst = f"{short_name(row['worst_structure'])} ({row['worst_value']:.2f})"
+        cases.append(
+            Case(
+                f"{scan}, {row['model']}: mean Dice {row['value']:.3f}",
+                f"Lowest Dice: {worst}. The first slices shown pass through most of its errors.",
+                f"Truth, prediction and errors of {scan} in three planes",
+                view_case(
+                    Volume(true, truth.affine),
+                    Volume(predicted, truth.affine),
+                    scheme,
+                    image=image,
+                    focus=focus,
+                    show_head=settings.show_heads,
+                ),
+            )
+        )
+    return cases, notices
+
+
+def _images(settings: Settings, measured: Sequence[_Done]) -> tuple[dict[str, Path], list[str]]:
+    """The scan of each truth, by the truth's name, and what could not be found."""
+    if settings.images is None:
+        return {}, []
+    truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}
+    pairing = pair_files(truths.values(), find_files(settings.images, suffix="T1w"))
+    missing = len(pairing.truths_alone)
+    notices = [f"{missing} truths have no scan in {settings.images.name}"] if missing else []
+    return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}, notices
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

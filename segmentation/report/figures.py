@@ -1,0 +1,254 @@
+"""Figures of an evaluation, drawn once: as files for a paper and inline in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from segmentation.metrics.definitions import METRICS
+from segmentation.report.summary import by_person, confusion, models_of, structures_of
+from segmentation.report.svg import GRID, INK
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "MODEL_COLORS",
+    "Drawing",
+    "bland_altman_plot",
+    "box_plot",
+    "comparison_plot",
+    "confusion_plot",
+    "heat_map",
+    "short_name",
+]
+
+# Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
+MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, what it shows in words, and the names of its marks by artist."""
+
+    name: str
+    figure: Figure
+    label: str
+    titles: dict[str, list[str]] = field(default_factory=dict)
+
+
+def short_name(structure: str) -> str:
+    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:all to All structures."""
+    if structure.startswith("group:"):
+        group = structure.removeprefix("group:").replace("-", " ")
+        return "All structures" if group == "all" else f"{group.capitalize()} (mean)"
+    for side, letter in (("Left-", "L "), ("Right-", "R ")):
+        if structure.startswith(side):
+            return letter + structure.removeprefix(side).replace("-", " ")
+    return structure.replace("-", " ")
+
+
+def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
+    """Boxes over persons, a row a structure, every person a dot."""
+    models, structures = models_of(frame), structures_of(frame)
+    tables = {model: by_person(frame, model, metric) for model in models}
+    structures = [s for s in structures if any(s in table.columns for table in tables.values())]
+    titles: dict[str, list[str]] = {}
+    band = 0.8 / len(models)
+    height = len(structures) * max(0.24, 0.17 * len(models)) + 0.9
+    with _canvas(8.6, height) as (figure, axis):
+        for m, model in enumerate(models):
+            for row, structure in enumerate(structures):
+                values = tables[model].get(structure, pd.Series(dtype=float)).dropna()
+                if values.empty:
+                    continue
+                y = row + (m - (len(models) - 1) / 2) * band
+                color = MODEL_COLORS[m % len(MODEL_COLORS)]
+                if len(values) > 4:  # of fewer, the dots say more than a box
+                    _box(axis, values.to_numpy(), y, band, color)
+                gid = f"dots-{m}-{row}"
+                axis.scatter(
+                    values,
+                    y + _spread(len(values), band),
+                    s=9,
+                    color=color,
+                    lw=0,
+                    zorder=3,
+                    gid=gid,
+                )
+                titles[gid] = [
+                    f"{person}, {short_name(structure)}, {model}: {value:.3g}"
+                    for person, value in values.items()
+                ]
+        _rows(axis, [short_name(s) for s in structures])
+        axis.set_xlabel(_axis_title(metric))
+        _legend(figure, models)
+    name = METRICS[metric].title
+    label = f"{name} of {len(structures)} structures, a box over persons and a dot a person"
+    return Drawing(f"boxes-{metric}", figure, label, titles)
+
+
+def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]) -> Drawing:
+    """Small multiples: difference of volumes over their mean, with bias and limits."""
+    from segmentation.metrics.statistics import bland_altman
+
+    predicted, true = (by_person(frame, model, m) for m in ("volume", "truth_volume"))
+    columns = min(4, len(structures))
+    rows = -(-len(structures) // columns)
+    titles = {}
+    with _canvas(8.6, 2.1 * rows, rows, columns) as (figure, axes):
+        for n, axis in enumerate(np.ravel(axes)):
+            if n >= len(structures):
+                axis.set_visible(False)
+                continue
+            a, b = (table[structures[n]].to_numpy() / 1000 for table in (true, predicted))
+            limits = bland_altman(a, b)
+            gid = f"persons-{n}"
+            axis.scatter((a + b) / 2, b - a, s=10, color=MODEL_COLORS[0], lw=0, zorder=3, gid=gid)
+            titles[gid] = [
+                f"{person}: {x:.3g} ml true, {y:.3g} ml predicted"
+                for person, x, y in zip(true.index, a, b, strict=True)
+                if np.isfinite(x + y)
+            ]
+            axis.axhline(0, color=GRID, lw=1)
+            if np.isfinite(limits.bias):
+                axis.axhline(limits.bias, color=MODEL_COLORS[0], lw=1.2)
+            if np.isfinite(limits.sd):
+                for level in (limits.lower, limits.upper):
+                    axis.axhline(level, color=MODEL_COLORS[0], lw=0.9, ls=(0, (4, 3)))
+            axis.set_title(short_name(structures[n]), fontsize=8, color=INK)
+            axis.tick_params(labelsize=7)
+            axis.margins(0.12)
+        figure.supxlabel("mean of true and predicted volume (ml)", fontsize=9, color=INK)
+        figure.supylabel("predicted − true (ml)", fontsize=9, color=INK)
+    label = f"Bland-Altman plots of the volumes of {len(structures)} structures, model {model}"
+    return Drawing("bland-altman", figure, label, titles)
+
+
+def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -> Drawing:
+    """Mean paired difference with its 95 % interval; filled where significant after Holm."""
+    rows = table[
+        (table["metric"] == metric) & (table["first"] == first) & (table["second"] == second)
+    ]
+    titles = {}
+    with _canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
+        axis.axvline(0, color=INK, lw=0.8)
+        row: Any
+        for y, row in enumerate(rows.itertuples()):
+            axis.plot([row.low, row.high], [y, y], color=MODEL_COLORS[1], lw=1.6)
+            significant = row.p_holm < 0.05
+            face = MODEL_COLORS[1] if significant else "none"
+            gid = f"difference-{y}"
+            axis.scatter(
+                [row.mean_difference], [y], s=26, fc=face, ec=MODEL_COLORS[1], zorder=3, gid=gid
+            )
+            p = "no test" if np.isnan(row.p_holm) else f"p = {row.p_holm:.2g} after Holm"
+            titles[gid] = [f"{short_name(row.structure)}: {row.mean_difference:+.3g}, {p}"]
+        _rows(axis, [short_name(s) for s in rows["structure"]])
+        axis.set_xlabel(f"{METRICS[metric].title}: {second} − {first}")
+    label = f"Difference in {METRICS[metric].title}, {second} minus {first}, by structure"
+    return Drawing(f"comparison-{metric}", figure, label, titles)
+
+
+def heat_map(table: pd.DataFrame, title: str) -> Drawing:
+    """Scans x structures, for a paper; the report has it as a table."""
+    with _canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
+        image = axis.imshow(table.to_numpy(float), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axis.set_xticks(range(table.shape[1]), [short_name(s) for s in table.columns], rotation=90)
+        axis.set_yticks(range(len(table)), [" ".join(map(str, key)).strip() for key in table.index])
+        axis.tick_params(labelsize=6.5)
+        figure.colorbar(image, ax=axis, shrink=0.7, label=title)
+    return Drawing("heat-map", figure, f"{title} of every scan and structure")
+
+
+def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
+    """Share of each true structure by predicted structure, on a logarithmic scale."""
+    from matplotlib.colors import LogNorm
+
+    table = confusion(frame, model)
+    shares = table.where(table > 0).to_numpy(float)
+    with _canvas(7.6, 6.8) as (figure, axis):
+        image = axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
+        names = [short_name(s) for s in table.columns]
+        axis.set_xticks(range(len(names)), names, rotation=90)
+        axis.set_yticks(range(len(names)), names)
+        axis.tick_params(labelsize=6.5)
+        axis.set_xlabel("predicted")
+        axis.set_ylabel("true")
+        figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true structure")
+    return Drawing("confusion", figure, f"Confusion between structures, model {model}")
+
+
+@contextmanager
+def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """A figure without pyplot, in the report's style: (figure, axis or axes)."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style = {
+        "font.family": "sans-serif",
+        "font.size": 8.5,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "axes.linewidth": 0.7,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "grid.color": GRID,
+        "grid.linewidth": 0.7,
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns)
+
+
+def _box(axis: Any, values: Any, y: float, band: float, color: str) -> None:
+    """Quartiles and median, whiskers to the last value within 1.5 quartile ranges."""
+    low, median, high = np.percentile(values, [25, 50, 75])
+    reach = 1.5 * (high - low)
+    inside = values[(values >= low - reach) & (values <= high + reach)]
+    half = band * 0.38
+    axis.plot([inside.min(), low], [y, y], color=color, lw=0.9)
+    axis.plot([high, inside.max()], [y, y], color=color, lw=0.9)
+    axis.fill_between([low, high], y - half, y + half, color=color, alpha=0.22, lw=0)
+    axis.plot([median, median], [y - half, y + half], color=color, lw=1.8)
+
+
+def _spread(count: int, band: float) -> Any:
+    """Offsets that keep dots apart, the same every time: the golden ratio's low discrepancy."""
+    return ((np.arange(count) * 0.618034 + 0.5) % 1 - 0.5) * band * 0.7
+
+
+def _rows(axis: Any, names: Sequence[str]) -> None:
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0, labelsize=8)
+    axis.grid(axis="x")
+    axis.set_axisbelow(True)
+    axis.spines["left"].set_visible(False)
+
+
+def _axis_title(metric: str) -> str:
+    unit = METRICS[metric].unit
+    return f"{METRICS[metric].title} ({unit})" if unit else METRICS[metric].title
+
+
+def _legend(figure: Figure, models: Sequence[str]) -> None:
+    if len(models) < 2:
+        return
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=MODEL_COLORS[m % len(MODEL_COLORS)], lw=4, label=model)
+        for m, model in enumerate(models)
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False)

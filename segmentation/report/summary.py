@@ -1,0 +1,212 @@
+"""From metrics.csv to the numbers of a report; nothing here looks at a voxel.
+
+The unit is the person: `by_person` averages a person's scans first. Everything else is a
+reduction of its tables, so the whole report can be recomputed from metrics.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from segmentation.metrics.definitions import METRICS
+from segmentation.metrics.statistics import (
+    bland_altman,
+    bootstrap_interval,
+    holm,
+    icc_2_1,
+    paired_test,
+    within_subject_cv_percent,
+)
+
+__all__ = [
+    "agreement",
+    "by_person",
+    "by_scan",
+    "comparisons",
+    "confusion",
+    "models_of",
+    "retest",
+    "structure_statistics",
+    "structures_of",
+    "swapped",
+    "worst_scans",
+]
+
+_SEED = 0
+# Metrics on which models are compared: one of each kind, so that the tests stay few.
+COMPARED = ("dice", "hd95", "assd", "surface_dice_1mm", "absolute_volume_difference")
+
+
+def models_of(frame: pd.DataFrame) -> list[str]:
+    """Models in the order of the command line."""
+    return [str(model) for model in frame["model"].unique()]
+
+
+def structures_of(frame: pd.DataFrame) -> list[str]:
+    """Single structures, in the order of the label scheme."""
+    measured = frame[(frame["metric"] == "dice") & ~_is_group(frame)]
+    return [str(name) for name in measured["structure"].unique()]
+
+
+def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
+    """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
+    rows = frame[(frame["model"] == model) & (frame["metric"] == metric)]
+    return rows.groupby(["subject", "structure"])["value"].mean().unstack()
+
+
+def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
+    """(subject, session) x structures and groups."""
+    rows = frame[(frame["model"] == model) & (frame["metric"] == metric)]
+    return rows.set_index(["subject", "session", "structure"])["value"].unstack()
+
+
+def structure_statistics(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean, median, SD and 95 % bootstrap interval of the mean over persons, and over how many."""
+    known = [m for m in frame["metric"].unique() if m in METRICS]
+    tables = [
+        _statistics(by_person(frame, model, metric)).assign(model=model, metric=metric)
+        for model in models_of(frame)
+        for metric in known
+    ]
+    columns = ["model", "metric", "structure", *_STATISTICS]
+    return (
+        pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    )
+
+
+_STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
+
+
+def _statistics(persons: pd.DataFrame) -> pd.DataFrame:
+    values = persons.to_numpy(float)
+    low, high = bootstrap_interval(values, np.random.default_rng(_SEED))
+    known = persons.notna().sum()
+    return pd.DataFrame(
+        {
+            "structure": persons.columns,
+            "persons": known.to_numpy(),
+            "undefined": len(persons) - known.to_numpy(),
+            "mean": persons.mean().to_numpy(),
+            "median": persons.median().to_numpy(),
+            "sd": persons.std(ddof=1).to_numpy(),
+            "low": low,
+            "high": high,
+        }
+    )
+
+
+def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
+    """Every two models on the persons that both have; Holm within metric and pair of models.
+
+    Groups are corrected among themselves: they are made of the structures, not more of them.
+    """
+    rows = []
+    for first, second in combinations(models_of(frame), 2):
+        for metric in COMPARED:
+            one, other = by_person(frame, first, metric), by_person(frame, second, metric)
+            persons = one.index.union(other.index)
+            structures = [s for s in one.columns if s in other.columns]
+            one, other = one.reindex(persons), other.reindex(persons)
+            differences = (other[structures] - one[structures]).to_numpy(float)
+            intervals = bootstrap_interval(differences, np.random.default_rng(_SEED))
+            for structure, low, high in zip(structures, *intervals, strict=True):
+                test = paired_test(one[structure].to_numpy(), other[structure].to_numpy())
+                rows.append(
+                    {
+                        "first": first,
+                        "second": second,
+                        "metric": metric,
+                        "structure": structure,
+                        **asdict(test),
+                        "low": low,
+                        "high": high,
+                        "p": np.nan if test.p is None else test.p,
+                        "p_holm": np.nan,
+                    }
+                )
+    table = pd.DataFrame(rows)
+    if not rows:
+        return table
+    families = table.groupby(["first", "second", "metric", _is_group(table)])
+    for index in families.groups.values():
+        table.loc[index, "p_holm"] = holm(table.loc[index, "p"].to_numpy(float))
+    return table
+
+
+def agreement(frame: pd.DataFrame) -> pd.DataFrame:
+    """Predicted against true volumes: Bland-Altman in mm3 and ICC(2,1), a structure a row."""
+    rows = []
+    for model in models_of(frame):
+        predicted, true = (by_person(frame, model, m) for m in ("volume", "truth_volume"))
+        for structure in predicted.columns:
+            pair = true[structure].to_numpy(), predicted[structure].to_numpy()
+            limits = bland_altman(*pair)
+            icc = icc_2_1(np.stack(pair, 1))
+            rows.append({"model": model, "structure": structure, **asdict(limits), "icc": icc})
+    return pd.DataFrame(rows)
+
+
+def retest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Two scans of a person: within-subject CV and ICC(2,1) of predicted and of true volumes.
+
+    A real difference between the scans counts too; the truth's own row shows how large it is.
+    """
+    rows = []
+    for model in models_of(frame):
+        for metric in ("volume", "truth_volume"):
+            scans = by_scan(frame, model, metric)
+            for structure in scans.columns:
+                pairs = np.array(list(_first_two(scans[structure])))
+                if not len(pairs):
+                    continue
+                cv = within_subject_cv_percent(pairs[:, 0], pairs[:, 1])
+                rows.append((model, metric, structure, len(pairs), cv, icc_2_1(pairs)))
+    columns = ["model", "metric", "structure", "persons", "cv_percent", "icc"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _first_two(scans: pd.Series) -> Iterator[NDArray[np.float64]]:
+    for _, values in scans.groupby(level="subject"):
+        known = values.dropna().to_numpy()
+        if len(known) >= 2:
+            yield known[:2]
+
+
+def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """What each true structure was labelled as, share of its true volume over all scans."""
+    rows = frame[(frame["model"] == model) & frame["metric"].str.startswith("labelled_as:")]
+    predicted = rows["metric"].str.removeprefix("labelled_as:")
+    table = rows.assign(predicted=predicted).pivot_table(
+        index="structure", columns="predicted", values="value", aggfunc="sum", fill_value=0.0
+    )
+    order = ["background", *structures_of(frame)]
+    table = table.reindex(index=order, columns=order, fill_value=0.0)
+    return table.div(table.sum(axis=1).replace(0, np.nan), axis=0)
+
+
+def swapped(frame: pd.DataFrame) -> pd.DataFrame:
+    """Scans whose left and right are exchanged: most of the paired overlap is on the wrong side."""
+    swap = frame[(frame["metric"] == "side_swap") & (frame["structure"] == "group:all")]
+    return swap.loc[swap["value"] > 0.5, ["subject", "session", "model", "value"]]
+
+
+def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
+    """Scans with the lowest mean Dice over all structures, and each one's worst structure."""
+    dice = frame[frame["metric"] == "dice"]
+    means = dice[dice["structure"] == "group:all"].dropna(subset="value")
+    worst = means.nsmallest(count, "value")[["subject", "session", "model", "value"]]
+    single = dice[~_is_group(dice)].dropna(subset="value")
+    lowest = single.loc[single.groupby(["subject", "session", "model"])["value"].idxmin()]
+    lowest = lowest.rename(columns={"structure": "worst_structure", "value": "worst_value"})
+    keys = ["subject", "session", "model"]
+    return worst.merge(lowest[[*keys, "worst_structure", "worst_value"]], on=keys, how="left")
+
+
+def _is_group(frame: pd.DataFrame) -> pd.Series:
+    return frame["structure"].str.startswith("group:").rename("is_group")

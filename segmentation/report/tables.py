@@ -1,0 +1,72 @@
+"""metrics.csv: one number a row, in long form, and how it is written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from segmentation.files import atomic_text
+from segmentation.metrics import Measurement
+
+__all__ = ["METRICS_COLUMNS", "metrics_frame", "neutral", "read_metrics", "write_table"]
+
+METRICS_COLUMNS = (
+    "subject",
+    "session",
+    "model",
+    "structure",
+    "fs_id",
+    "metric",
+    "value",
+    "unit",
+    "note",
+)
+_TEXT = ("subject", "session", "model", "structure", "metric", "unit", "note")
+
+
+def metrics_frame(scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]]) -> pd.DataFrame:
+    """One table of all scans' measurements; each scan brings its subject, session and model."""
+    rows = [
+        (
+            scan["subject"],
+            scan["session"],
+            scan["model"],
+            m.structure,
+            m.fs_id,
+            m.metric,
+            m.value,
+            m.unit,
+            m.note,
+        )
+        for scan, measurements in scans
+        for m in measurements
+    ]
+    frame = pd.DataFrame(rows, columns=list(METRICS_COLUMNS))
+    return frame.astype({"fs_id": "Int64", "value": float})
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """A metrics.csv as it was written: a subject called NA is no missing value."""
+    frame = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False)
+    frame["value"] = pd.to_numeric(frame["value"], errors="coerce")
+    frame["fs_id"] = pd.to_numeric(frame["fs_id"], errors="coerce").astype("Int64")
+    return frame
+
+
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """Write a CSV whole or not at all; undefined numbers are empty cells."""
+    safe = frame.copy()
+    for column in safe.columns[[not pd.api.types.is_numeric_dtype(t) for t in safe.dtypes]]:
+        safe[column] = safe[column].map(neutral)
+    with atomic_text(path) as file:
+        safe.to_csv(file, index=False, lineterminator="\n")
+
+
+def neutral(cell: Any) -> Any:
+    """Text that a spreadsheet would run as a formula, made plain text by a leading quote."""
+    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{cell}"
+    return cell

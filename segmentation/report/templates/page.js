@@ -1,0 +1,188 @@
+"use strict";
+(() => {
+  const status = document.getElementById("status");
+  const say = (text) => { status.textContent = text; };
+
+  // Tables: sort by a click on a title, filter by text and by choice.
+  for (const box of document.querySelectorAll(".table")) {
+    const body = box.querySelector("tbody");
+    const rows = [...body.rows];
+    const titles = [...box.querySelectorAll("thead th")];
+    const search = box.querySelector("input[type=search]");
+    const picks = [...box.querySelectorAll("select[data-column]")];
+    const count = box.querySelector(".count");
+
+    const key = (row, column) => {
+      const cell = row.cells[column];
+      const order = cell.dataset.order;
+      if (order === undefined) return cell.textContent.trim();
+      if (order === "-inf") return -Infinity;
+      const number = Number(order);
+      return Number.isNaN(number) ? order : number;
+    };
+    const compare = (a, b) =>
+      typeof a === "number" && typeof b === "number"
+        ? (a < b ? -1 : a > b ? 1 : 0)
+        : String(a).localeCompare(String(b), undefined, { numeric: true });
+
+    titles.forEach((title, column) => {
+      title.querySelector("button").addEventListener("click", () => {
+        const numeric = title.classList.contains("num");
+        const was = title.getAttribute("aria-sort");
+        const descending = was ? was === "ascending" : numeric;
+        const sign = descending ? -1 : 1;
+        titles.forEach((other) => other.removeAttribute("aria-sort"));
+        title.setAttribute("aria-sort", descending ? "descending" : "ascending");
+        rows.sort((a, b) => sign * compare(key(a, column), key(b, column)));
+        body.append(...rows);
+        say(`Sorted by ${title.textContent.trim()}, ${descending ? "descending" : "ascending"}`);
+      });
+    });
+
+    const filter = () => {
+      const text = search ? search.value.trim().toLowerCase() : "";
+      let shown = 0;
+      for (const row of rows) {
+        const matches =
+          (!text || row.textContent.toLowerCase().includes(text)) &&
+          picks.every((pick) => !pick.value || row.cells[pick.dataset.column].textContent.trim() === pick.value);
+        row.hidden = !matches;
+        shown += matches;
+      }
+      if (count) count.textContent = `${shown} of ${rows.length} rows`;
+    };
+    if (search) search.addEventListener("input", filter);
+    picks.forEach((pick) => pick.addEventListener("change", filter));
+    filter();
+  }
+
+  // Several plots of one kind: one at a time on screen, all in print.
+  for (const choice of document.querySelectorAll(".switch")) {
+    const plots = [...choice.parentElement.querySelectorAll(":scope > .switched")];
+    const select = choice.querySelector("select");
+    const show = () => plots.forEach((plot, n) => { plot.hidden = String(n) !== select.value; });
+    select.addEventListener("change", show);
+    choice.hidden = false;
+    show();
+  }
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((d) => { d.open = true; });
+  });
+
+  // Slice viewers: tiled axial slices are unpacked into volumes, any plane is cut from them.
+  const palette = document.getElementById("palette");
+  const { colors, names, errors } = palette ? JSON.parse(palette.textContent) : {};
+  const PLANES = [[1, 2], [0, 2], [0, 1]];  // the axes that run right and up in each plane
+
+  const unpack = async (uri, [x, y, z], tiles) => {
+    const image = new Image();
+    image.src = uri;
+    await image.decode();
+    const canvas = document.createElement("canvas");
+    canvas.width = image.width;
+    canvas.height = image.height;
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.drawImage(image, 0, 0);
+    const { data } = context.getImageData(0, 0, image.width, image.height);
+    const volume = new Uint8Array(x * y * z);
+    for (let k = 0; k < z; k++) {
+      const left = (k % tiles) * x;
+      const top = Math.floor(k / tiles) * y;
+      for (let j = 0; j < y; j++) {
+        const from = ((top + j) * image.width + left) * 4;
+        const to = (k * y + j) * x;
+        for (let i = 0; i < x; i++) volume[to + i] = data[from + 4 * i];
+      }
+    }
+    return volume;
+  };
+
+  const start = async (article) => {
+    const shape = article.dataset.shape.split(",").map(Number);
+    const tiles = Number(article.dataset.tiles);
+    const viewer = article.querySelector(".viewer");
+    const [gray, truth, prediction] = await Promise.all(
+      ["gray", "truth", "prediction"].map((name) => unpack(viewer.dataset[name], shape, tiles)));
+    const here = viewer.querySelector(".here");
+    const strength = viewer.querySelector(".strength");
+    const sliders = [...viewer.querySelectorAll("input[type=range][data-axis]")];
+    const canvases = [...viewer.querySelectorAll("canvas")];
+    const position = sliders.map((slider) => Number(slider.value));
+    const strides = [1, shape[0], shape[0] * shape[1]];
+
+    const color = (index, show) => {
+      const t = truth[index];
+      const p = prediction[index];
+      if (show === "truth") return t ? colors[t] : null;
+      if (show === "prediction") return p ? colors[p] : null;
+      if (show === "errors" && t !== p) return p === 0 ? errors[0] : t === 0 ? errors[1] : errors[2];
+      return null;
+    };
+    const draw = (axis) => {
+      const [right, up] = PLANES[axis];
+      const width = shape[right];
+      const height = shape[up];
+      const canvas = canvases[axis];
+      canvas.width = width;
+      canvas.height = height;
+      const context = canvas.getContext("2d");
+      const picture = context.createImageData(width, height);
+      const show = viewer.querySelector("input[type=radio]:checked").value;
+      const mix = strength.value / 100;
+      for (let v = 0; v < height; v++) {
+        for (let u = 0; u < width; u++) {
+          const index = position[axis] * strides[axis] + u * strides[right] + v * strides[up];
+          const to = ((height - 1 - v) * width + u) * 4;
+          const over = color(index, show);
+          for (let c = 0; c < 3; c++) {
+            picture.data[to + c] = over ? gray[index] * (1 - mix) + over[c] * mix : gray[index];
+          }
+          picture.data[to + 3] = 255;
+        }
+      }
+      context.putImageData(picture, 0, 0);
+      const name = ["Sagittal", "Coronal", "Axial"][axis];
+      canvas.setAttribute("aria-label", `${name} slice ${position[axis] + 1} of ${shape[axis]}, ${show}`);
+    };
+    const drawAll = () => [0, 1, 2].forEach(draw);
+    const move = (axis, value) => {
+      position[axis] = Math.min(shape[axis] - 1, Math.max(0, value));
+      sliders[axis].value = position[axis];
+      draw(axis);
+    };
+
+    sliders.forEach((slider, axis) => slider.addEventListener("input", () => move(axis, Number(slider.value))));
+    viewer.querySelectorAll("input[type=radio]").forEach((r) => r.addEventListener("change", drawAll));
+    strength.addEventListener("input", drawAll);
+    canvases.forEach((canvas, axis) => {
+      const [right, up] = PLANES[axis];
+      const at = (event) => {
+        const box = canvas.getBoundingClientRect();
+        const u = Math.floor((event.clientX - box.left) / box.width * shape[right]);
+        const v = shape[up] - 1 - Math.floor((event.clientY - box.top) / box.height * shape[up]);
+        return [Math.min(shape[right] - 1, Math.max(0, u)), Math.min(shape[up] - 1, Math.max(0, v))];
+      };
+      const point = (event) => {
+        const [u, v] = at(event);
+        const index = position[axis] * strides[axis] + u * strides[right] + v * strides[up];
+        here.textContent = `Truth: ${names[truth[index]]}. Prediction: ${names[prediction[index]]}.`;
+        if (event.buttons === 1) { move(right, u); move(up, v); }
+      };
+      canvas.addEventListener("pointermove", point);
+      canvas.addEventListener("pointerdown", point);
+      canvas.addEventListener("wheel", (event) => {
+        if (!event.ctrlKey && document.activeElement === sliders[axis]) {
+          event.preventDefault();
+          move(axis, position[axis] + Math.sign(event.deltaY));
+        }
+      }, { passive: false });
+    });
+    article.querySelector(".still").hidden = true;
+    viewer.hidden = false;
+    drawAll();
+  };
+  for (const article of document.querySelectorAll(".case")) {
+    // Without the viewer the still picture stays: the case is never lost.
+    start(article).catch((error) => console.error(`viewer: ${error}`));
+  }
+})();
