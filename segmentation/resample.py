@@ -107,7 +107,7 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     out = np.zeros(to.shape, data.dtype)
     inside = occupied_box(data != 0)
     reached = to.reach(inside)
-    if inside[0].start == inside[0].stop or any(s.start >= s.stop for s in reached):
+    if _is_empty(inside) or _is_empty(reached):
         return out
     part = data[inside]
     names = np.unique(np.append(np.unique(part), 0))
@@ -123,24 +123,25 @@ def resample_probabilities(probabilities: NDArray[Any] | Tensor, to: GridMap) ->
 
     Class by class, so that no more than one class is held as float32; beyond the edge lies class 0.
     """
-    best = torch.zeros(to.shape)
+    best = torch.ones(to.shape)
     winner = torch.zeros(to.shape, dtype=torch.uint8)
     # The largest of K that sum to 1 is at least 1/K: where a class has less, another one wins.
     # Rounding to float16 takes up to a thousandth off the sum.
     least = 0.99 / len(probabilities)
     for k, values in enumerate(probabilities):
         of_class = torch.as_tensor(values)
-        inside = occupied_box(of_class >= least)
+        inside = occupied_box(of_class < 1 if k == 0 else of_class >= least)
         reached = to.reach(inside)
-        if inside[0].start == inside[0].stop or any(s.start >= s.stop for s in reached):
+        if _is_empty(inside) or _is_empty(reached):
             continue
+        # Class 0 is counted by what it lacks, so that beyond the edge it lacks nothing.
+        part = of_class[inside].float() - float(k == 0)
         local = to.cut(inside, reached)
-        moved = _reordered(of_class[inside].numpy(), local)
-        part = (
-            torch.from_numpy(moved.astype(np.float32))
-            if moved is not None
-            else _interpolate(of_class[inside].float(), local)
-        )
+        moved = _reordered(part.numpy(), local)
+        part = _interpolate(part, local) if moved is None else torch.from_numpy(moved)
+        if k == 0:
+            best[reached] += part
+            continue
         leads = part > best[reached]
         best[reached] = torch.where(leads, part, best[reached])
         winner[reached].masked_fill_(leads, k)
@@ -157,6 +158,10 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
         return slice(0, 0), slice(0, 0), slice(0, 0)
     x, y, z = (slice(int(f[0]), int(f[-1]) + 1) for f in found)
     return x, y, z
+
+
+def _is_empty(box: Box) -> bool:
+    return any(s.start >= s.stop for s in box)
 
 
 def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
