@@ -11,7 +11,7 @@ from torch import Tensor
 
 from segmentation.errors import ConfigError
 from segmentation.labels import LabelScheme
-from segmentation.views import View, to_slices
+from segmentation.views import SliceAxes, View, slice_axes, to_slices
 
 __all__ = ["DEFAULT_WEIGHTS", "Fusion", "view_weights"]
 
@@ -54,9 +54,13 @@ class Fusion:
         views: tuple[View, ...],
         weights: Weights = DEFAULT_WEIGHTS,
         device: torch.device | str = "cpu",
+        *,
+        axes: Mapping[View, SliceAxes] | None = None,
+        sagittal_is_merged: bool = True,
     ) -> None:
         self.views = views
-        self.is_merged = views == (View.SAGITTAL,)
+        self.axes = axes or {view: slice_axes(view) for view in views}
+        self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         # Sagittal slices alone cannot name sides at all.
         self.scheme = scheme.merged.scheme if self.is_merged else scheme
         given = {view: weights[view] for view in views}
@@ -68,7 +72,8 @@ class Fusion:
         self._uneven = any((w - w[0]).abs().max() > 1e-6 for w in self._weights.values())
         self.sum = torch.zeros((*shape, len(self.scheme)), dtype=torch.float16, device=device)
         self._added: set[View] = set()
-        if View.SAGITTAL in views and not self.is_merged:
+        self._is_divided = View.SAGITTAL in views and sagittal_is_merged and not self.is_merged
+        if self._is_divided:
             self._to_merged = torch.from_numpy(scheme.merged.to_merged.copy()).to(device)
             self._partner = torch.from_numpy(scheme.partner_permutation.copy()).to(device)
             # What one side gets where the others know neither: half, or all of an unpaired class.
@@ -81,10 +86,10 @@ class Fusion:
             raise ValueError("the sagittal view is added last: it needs the others' ratios")
         self._added.add(view)
         # (N, K, H, W)-like view of the buffer, classes moved back to the end.
-        slices = to_slices(self.sum.permute(3, 0, 1, 2), view).permute(0, 2, 3, 1)
+        slices = to_slices(self.sum.permute(3, 0, 1, 2), self.axes[view]).permute(0, 2, 3, 1)
         slices = slices[start : start + len(probabilities)]
         weight = self._weights[view]
-        if view is View.SAGITTAL and not self.is_merged:
+        if view is View.SAGITTAL and self._is_divided:
             probabilities = self._divide(slices, probabilities)
         slices += (probabilities * weight).to(slices.dtype)
 
@@ -92,7 +97,7 @@ class Fusion:
         """The fused probabilities, (X, Y, Z, K) float16; sums are 1."""
         if self._uneven:
             # Weights that differ between classes do not keep the sum.
-            for slab in self.sum.split(8):
+            for slab in torch.split(self.sum, 8):
                 slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
         return self.sum
 

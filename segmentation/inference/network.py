@@ -1,0 +1,133 @@
+"""One network on one device: slices of a volume in, probabilities out, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from segmentation.errors import DeviceError
+from segmentation.models.quicknat import QuickNat
+from segmentation.views import SliceAxes, to_slices
+
+__all__ = ["Precision", "ViewNetwork", "choose_device", "choose_precision"]
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+# A class that the model was never taught must not win by chance.
+_NEVER = -1e4
+# Slices of the working grid at a time. More do not run faster on a processor, and fill its caches.
+_BATCH = {"cpu": 4, "cuda": 32}
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name; "auto" is the first GPU, or the processor."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"{name!r} is no device", remedy="use cpu, cuda or cuda:1") from error
+    if device.type not in _BATCH:
+        raise DeviceError(f"{device.type} is not supported", remedy="use cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"{name} is not there", remedy="trinat doctor lists what there is")
+    return device
+
+
+def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes in it, else float32."""
+    if name != "auto":
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        fast = bool(torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if fast else torch.float32
+
+
+class ViewNetwork:
+    """A view's network made ready: norms folded, channels last, in the device's best precision."""
+
+    def __init__(
+        self,
+        network: QuickNat,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        never: NDArray[np.int64] | None = None,
+        batch: int | None = None,
+    ) -> None:
+        self.channels = network.config.channels
+        self.device = device
+        self.batch = batch or _BATCH[device.type]
+        folded = network.fold()
+        if never is not None and len(never):
+            assert folded.classifier.bias is not None
+            folded.classifier.bias[torch.from_numpy(never)] = _NEVER
+        for module in folded.modules():
+            # Norms that do not fold keep their statistics in full precision.
+            if isinstance(module, nn.Conv2d | nn.PReLU):
+                module.to(dtype)
+        self.dtype = dtype
+        self._network = folded.to(device)
+
+    def probabilities(
+        self,
+        volume: Tensor,
+        axes: SliceAxes,
+        *,
+        mirror: tuple[int, NDArray[np.int64]] | None = None,
+        every: int = 1,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield (first slice, probabilities (N, H, W, K) float32) of a volume (X, Y, Z).
+
+        With `mirror`, the axis that runs from side to side and the classes' partners, the mean
+        with the mirrored slice. With `every`, only each so-manieth slice, one at a time.
+        """
+        slices = _thick(to_slices(volume, axes), self.channels)
+        count = len(slices)
+        starts = range(every // 2, count, every) if every > 1 else range(0, count, self.batch)
+        for start in starts:
+            stop = start + 1 if every > 1 else min(start + self.batch, count)
+            batch = slices[start:stop].to(self.device, self.dtype)
+            found = self._run(batch)
+            if mirror is not None:
+                found = (found + self._run_mirrored(batch, axes, *mirror)) / 2
+            yield start, found
+
+    def drop_out(self, active: bool) -> None:
+        """Dropout as in training, or not; all else stays in evaluation mode."""
+        for module in self._network.modules():
+            if isinstance(module, nn.Dropout2d):
+                module.train(active)
+
+    def _run(self, batch: Tensor) -> Tensor:
+        with torch.inference_mode():
+            # Classes lie innermost in channels-last logits: this is no copy.
+            logits: Tensor = self._network(batch)
+            return logits.permute(0, 2, 3, 1).float().softmax(-1)
+
+    def _run_mirrored(
+        self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: NDArray[np.int64]
+    ) -> Tensor:
+        if axes.along == side_axis:
+            # From the other side a thick slice's neighbours change places; nothing else does.
+            return self._run(batch.flip(1))
+        rows_or_columns = 2 if axes.rows == side_axis else 3
+        found = self._run(batch.flip(rows_or_columns)).flip(rows_or_columns - 1)
+        return found[..., torch.from_numpy(partners).to(found.device)]
+
+
+def _thick(slices: Tensor, channels: int) -> Tensor:
+    """Slices (N, H, W) with their neighbours as channels, (N, C, H, W); zeros beyond the ends."""
+    if channels == 1:
+        return slices[:, None]
+    reach = channels // 2
+    empty = slices.new_zeros((reach, *slices.shape[1:]))
+    padded = torch.cat((empty, slices, empty))
+    return padded.unfold(0, channels, 1).permute(0, 3, 1, 2)

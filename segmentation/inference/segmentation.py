@@ -1,0 +1,109 @@
+"""What segmenting one scan gives, restored to the scan's own space when it is asked for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segmentation.conform import ConformPlan, restore, restore_probabilities
+from segmentation.errors import LabelError
+from segmentation.inference.uncertainty import Uncertainty, entropy_of
+from segmentation.labels import LabelScheme
+from segmentation.volume import Volume
+
+__all__ = ["Segmentation"]
+
+# Voxels of two grids that are this close lie on one another.
+_SAME_VOXELS = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """Labels in the scan's own space, volumes, probabilities and doubts."""
+
+    fused: Tensor  # (X, Y, Z, K) float16 on the working grid
+    scheme: LabelScheme
+    plan: ConformPlan
+    image: Volume  # what the networks saw, on the working grid
+    notes: tuple[str, ...]
+    agreement: NDArray[np.float64] | None  # mean Dice between views, (K,)
+    uncertainty: Uncertainty | None
+    not_predicted: tuple[str, ...]
+    timings: dict[str, float] = field(default_factory=dict)  # seconds
+
+    @cached_property
+    def working(self) -> Volume:
+        """Class indices on the working grid, uint8."""
+        indices = torch.cat(
+            [slab.argmax(-1).to(torch.uint8) for slab in torch.split(self.fused, 8)]
+        )
+        return Volume(np.asarray(indices.numpy()), np.array(self.plan.affine))
+
+    @cached_property
+    def indices(self) -> Volume:
+        """Class indices in the scan's own space, uint8."""
+        start = time.perf_counter()
+        if self._needs_interpolation:
+            found = restore_probabilities(self.fused.permute(3, 0, 1, 2).numpy(), self.plan)
+        else:
+            # Every voxel of the scan is one of the working grid: the most probable stays so.
+            found = restore(self.working, self.plan, labels=True)
+        self.timings["restore"] = time.perf_counter() - start
+        return Volume(found.data, found.affine, found.codes, self.notes)
+
+    @cached_property
+    def labels(self) -> Volume:
+        """FreeSurfer numbers in the scan's own space, int16."""
+        found = self.indices
+        numbers = self.scheme.to_freesurfer(found.data)
+        return Volume(numbers, found.affine, found.codes, found.notes)
+
+    @cached_property
+    def voxels(self) -> dict[str, int]:
+        """Voxels of each structure in the scan's own space."""
+        counts = np.bincount(self.indices.data.ravel(), minlength=len(self.scheme))
+        return {
+            label.name: int(counts[label.index])
+            for label in self.scheme.labels[1:]
+            if label.name not in self.not_predicted
+        }
+
+    @property
+    def voxel_mm3(self) -> float:
+        return float(abs(np.linalg.det(self.indices.affine[:3, :3])))
+
+    @property
+    def volumes_mm3(self) -> dict[str, float]:
+        """Volume of each structure that the model knows."""
+        return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
+
+    def probabilities(self, structure: str) -> Volume:
+        """Probability of one structure in the scan's own space, float32."""
+        if structure not in self.scheme.names:
+            raise LabelError(
+                f"{structure!r} is no structure of {self.scheme.name}",
+                remedy=f"such as {self.scheme.names[1]}",
+            )
+        values = self.fused[..., self.scheme.names.index(structure)].float().numpy()
+        return restore(Volume(values, np.array(self.plan.affine)), self.plan, labels=False)
+
+    @cached_property
+    def entropy(self) -> Volume:
+        """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
+        values = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
+        return restore(Volume(values, np.array(self.plan.affine)), self.plan, labels=False)
+
+    @property
+    def _needs_interpolation(self) -> bool:
+        to_working = np.linalg.solve(np.array(self.plan.affine), np.array(self.plan.scan_affine))
+        off = np.abs(to_working - np.rint(to_working))
+        off[:, :3] *= self.plan.scan_shape
+        turned = np.abs(np.rint(to_working[:3, :3]))
+        is_permutation = bool((turned.sum(0) == 1).all() and (turned.sum(1) == 1).all())
+        return not is_permutation or bool(off.max() >= _SAME_VOXELS)

@@ -1,0 +1,75 @@
+"""How much a network doubts: what changes when dropout is left on (arXiv 1811.09800)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segmentation.inference.disagreement import dice_of_maps
+from segmentation.labels import LabelScheme
+
+__all__ = ["Samples", "Uncertainty", "entropy_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """Over samples: entropy of the mean (X, Y, Z), in nats; per class (K,), NaN where absent."""
+
+    entropy: NDArray[np.float32]
+    iou: NDArray[np.float64]  # voxels in all samples, of those in any
+    pairwise_dice: NDArray[np.float64]
+    volume_cv: NDArray[np.float64]  # standard deviation of the volume, of its mean
+    samples: int
+
+
+class Samples:
+    """Collects samples one by one: their running sum, and one map of classes each."""
+
+    def __init__(self, scheme: LabelScheme) -> None:
+        self._classes = len(scheme)
+        self._maps: list[Tensor] = []
+        self._sum: Tensor | None = None
+
+    def add(self, probabilities: Tensor) -> None:
+        """Add one sample, (X, Y, Z, K) float16."""
+        self._maps.append(probabilities.argmax(-1).to(torch.uint8).cpu())
+        if self._sum is None:
+            self._sum = torch.zeros_like(probabilities)
+        # Running mean: a sum of many would leave the precision of float16.
+        self._sum += (probabilities - self._sum) / len(self._maps)
+
+    def summarise(self) -> Uncertainty:
+        assert self._sum is not None
+        maps, classes = self._maps, self._classes
+        volumes = np.array([np.bincount(m.flatten(), minlength=classes) for m in maps], np.float64)
+        in_all, in_any = np.zeros(classes), np.zeros(classes)
+        first = maps[0]
+        agreed = torch.stack([m == first for m in maps[1:]]).all(0) if len(maps) > 1 else first >= 0
+        in_all += np.bincount(first[agreed].flatten(), minlength=classes)
+        for k in range(classes):
+            in_any[k] = float(torch.stack([m == k for m in maps]).any(0).sum())
+        dice = [dice_of_maps(a, b, classes) for a, b in combinations(maps, 2)]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return Uncertainty(
+                entropy_of(self._sum),
+                in_all / in_any,
+                np.mean(dice, axis=0) if dice else np.full(classes, np.nan),
+                volumes.std(0, ddof=1) / volumes.mean(0)
+                if len(maps) > 1
+                else np.full(classes, np.nan),
+                len(maps),
+            )
+
+
+def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
+    """Entropy in nats of probabilities (..., K): 0 where one class is certain, at most log K."""
+    parts = []
+    for slab in torch.split(probabilities, 8):
+        p = slab.float()
+        parts.append(torch.special.entr(p).sum(-1).cpu())
+    return np.asarray(torch.cat(parts).numpy())
