@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipelines.batch.lock import run_lock
 from pipelines.exits import Exit, batch_exit
+from pipelines.process import prepare_process
 from pipelines.unpack import unpack_archives
 from segmentation.data.participants import Facts, read_participants, read_rows
 from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
@@ -198,7 +199,6 @@ def export(out: Path, say: Say = lambda line: None) -> Path:
         file = store.file(subject)
         there = folder / subject / "slices.json"
         if not there.exists() or read_png_info(there.parent).fingerprint != file.fingerprint:
-            shutil.rmtree(there.parent, ignore_errors=True)
             count = export_png(file, folder, subject, store.scheme, store.info.scheme)
             say(f"{subject}: {count} pictures")
         file.close()
@@ -310,10 +310,13 @@ def _alone(job: _Job) -> Outcome:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
+
+
+def _start_worker() -> None:
     # Ctrl-C reaches the whole process group: the parent alone decides what it means.
-    return ProcessPoolExecutor(
-        workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare_process(threads=1)
 
 
 def _prepare(job: _Job) -> Outcome:

@@ -145,10 +145,6 @@ def ixi_scan(root: Path, name: str) -> Path:
 def pack(folder: Path, archive: Path) -> Path:
     """A tar of the folder's content, compressed by its name."""
     with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:
-        tar.add(folder, arcname=".", filter=_plain_name)
+        for path in sorted(folder.iterdir()):
+            tar.add(path, arcname=path.name)
     return archive
-
-
-def _plain_name(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    info.name = info.name.removeprefix("./")
-    return None if info.name == "." else info

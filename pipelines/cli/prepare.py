@@ -45,8 +45,10 @@ def command(
     from pipelines.cli.progress import batch_progress
     from pipelines.prepare import export as export_slices
     from pipelines.prepare import read_config, run, run_from_png
+    from pipelines.process import prepare_process
     from segmentation.errors import ConfigError
 
+    prepare_process()
     if export not in (None, "png"):
         raise ConfigError(f"slices are not exported as {export!r}", remedy="use --export png")
     say = (lambda line: None) if quiet else typer.echo

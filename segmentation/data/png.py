@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from segmentation.data.slices import FORMAT, Quantised, SubjectFile, write_subject
 from segmentation.data.store import scheme_from_table
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme
 from segmentation.views import View, from_slices
 
@@ -49,14 +49,18 @@ class PngInfo(BaseModel):
 def export_png(
     file: SubjectFile, folder: Path, subject: str, scheme: LabelScheme, table: dict[str, object]
 ) -> int:
-    """Write all slices of a subject below `folder`; return how many pictures that were."""
+    """Write all slices of a subject as a new folder below `folder`; return how many pictures.
+
+    The folder appears whole: to sync each of 1,536 pictures to the disk would take minutes.
+    """
     written = 0
-    target = folder / subject
+    target = folder / f".{subject}.partial"
+    shutil.rmtree(target, ignore_errors=True)
     for view in file.views:
         palette_of = scheme.merged.scheme if view is View.SAGITTAL else scheme
         if file.has(view, "image"):
             for path, slice_ in _named(target, view, "images", subject, file.codes(view).codes):
-                _save(Image.fromarray(slice_), path)
+                Image.fromarray(slice_).save(path, compress_level=1)
                 written += 1
         if file.has(view, "labels"):
             count = file.slice_count(view)
@@ -65,7 +69,7 @@ def export_png(
             ):
                 picture = Image.fromarray(slice_, "P")
                 picture.putpalette([c for label in palette_of.labels for c in label.color])
-                _save(picture, path)
+                picture.save(path, compress_level=1)
                 written += 1
     has_image = any(file.has(view, "image") for view in file.views)
     codes = file.codes(file.views[0]) if has_image else None
@@ -78,8 +82,9 @@ def export_png(
         views=file.views,
         notes=file.notes,
     )
-    with atomic_text(target / "slices.json") as text:
-        text.write(info.model_dump_json(indent=1) + "\n")
+    (target / "slices.json").write_text(info.model_dump_json(indent=1) + "\n")
+    shutil.rmtree(folder / subject, ignore_errors=True)
+    target.rename(folder / subject)
     return written
 
 
@@ -157,11 +162,6 @@ def _named(
         (folder / f"{stem}_slice-{number:03d}.png", np.ascontiguousarray(slice_[::-1]))
         for number, slice_ in enumerate(slices)
     ]
-
-
-def _save(picture: Image.Image, path: Path) -> None:
-    with atomic_write(path) as file:
-        picture.save(file, "PNG", compress_level=1)
 
 
 def _stack(folder: Path, kind: type[np.uint16] | type[np.uint8]) -> NDArray[np.generic] | None:

@@ -1,0 +1,277 @@
+"""Slices for training: the right ones, in a stated order, the same from any worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from segmentation.data.dataset import BalancedSampler, EmptySlices, SliceDataset, open_slices
+from segmentation.data.slices import quantise, scheme_table, write_subject
+from segmentation.data.source import Subject
+from segmentation.data.splits import Split
+from segmentation.data.store import (
+    Store,
+    StoredSubject,
+    StoreInfo,
+    subject_path,
+    write_participants,
+)
+from segmentation.errors import ConfigError, DatasetError
+from segmentation.labels import load_scheme
+from segmentation.views import View
+
+TISSUE4 = load_scheme("tissue4")
+N = 20  # axial slices of each subject, 16 x 16
+KEEP_ALL = EmptySlices(min_foreground=0)
+
+
+def volume(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Axial slice k has intensity k + 1 (in 40ths); labels stand in slices 5 to 14 alone."""
+    image = np.zeros((16, 16, N), np.float32)
+    image[:] = (np.arange(N) + 1) / 40
+    image[0, 0, :] = 1.0 + number / 10
+    labels = np.zeros((16, 16, N), np.uint8)
+    labels[4:8, 4:8, 5:15] = 3
+    labels[10, 10, 7] = 1  # a class of one voxel in one slice
+    labels[12:14, 12, 9:12] = 2
+    return image, labels
+
+
+def make_store(root: Path, names: tuple[str, ...] = ("a", "b"), **missing: str) -> Store:
+    """`missing` names what a subject lacks: image or labels."""
+    (root / "subjects").mkdir(parents=True)
+    stored = {}
+    for number, name in enumerate(names):
+        image, labels = volume(number)
+        write_subject(
+            subject_path(root, name),
+            image=None if missing.get(name) == "image" else quantise(image),
+            labels=None if missing.get(name) == "labels" else labels,
+            affine=np.eye(4),
+            scheme=TISSUE4,
+            views=(View.AXIAL, View.SAGITTAL),
+            fingerprint=name,
+        )
+        stored[name] = StoredSubject(
+            fingerprint=name,
+            has_image=missing.get(name) != "image",
+            has_labels=missing.get(name) != "labels",
+        )
+    write_participants(root, [Subject(name, name, None, None) for name in names])
+    views = (View.AXIAL, View.SAGITTAL)
+    StoreInfo(source="pairs", scheme=scheme_table(TISSUE4), views=views, subjects=stored).write(
+        root
+    )
+    return Store(root)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return make_store(tmp_path / "store")
+
+
+def test_an_item_is_a_slice_and_its_labels(store: Store) -> None:
+    dataset = SliceDataset(store, ["a"], View.AXIAL, empty=KEEP_ALL)
+    image, labels = dataset[7]
+    assert (image.shape, image.dtype) == ((1, 16, 16), torch.float32)
+    assert (labels.shape, labels.dtype) == ((16, 16), torch.uint8)
+    expected_image, expected_labels = volume(0)
+    # Rows run along j, columns along i.
+    np.testing.assert_allclose(image[0].numpy(), expected_image[:, :, 7].T, atol=1e-4)
+    np.testing.assert_array_equal(labels.numpy(), expected_labels[:, :, 7].T)
+
+
+def test_thick_slices_have_their_neighbours_and_background_beyond_the_ends(store: Store) -> None:
+    dataset = SliceDataset(store, ["a"], View.AXIAL, thick=5, empty=KEEP_ALL)
+
+    def levels(index: int) -> list[float]:
+        return [round(float(channel[3, 3]) * 40, 2) for channel in dataset[index][0]]
+
+    assert levels(9) == pytest.approx([8, 9, 10, 11, 12], abs=0.01)
+    assert levels(0) == pytest.approx([0, 0, 1, 2, 3], abs=0.01)
+    assert levels(N - 1) == pytest.approx([18, 19, 20, 0, 0], abs=0.01)
+    _, labels = dataset[7]
+    assert labels[10, 10] == 1, "labels are those of the middle slice"
+
+
+@pytest.mark.parametrize("thick", [0, 2, 9])
+def test_slices_without_a_middle_or_too_thick_are_refused(store: Store, thick: int) -> None:
+    with pytest.raises(ConfigError, match="thick"):
+        SliceDataset(store, ["a"], View.AXIAL, thick=thick)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (KEEP_ALL, range(20)),
+        (EmptySlices(min_foreground=1, keep_every=0), range(5, 15)),
+        # The empty ones are 0-4 and 15-19: the first and each fourth after it stay.
+        (EmptySlices(min_foreground=1, keep_every=4), [0, 4, *range(5, 15), 18]),
+        (EmptySlices(min_foreground=17, keep_every=0), [7, 9, 10, 11]),
+    ],
+)
+def test_empty_slices_are_left_out_by_the_rule(
+    store: Store, rule: EmptySlices, expected: list[int]
+) -> None:
+    dataset = SliceDataset(store, ["a", "b"], View.AXIAL, empty=rule)
+    assert dataset.slice_of[dataset.subject_of == 0].tolist() == list(expected)
+    assert dataset.slice_of[dataset.subject_of == 1].tolist() == list(expected)
+    assert len(dataset) == 2 * len(list(expected))
+
+
+def test_voxels_per_class_are_those_of_the_items(store: Store) -> None:
+    dataset = SliceDataset(
+        store, ["a", "b"], View.AXIAL, empty=EmptySlices(min_foreground=1, keep_every=0)
+    )
+    # Ten slices of 256 voxels: 16 of class 3 in each, 1 of class 1, 2 of class 2 in three.
+    assert dataset.voxels_per_class().tolist() == [2 * (2560 - 160 - 1 - 6), 2, 12, 320]
+
+
+def test_sagittal_slices_have_the_merged_scheme(store: Store) -> None:
+    assert SliceDataset(store, ["a"], View.SAGITTAL).scheme.name == "tissue4-merged"
+    assert SliceDataset(store, ["a"], View.AXIAL).scheme.name == "tissue4"
+
+
+def test_a_view_that_the_store_lacks_is_refused(store: Store) -> None:
+    with pytest.raises(DatasetError, match="holds no coronal slices"):
+        SliceDataset(store, ["a"], View.CORONAL)
+
+
+@pytest.mark.parametrize("lacking", ["image", "labels"])
+def test_subjects_that_cannot_train_are_refused(tmp_path: Path, lacking: str) -> None:
+    store = make_store(tmp_path / "s", a=lacking)
+    with pytest.raises(DatasetError, match=f"subject a has no {lacking}"):
+        SliceDataset(store, ["a"], View.AXIAL)
+    with pytest.raises(DatasetError, match="has no subject 'x'"):
+        SliceDataset(store, ["x"], View.AXIAL)
+    with pytest.raises(DatasetError, match="no subject to take"):
+        SliceDataset(store, [], View.AXIAL)
+
+
+def test_more_subjects_than_files_may_be_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import segmentation.data.dataset as module
+
+    monkeypatch.setattr(module, "_OPEN_FILES", 2)
+    names = ("a", "b", "c", "d")
+    store = make_store(tmp_path / "s", names)
+    dataset = SliceDataset(store, names, View.AXIAL, empty=KEEP_ALL)
+    for index in (0, 25, 45, 65, 5, 26):
+        image, _ = dataset[index]
+        subject, number = divmod(index, N)
+        assert float(image[0, 3, 3]) == pytest.approx((number + 1) / 40, abs=1e-4)
+        assert float(image[0, 0, 0]) == pytest.approx(1 + subject / 10, abs=1e-4)
+    assert sum(file._file is not None for file in dataset._files) == 2
+
+
+# Order --------------------------------------------------------------------------------------
+
+
+def test_without_balance_every_item_comes_once(store: Store) -> None:
+    dataset = SliceDataset(store, ["a", "b"], View.AXIAL, empty=KEEP_ALL)
+    sampler = BalancedSampler(dataset, share=0, seed=0)
+    first = list(sampler)
+    assert sorted(first) == list(range(40))
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert second != first
+    assert sorted(second) == list(range(40))
+    assert list(BalancedSampler(dataset, share=0, seed=1)) != first
+
+
+def test_balance_meets_rare_classes_as_often_as_common_ones(store: Store) -> None:
+    dataset = SliceDataset(store, ["a"], View.AXIAL, empty=KEEP_ALL)
+    sampler = BalancedSampler(dataset, share=1.0, seed=0, count=3000)
+    drawn = Counter(sampler)
+    # A third each: class 1 in slice 7, class 2 in slices 9-11, class 3 in slices 5-14.
+    assert drawn[7] == pytest.approx(1000 + 100, abs=120)
+    assert drawn[9] == pytest.approx(333 + 100, abs=80)
+    assert drawn[5] == pytest.approx(100, abs=50)
+    assert not set(drawn) - set(range(5, 15))
+
+
+def test_the_share_of_balanced_items_is_met(store: Store) -> None:
+    dataset = SliceDataset(store, ["a"], View.AXIAL, empty=KEEP_ALL)
+    sampler = BalancedSampler(dataset, share=0.5, seed=0, count=4000)
+    drawn = Counter(sampler)
+    empty = sum(drawn[n] for n in (*range(5), *range(15, 20)))
+    assert empty == pytest.approx(1000, abs=120)
+    assert len(sampler) == 4000
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        BalancedSampler(dataset, share=1.5, seed=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_are_the_same_from_any_number_of_workers(store: Store, workers: int) -> None:
+    dataset = SliceDataset(store, ["a", "b"], View.AXIAL, thick=3)
+    dataset[0]  # opened here first: workers must not use this process's handle
+
+    def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        sampler = BalancedSampler(dataset, share=0.5, seed=3)
+        sampler.set_epoch(2)
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=count)
+        return [(images.clone(), labels.clone()) for images, labels in loader]
+
+    alone, shared = batches(0), batches(workers)
+    assert len(alone) == len(shared)
+    for (images, labels), (other_images, other_labels) in zip(alone, shared, strict=True):
+        assert torch.equal(images, other_images)
+        assert torch.equal(labels, other_labels)
+
+
+# With a split -------------------------------------------------------------------------------
+
+
+def test_a_split_part_opens_as_a_dataset(store: Store, tmp_path: Path) -> None:
+    split = Split(store=store.fingerprint, seed=0, train=("a",), test=("b",))
+    split.write(tmp_path / "split.json")
+    dataset = open_slices(store.root, tmp_path / "split.json", "test", View.AXIAL)
+    assert dataset.subjects == ("b",)
+    with pytest.raises(DatasetError, match="'validation' is empty"):
+        open_slices(store.root, tmp_path / "split.json", "validation", View.AXIAL)
+
+
+def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> None:
+    Split(store=store.fingerprint, seed=0, train=("a",), test=("b",)).write(tmp_path / "s.json")
+    table = store.root / "participants.tsv"
+    header, *rows = table.read_text().splitlines()
+    rows = [row.replace("n/a\tn/a\tn/a\tn/a", "n/a\ttwins\tn/a\tn/a") for row in rows]
+    table.write_text("\n".join([header, *rows]) + "\n")
+    with pytest.raises(DatasetError, match="twins is in train and test"):
+        open_slices(store.root, tmp_path / "s.json", "train", View.AXIAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, "no store.json"), ("{", "cannot be understood"), ("{}", "cannot be")],
+)
+def test_what_is_no_store_is_told(tmp_path: Path, text: str | None, reason: str) -> None:
+    if text is not None:
+        (tmp_path / "store.json").write_text(text)
+    with pytest.raises(DatasetError, match=reason):
+        Store(tmp_path)
+
+
+def test_a_store_of_another_format_is_refused(store: Store) -> None:
+    path = store.root / "store.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(DatasetError, match="store format 99"):
+        Store(store.root)
+
+
+def test_a_table_that_lost_a_person_is_refused(store: Store) -> None:
+    table = store.root / "participants.tsv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(DatasetError, match="subject b has no person"):
+        store.participants  # noqa: B018
+
+
+def test_the_scheme_is_read_as_it_was_stored(store: Store) -> None:
+    assert store.scheme == TISSUE4
