@@ -53,6 +53,7 @@ def test_zeros_after_gzip_are_padding(tmp_path: Path) -> None:
         (b"", "empty, 0 bytes"),
         (CONTENT, "not gzip, though its name says so"),
         (b"\x1f\x8b\x08\x20" + gzip.compress(CONTENT)[4:], "damaged gzip header"),
+        (b"\x1f\x8b\x08", "truncated: its gzip stream ends early"),
         (gzip.compress(CONTENT)[:-1], "truncated: its gzip stream ends early"),
         (gzip.compress(CONTENT)[:-9], "truncated: its gzip stream ends early"),
         (gzip.compress(CONTENT[:-1]), "truncated: ends after 10239 bytes where 10240"),
