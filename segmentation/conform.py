@@ -144,9 +144,10 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
 def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
     """Lay a grid over a scan: over its field of view if that fits, else over its head.
 
-    Grid voxels coincide with a voxel of the scan, so that equal spacings need no interpolation.
+    Grid and scan share a face, so that equal spacings need no interpolation and halves nest.
     """
     low, high = _extent_mm(volume, tuple(slice(0, n) for n in volume.shape))
+    face = low
     box = low, high
     if shape is None or (high - low > np.array(shape) * _GRID_MM + _SAME_MM).any():
         box = _extent_mm(volume, _content(volume, labels))
@@ -161,9 +162,9 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
     tall = box[1][2] - box[0][2] > size[2]
     if not fits[2] and tall:
         centre[2] = box[1][2] - size[2] / 2
-    anchor = volume.affine[:3, 3]
-    first = centre - size / 2 + _GRID_MM / 2
-    origin = anchor + np.rint((first - anchor) / _GRID_MM - 1e-6) * _GRID_MM
+    # Halves are rounded down always, not as the last digit has it.
+    shift = np.rint((centre - size / 2 - face) / _GRID_MM - 1e-6) * _GRID_MM
+    origin = face + shift + _GRID_MM / 2
     affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
     affine[:3, 3] = origin
     return ConformPlan(volume.shape, _matrix(volume.affine), volume.codes, shape, _matrix(affine))

@@ -2,7 +2,11 @@
 
 A target voxel that covers several source voxels is averaged over its own extent, at so many
 points that none of them is skipped: that is the low-pass that keeps thin structures from aliasing.
-Beyond the source all is background: values fade to it over one voxel. Ties go to the lowest label.
+Beyond the source all is background: values fade to it over one voxel.
+
+A point just between labels is decided as if it lay a thousandth of a voxel to one side, in turn
+from voxel to voxel: were all ties to go to the lowest label, halving the spacing would cost a
+small structure 5 % of its volume. What is a tie even so goes to the lowest label.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ _SAME_VOXELS = 0.01
 _STEP_OF_ONE_POINT = 1.25
 # Votes that differ by less are a tie.
 _TIE = 2.0**-16
+_NUDGE_VOXELS = (1.0e-3, 1.3e-3, 1.7e-3)
 _MIXED = -1
 _SLAB_VOXELS = 2**20
 _VOTE_VOXELS = 2**14
@@ -336,9 +341,11 @@ class _Ballot:
         votes = torch.zeros(len(voxels), self.count)
         corners = [torch.tensor(c) for c in product((0, 1), repeat=3)]
         steps = torch.stack([_flat(list(c), self.labels.shape) for c in corners])
+        side = 1 - 2 * (voxels.sum(dim=1, keepdim=True) % 2)
+        nudged = matrix[:3, 3] + side * torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         for shift in shifts:
             at = (voxels + torch.tensor(shift, dtype=torch.float64)) @ matrix[:3, :3].T
-            cell, part = self._locate(list((at + matrix[:3, 3]).T))
+            cell, part = self._locate(list((at + nudged).T))
             label = self.labels.take(_flat(cell, self.labels.shape)[:, None] + steps)
             x, y, z = (torch.stack([1 - p, p], dim=1).float() for p in part)
             # (M, 2, 2, 2), the last axis fastest, as the corners are listed.
