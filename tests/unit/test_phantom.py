@@ -8,8 +8,9 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
-from scipy.ndimage import map_coordinates
+from scipy.ndimage import binary_erosion, map_coordinates
 
 from segmentation import phantom as module
 from segmentation.anatomy import ANATOMY_FILE, MIXED, load_anatomy
@@ -237,29 +238,65 @@ def test_tissues_are_as_bright_as_in_t1() -> None:
     assert of[2] == pytest.approx(of[41], rel=0.1)
 
 
-def test_without_noise_the_image_is_the_mean_brightness_of_its_shares(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "NOISE", (0.0, 0.0))
-    monkeypatch.setattr(module, "BIAS_SD", 0.0)
-    monkeypatch.setattr(module, "TEXTURE", 0.0)
-    image, labels = phantom(1, spacing_mm=COARSE)
-    white, fluid = (np.bincount(image.data[labels.data == n]) for n in (2, 4))
-    # Inside a tissue there is one value; at its boundaries there are those between.
-    assert white[white.argmax()] > 0.3 * white.sum()
-    assert (white > 0).sum() > 20
-    between = image.data[labels.data == 4]
-    assert fluid.argmax() == between.min()
+def deep_white_matter(monkeypatch: pytest.MonkeyPatch, **kept: object) -> NDArray[np.int16]:
+    """Values two voxels inside the white matter, with no more than one cause of variation."""
+    none = {"NOISE": (0.0, 0.0), "BIAS_SD": 0.0, "TEXTURE": 0.0}
+    for name, value in (none | kept).items():
+        monkeypatch.setattr(module, name, value)
+    image, labels = phantom(1, spacing_mm=(2.0, 2.0, 2.0))
+    inside = binary_erosion(np.isin(labels.data, (2, 41)), np.ones((3, 3, 3)), iterations=2)
+    assert inside.sum() > 200
+    return image.data[inside]
 
 
-def test_bias_and_noise_differ_from_scan_to_scan() -> None:
-    ratios = []
-    for seed in range(4):
-        image, _ = medium(seed)
-        corner = image.data[:4, :, -4:]
-        ratios.append(float(np.std(corner)) / float(np.percentile(image.data, 99)))
-    assert min(ratios) > 0.002
-    assert max(ratios) > 1.2 * min(ratios)
+def test_inside_a_tissue_there_is_one_brightness(monkeypatch: pytest.MonkeyPatch) -> None:
+    # And so the truth says where the tissue is: not elsewhere, nor on the other side.
+    assert np.ptp(deep_white_matter(monkeypatch)) == 0
+
+
+def test_boundaries_are_between_the_tissues_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = deep_white_matter(monkeypatch)[0]
+    image, labels = phantom(1, spacing_mm=(2.0, 2.0, 2.0))
+    fluid = image.data[labels.data == 4]
+    darkest = np.bincount(fluid).argmax()
+    assert fluid.min() >= darkest - 1
+    assert ((fluid > darkest + 1) & (fluid < deep)).sum() > 30
+
+
+def test_noise_has_the_strength_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = deep_white_matter(monkeypatch, NOISE=(0.03, 0.03))
+    assert values.std() == pytest.approx(0.03 * values.mean(), rel=0.25)
+    # Of the magnitude of noise alone: Rayleigh, with a mean of 1.25 standard deviations.
+    air = phantom(1, spacing_mm=(2.0, 2.0, 2.0))[0].data[:2]
+    assert air.mean() == pytest.approx(1.25 * 0.03 * values.mean(), rel=0.1)
+
+
+def test_the_coil_shades_tissue_smoothly(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = deep_white_matter(monkeypatch, BIAS_SD=0.12)
+    assert 0.02 < values.std() / values.mean() < 0.3
+
+
+def test_tissue_has_texture(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = deep_white_matter(monkeypatch, TEXTURE=0.3)
+    assert 0.005 < values.std() / values.mean() < 0.1
+
+
+def test_contrast_and_noise_differ_from_scan_to_scan() -> None:
+    air = [float(medium(seed)[0].data[:4].mean()) for seed in range(3)]
+    assert max(air) > 1.1 * min(air)
+
+
+def test_below_the_anatomy_the_neck_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    heights = []
+    sample = module._sample
+
+    def watch(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        heights.append(float(places[2].min()))
+        return sample(field, places)
+
+    monkeypatch.setattr(module, "_sample", watch)
+    phantom(1, spacing_mm=(4.0, 4.0, 4.0), oblique_deg=45)
+    assert 0 <= min(heights) < 0.5
 
 
 # --- left and right ---
