@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-__all__ = ["Activation", "DenseBlock", "Excitation", "Layer", "Order", "max_pool", "max_unpool"]
+__all__ = [
+    "Activation",
+    "DenseBlock",
+    "Excitation",
+    "Layer",
+    "Order",
+    "Recalibration",
+    "max_pool",
+    "max_unpool",
+]
 
 Activation = Literal["prelu", "relu"]
 Order = Literal["norm-activation-convolution", "convolution-norm-activation"]
@@ -97,14 +106,12 @@ class Excitation(nn.Module):
             self.spatial = nn.Conv2d(channels, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled = [
-            x * gate.sigmoid()
-            for gate in (
-                None if self.channel is None else self.channel(x.mean((2, 3), keepdim=True)),
-                None if self.spatial is None else self.spatial(x),
-            )
-            if gate is not None
-        ]
+        gates = []
+        if self.channel is not None:
+            gates.append(self.channel(x.mean((2, 3), keepdim=True)))
+        if self.spatial is not None:
+            gates.append(self.spatial(x))
+        scaled = [x * gate.sigmoid() for gate in gates]
         return scaled[0] if len(scaled) == 1 else torch.maximum(*scaled)
 
 

@@ -28,8 +28,8 @@ class QuickNatConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    classes: int = Field(default=33, ge=2, le=256)
-    # A thick slice brings its neighbours along as channels; 1 is the slice alone.
+    classes: int = Field(default=33, ge=2, le=255)
+    # A thick slice: neighbours come along as channels, the slice to segment in the middle.
     channels: int = Field(default=1, ge=1, le=64)
     filters: int = Field(default=64, ge=1, le=1024)
     kernel: int = Field(default=5, ge=1, le=15)
@@ -40,12 +40,12 @@ class QuickNatConfig(BaseModel):
     order: Order = "norm-activation-convolution"
     dropout: float = Field(default=0.2, ge=0, lt=1)
 
-    @field_validator("kernel")
+    @field_validator("kernel", "channels")
     @classmethod
-    def _odd(cls, kernel: int) -> int:
-        if kernel % 2 == 0:
-            raise ValueError("must be odd, so that a slice keeps its size")
-        return kernel
+    def _odd(cls, number: int) -> int:
+        if number % 2 == 0:
+            raise ValueError("must be odd, so that it has a middle")
+        return number
 
 
 class QuickNat(nn.Module):

@@ -149,3 +149,22 @@ def test_dropout_drops_whole_channels() -> None:
     dropped = (y == 0).all(1)
     assert 0 < dropped.sum() < 64
     assert (y[~dropped] != 0).any(1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["constant", "few values", "distinct"])
+def test_a_gpu_pools_as_a_cpu_does_where_only_deterministic_algorithms_are(
+    kind: str, dtype: torch.dtype
+) -> None:
+    results = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for device in ("cpu", "cuda"):
+            x = ties(kind, dtype).to(device).requires_grad_()
+            y = max_unpool(*max_pool(x))
+            y.sum().backward()
+            results.append((y.detach().cpu(), x.grad.cpu()))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,19 @@ def test_a_scheme_of_ones_own_travels_with_the_model(tmp_path: Path) -> None:
     (tmp_path / "model" / "own.tsv").write_text(rows.replace("Brain", "Skull"))
     with pytest.raises(ModelError, match=r"own\.tsv: is not the file that was saved"):
         load_model(tmp_path / "model")
+
+
+def test_a_label_table_of_another_name_is_refused(tmp_path: Path) -> None:
+    table = Path(str(resources.files("configs") / "labels" / "left4.tsv"))
+    with pytest.raises(ModelError, match=r"not named own\.tsv"):
+        save_model(tmp_path / "m", Description(name="m", labels="own"), {}, label_table=table)
+
+
+def test_a_scheme_of_one_side_has_no_merged_classes(tmp_path: Path) -> None:
+    scheme = load_scheme("left4")
+    description = Description(name="m", labels="left4")
+    save_model(tmp_path / "m", description, {View.SAGITTAL: network(len(scheme))})
+    assert not load_model(tmp_path / "m").is_merged(View.SAGITTAL)
 
 
 def test_an_existing_folder_is_replaced_only_when_asked(folder: Path) -> None:

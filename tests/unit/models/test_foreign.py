@@ -121,6 +121,8 @@ def test_monais_network_is_refused_with_a_sentence(tmp_path: Path) -> None:
         (lambda s: s.update({"encode1.conv1.scale": torch.zeros(1)}), "has more than QuickNAT"),
         (lambda s: s.update({"encode2.conv1.bias": torch.zeros(3)}), r"has shape \(3,\)"),
         (lambda s: s["encode2.conv1.bias"].fill_(torch.inf), "not finite"),
+        (lambda s: s.update({"encode1.conv1.weight": torch.zeros(4)}), "is no checkpoint"),
+        (lambda s: s.update({"encode1.conv1.weight": torch.zeros(4, 1, 2, 2)}), "kernel: "),
     ],
 )
 def test_weights_that_are_not_quicknats_are_refused(

@@ -203,3 +203,17 @@ def test_the_default_is_quicknats_own() -> None:
 def test_settings_that_make_no_loss_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         LossConfig.model_validate(setting)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_loss_and_gradients_of_a_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 5, (2, 16, 16), generator=generator, dtype=torch.uint8)
+    logits = torch.randn(2, 5, 16, 16, generator=generator)
+    results = []
+    for device in ("cpu", "cuda"):
+        leaf = logits.to(device).requires_grad_()
+        value = loss([1.0, 2.0, 0.5, 0.0, 3.0], boundary=2).to(device)(leaf, labels.to(device))
+        value.backward()
+        results.append((value.detach().cpu(), leaf.grad.cpu()))
+    torch.testing.assert_close(results[1], results[0])

@@ -231,7 +231,9 @@ def test_memory_stays_channels_last_from_end_to_end() -> None:
     [
         ("kernel", 4),
         ("classes", 1),
+        ("classes", 256),  # 255 is the label that losses ignore
         ("channels", 0),
+        ("channels", 2),
         ("filters", 0),
         ("depth", 0),
         ("dropout", 1.0),

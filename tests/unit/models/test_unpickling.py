@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from segmentation.errors import ModelError
+from segmentation.models import unpickling
 from segmentation.models.unpickling import Stub, read_torch_file
 
 Save = Callable[[Any], Path]
@@ -210,6 +211,10 @@ def legacy(*programs: Any, little: bool = True) -> bytes:
         (legacy(persistent("0", 2) + b".", ["0"], struct.pack("<qf", 2, 1)), "ends before"),
         (legacy(persistent("0", 2) + b".", ["0"], struct.pack("<q2f", 3, 1, 1)), "ends before"),
         (legacy(persistent("0", 2) + b".", [], b"        "), "lacks data"),
+        (
+            legacy(b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\nS'view'\ntQ.", ["0"]),
+            "storages within storages",
+        ),
     ],
 )
 def test_an_older_file_that_does_not_hold_is_refused(
@@ -251,6 +256,16 @@ def test_a_pickle_that_asks_for_a_huge_table_gets_none(tmp_path: Path) -> None:
     # LONG_BINPUT with an index of 2**32 - 1: the unpickler in C would fill 64 GB.
     got = read_torch_file(zipped(tmp_path, b"Nr\xff\xff\xff\xff."))
     assert got is None
+
+
+def test_a_pickle_of_more_than_names_and_shapes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zipped(tmp_path, pickle.dumps("0" * 1000, 2))
+    assert read_torch_file(path) == "0" * 1000
+    monkeypatch.setattr(unpickling, "_MAX_PICKLE_BYTES", 1000)
+    with pytest.raises(ModelError):
+        read_torch_file(path)
 
 
 def test_a_missing_file_stays_a_missing_file(tmp_path: Path) -> None:
