@@ -11,7 +11,18 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import data, demo, doctor, evaluate, import_weights, phantom, prepare, split
+from pipelines.cli import (
+    data,
+    demo,
+    doctor,
+    evaluate,
+    import_weights,
+    phantom,
+    prepare,
+    runs,
+    split,
+    train,
+)
 from pipelines.cli.lists import ListOptions
 from pipelines.exits import Exit, exit_code
 from segmentation.errors import TrinatError
@@ -53,6 +64,8 @@ app.command("import-weights")(import_weights.command)
 app.command("phantom")(phantom.command)
 app.command("prepare", cls=ListOptions)(prepare.command)
 app.command("split")(split.command)
+app.command("runs")(runs.command)
+app.command("train")(train.command)
 app.add_typer(data.app, name="data")
 
 

@@ -19,7 +19,7 @@ STAGES = (
     ("labels", "label_tables", "folding"),
     ("volume", "orientation", "headers", "streams"),
     ("resample", "conform", "localise", "views"),
-    ("synthesis", "phantom"),
+    ("anatomy", "heads", "synthesis", "phantom"),
     ("data",),
     ("models",),
     ("inference",),

@@ -1,0 +1,92 @@
+"""Settings from YAML and from the command line, checked into typed models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from segmentation.errors import ConfigError
+
+__all__ = ["check", "find_recipe", "read_yaml", "with_settings"]
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping."""
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file", where=path) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = "" if line is None else f", line {line + 1}"
+        raise ConfigError(f"is not readable YAML{place}", where=path) from error
+    if not isinstance(content, dict):
+        raise ConfigError("holds no settings", where=path, remedy="write `key: value` lines")
+    return content
+
+
+def find_recipe(name_or_path: str | Path, folder: str) -> Path:
+    """A YAML file, or a shipped one by its name: `fast` is configs/train/fast.yaml."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    recipes = Path(str(resources.files("configs") / folder))
+    shipped = recipes / f"{name_or_path}.yaml"
+    if path.name == str(name_or_path) and shipped.is_file():
+        return shipped
+    known = ", ".join(sorted(p.stem for p in recipes.glob("*.yaml")))
+    raise ConfigError("no such recipe", where=path, remedy=f"give a file, or one of {known}")
+
+
+def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """`content` with `key.in.it=value` on top, the value written as in YAML; `[0]` is `.0`."""
+    result = yaml.safe_load(yaml.safe_dump(dict(content)))
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting!r} is not key=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {key}: {text!r} is no value") from error
+        _put(result, key.strip().split("."), value, setting)
+    return result
+
+
+def check(model: type[Checked], content: Mapping[str, Any], where: str | Path) -> Checked:
+    """`content` as a `model`, or a ConfigError that names the file and the first bad key."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = "there is no such setting"
+        raise ConfigError(f"{key}: {message}" if key else message, where=where) from error
+
+
+def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
+    *path, last = keys
+    for key in path:
+        if isinstance(content, list) and key.isdigit() and int(key) < len(content):
+            content = content[int(key)]
+        elif isinstance(content, dict):
+            # `key:` alone means an empty mapping.
+            content[key] = content.get(key) if content.get(key) is not None else {}
+            content = content[key]
+        else:
+            raise ConfigError(f"--set {setting}: there is no {key} to set something in")
+    if isinstance(content, list) and last.isdigit() and int(last) < len(content):
+        content[int(last)] = value
+    elif isinstance(content, dict):
+        content[last] = value
+    else:
+        raise ConfigError(f"--set {setting}: there is no {last}")

@@ -1,0 +1,459 @@
+"""A training run: a recipe becomes networks, and each moment of it a file to resume from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from pipelines.batch.lock import run_lock
+from pipelines.config import check, find_recipe, read_yaml, with_settings
+from pipelines.trainpage import write_page
+from segmentation.errors import ConfigError, DeviceError, InterruptedRunError, TrainingError
+from segmentation.files import atomic_text
+from segmentation.heads import HeadMaps, load_heads, phantom_heads
+from segmentation.labels import LabelScheme, load_scheme
+from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.model_info import Description, Training
+from segmentation.models.quicknat import QuickNat
+from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
+from segmentation.training.loop import StepReport, Trainer
+from segmentation.training.network import ViewsNet, classes_of, copy_matching
+from segmentation.training.sources import MixedSource, Source, StoreSource, SyntheticSource
+from segmentation.training.state import State, check_identity, read_latest, read_state, write_state
+from segmentation.training.validation import Scan, Scores, store_scans, synthetic_scans, validate
+from segmentation.training.workers import ALONE, Workers
+from segmentation.views import View
+
+__all__ = ["Job", "read_recipe", "train"]
+
+CONFIG, METRICS, VALIDATIONS, DONE = "config.yaml", "metrics.csv", "validations.csv", "done.json"
+BEST = "best.state"
+_METRIC_COLUMNS = ("step", "epoch", "loss", "rate", "gradient_norm", "slices_per_second")
+# Lines of metrics.csv: dense enough for a curve, few enough for a long run.
+_REPORT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: a stage for one view, or for several together."""
+
+    stage: StageConfig
+    views: tuple[View, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage.name}/{'-'.join(view.value for view in self.views)}"
+
+
+@dataclass
+class Watcher:
+    """What a run tells while it goes on."""
+
+    say: Callable[[str], None]
+    step: Callable[[Job, StepReport, float], None]  # the last: progress, 0 to 1
+
+
+def read_recipe(
+    name_or_path: str, settings: Sequence[str] = (), *, seconds: float | None = None
+) -> Recipe:
+    """A recipe by name or file, with settings from the command line on top.
+
+    `seconds` is the length of the whole run: each job gets an equal part of it.
+    """
+    path = find_recipe(name_or_path, "train")
+    recipe = check(Recipe, with_settings(read_yaml(path), settings), path)
+    if seconds is None:
+        return recipe
+    share = seconds / len(plan_jobs(recipe, recipe.views))
+    unmeasured = {"steps": None, "epochs": None, "seconds": share}
+    stages = [
+        stage.model_copy(update={"schedule": stage.schedule.model_copy(update=unmeasured)})
+        for stage in recipe.stages
+    ]
+    return recipe.model_copy(update={"stages": tuple(stages)})
+
+
+def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
+    """All trainings of a run, in order: stage by stage, and view by view unless together."""
+    return [
+        Job(stage, group)
+        for stage in recipe.stages
+        for group in ([tuple(views)] if stage.together else [(view,) for view in views])
+    ]
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    watcher: Watcher,
+    *,
+    views: Sequence[View] | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    workers: Workers = ALONE,
+) -> Path:
+    """Train all of a recipe's jobs in the folder `out`; returns the folder of the model."""
+    chosen = tuple(view for view in recipe.views if views is None or view in views)
+    if not chosen:
+        raise ConfigError(f"the recipe {recipe.name} trains none of these views")
+    target = _device(device)
+    out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stop = stack.enter_context(_stop_on_signals(leads=workers.leads))
+        if workers.leads:
+            stack.enter_context(run_lock(out / ".lock"))
+            _claim(recipe, out, resume=resume)
+        for job in plan_jobs(recipe, chosen):
+            run = _JobRun(recipe, job, out, watcher, target, workers)
+            if not run.is_done:
+                run.go(stop)
+        model = out / "model"
+        if workers.leads:
+            _save(recipe, chosen, out, model)
+            watcher.say(f"{model}: {len(chosen)} views of {recipe.name}")
+    return model
+
+
+class _JobRun:
+    """One job at work in its folder."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        job: Job,
+        out: Path,
+        watcher: Watcher,
+        device: torch.device,
+        workers: Workers,
+    ) -> None:
+        self.recipe, self.job, self.out, self.watcher = recipe, job, out, watcher
+        self.device, self.workers = device, workers
+        self.folder = out / job.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.scheme = load_scheme(recipe.scheme)
+
+    @property
+    def is_done(self) -> bool:
+        return (self.folder / DONE).is_file()
+
+    def go(self, stop: threading.Event) -> None:
+        source, scans = _open_data(self.recipe, self.job, self.scheme, self.device)
+        trainer = Trainer(
+            self.recipe,
+            self.job.stage,
+            self.job.views,
+            self._start(),
+            source,
+            self.device,
+            self.workers,
+        )
+        identity = {
+            "stage": self.job.stage.model_dump(mode="json"),
+            "network": self.recipe.network.model_dump(mode="json"),
+            "scheme": self.recipe.scheme,
+            "seed": self.recipe.seed,
+            "views": [view.value for view in self.job.views],
+            "processes": self.workers.count,
+            "data": source.fingerprint,
+        }
+        self._resume(trainer, identity)
+        writer = _Metrics(self.folder, trainer.counters.step)
+        saved_at = trainer.counters.step
+        over = False
+        while trainer.progress < 1 and not over:
+            report = trainer.step()
+            self.watcher.step(self.job, report, trainer.progress)
+            writer.add(report, last=trainer.progress >= 1)
+            # All processes stop at the same step, or those left would wait for ever.
+            stopped = self.workers.largest(float(stop.is_set())) > 0
+            ended_epoch = report.step % trainer.epoch_steps == 0
+            if ended_epoch or trainer.progress >= 1:
+                over = self._validate(trainer, scans, identity, trainer.progress >= 1)
+            due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
+            if (due or ended_epoch or stopped or over or trainer.progress >= 1) and (
+                self.workers.leads
+            ):
+                write_state(self.folder, trainer.state(identity))
+                saved_at = report.step
+                write_page(self.folder, self.job.name, self.scheme)
+            if stopped and trainer.progress < 1:
+                raise InterruptedRunError(
+                    f"stopped at step {report.step}; its state is saved",
+                    where=self.folder,
+                    remedy="the same command with --resume goes on",
+                )
+        if self.workers.leads:
+            with atomic_text(self.folder / DONE) as file:
+                json.dump(asdict(trainer.counters), file)
+
+    def _resume(self, trainer: Trainer, identity: dict[str, Any]) -> None:
+        state, problems = read_latest(self.folder)
+        for problem in problems:
+            self.watcher.say(f"{problem}: the state before it is taken")
+        if state is None:
+            return
+        check_identity(state.identity, identity, self.folder)
+        trainer.load(state)
+        self.watcher.say(f"{self.job.name}: goes on at step {state.counters.step}")
+
+    def _start(self) -> ViewsNet:
+        """A network with its first weights: of the stage before, of a model, or drawn."""
+        torch.manual_seed(self.recipe.seed)
+        network = ViewsNet(
+            self.recipe.network,
+            {view: len(classes_of(view, self.scheme)) for view in self.job.views},
+        )
+        for view in self.job.views:
+            source = self._weights_to_start_from(view)
+            if source is not None:
+                kept = copy_matching(network, view, source)
+                if kept:
+                    self.watcher.say(
+                        f"{self.job.name}: {view.value} starts anew in {', '.join(kept)}"
+                    )
+        return network
+
+    def _weights_to_start_from(self, view: View) -> QuickNat | None:
+        if self.job.stage.start is not None:
+            networks = load_model(self.job.stage.start).networks
+            # A view that the model lacks starts from another's trunk.
+            return networks.get(view) or next(iter(networks.values()))
+        index = self.recipe.stages.index(self.job.stage)
+        if index == 0:
+            return None
+        return _trained(self.recipe, self.recipe.stages[index - 1], view, self.out)
+
+    def _validate(
+        self,
+        trainer: Trainer,
+        scans: Callable[[View], Iterator[Scan]],
+        identity: dict[str, Any],
+        last: bool,
+    ) -> bool:
+        """Score the weights where it is time to; True where patience is at its end."""
+        config = self.job.stage.validation
+        epoch = trainer.counters.step // trainer.epoch_steps
+        if config is None or not (last or epoch % config.every_epochs == 0):
+            return False
+        patience_ends = 0.0
+        if self.workers.leads:
+            scores = {view: self._score(trainer, view, scans(view)) for view in self.job.views}
+            mean = float(np.mean([s.mean_dice for s in scores.values()]))
+            _append_scores(self.folder, trainer.counters.step, scores, self.scheme)
+            self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
+            counters = trainer.counters
+            if counters.best is None or mean > counters.best:
+                counters.best, counters.best_step = mean, counters.step
+                counters.validations_since_best = 0
+                write_state(self.folder, trainer.state(identity), name=BEST)
+            else:
+                counters.validations_since_best += 1
+            if config.patience is not None:
+                patience_ends = float(counters.validations_since_best >= config.patience)
+        return self.workers.largest(patience_ends) > 0
+
+    def _score(self, trainer: Trainer, view: View, scans: Iterator[Scan]) -> Scores:
+        network = trainer.best_weights.extract(view).to(self.device)
+        return validate(
+            network,
+            scans,
+            len(classes_of(view, self.scheme)),
+            self.recipe.network.channels,
+            self.device,
+            bf16=self.job.stage.precision == "bf16",
+        )
+
+
+class _Metrics:
+    """metrics.csv: the mean of the steps since the last line, about every ten seconds."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.path = folder / METRICS
+        rows = []
+        if step and self.path.is_file():
+            with self.path.open(newline="") as file:
+                # What was written after the state that the run goes on from, is done again.
+                rows = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
+        with atomic_text(self.path) as file:
+            csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
+        self.pending: list[StepReport] = []
+        self.since = time.monotonic()
+
+    def add(self, report: StepReport, *, last: bool) -> None:
+        self.pending.append(report)
+        if not last and time.monotonic() - self.since < _REPORT_SECONDS:
+            return
+        losses = [r.loss for r in self.pending if np.isfinite(r.loss)]
+        spent = sum(r.seconds for r in self.pending)
+        row = (
+            report.step,
+            report.epoch,
+            f"{np.mean(losses):.6f}" if losses else "",
+            f"{report.rate:.6g}",
+            f"{report.gradient_norm:.4g}",
+            f"{sum(r.slices for r in self.pending) / max(spent, 1e-9):.2f}",
+        )
+        with self.path.open("a", newline="") as file:
+            csv.writer(file).writerow(row)
+        self.pending, self.since = [], time.monotonic()
+
+
+def _append_scores(
+    folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme
+) -> None:
+    """validations.csv: one row a view and structure."""
+    path = folder / VALIDATIONS
+    is_new = not path.is_file()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(("step", "view", "structure", "dice", "iou"))
+        for view, score in scores.items():
+            names = classes_of(view, scheme).names
+            for name, dice, iou in zip(names, score.dice, score.iou, strict=True):
+                if np.isfinite(dice):
+                    writer.writerow((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
+
+
+def _open_data(
+    recipe: Recipe, job: Job, scheme: LabelScheme, device: torch.device
+) -> tuple[Source, Callable[[View], Iterator[Scan]]]:
+    """Where batches come from, and the scans that validate."""
+    data, channels = job.stage.data, recipe.network.channels
+    size = (data.rows, data.columns)
+    sources: list[Source] = []
+    scans: Callable[[View], Iterator[Scan]] = lambda view: iter(())  # noqa: E731
+    limit = job.stage.validation.scans if job.stage.validation else 0
+    if data.synthetic is not None:
+        maps = _read_heads(data.synthetic)
+        held = data.synthetic.held_out
+        if held >= len(maps.labels):
+            raise ConfigError(f"held_out is {held}, and there are {len(maps.labels)} heads")
+        seen, unseen = maps.part(slice(None, -held or None)), maps.part(slice(-held or None, None))
+        if not held:
+            # Nothing is kept apart: the same heads, drawn anew.
+            unseen = maps
+        unseen = unseen.part(slice(None, limit or 1))
+        synthesis = data.synthetic.synthesis
+        sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
+        scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731
+    if data.store is not None:
+        store = data.store
+        sources.append(StoreSource(store, job.views, size, channels, recipe.seed, scheme))
+        scans = lambda view: store_scans(store.path, store.split, view, limit)  # noqa: E731
+    if not sources:
+        raise ConfigError("data names no source", remedy="give data.synthetic or data.store")
+    if len(sources) == 2:
+        return MixedSource(sources[0], sources[1], data.synthetic_share), scans
+    return sources[0], scans
+
+
+def _read_heads(config: SyntheticConfig) -> HeadMaps:
+    return phantom_heads(2) if config.heads == "phantom" else load_heads(Path(config.heads))
+
+
+def _trained(recipe: Recipe, stage: StageConfig, view: View, out: Path) -> QuickNat:
+    """One view's network as a finished stage left it: the best, or the last."""
+    for job in plan_jobs(recipe, recipe.views):
+        folder = out / job.name
+        if job.stage == stage and view in job.views and folder.is_dir():
+            return _read_network(recipe, folder, job).extract(view)
+    # Together stages of fewer views are named by the views that were asked for.
+    for done in sorted((out / stage.name).glob(f"*/{DONE}")):
+        views = tuple(View(name) for name in done.parent.name.split("-"))
+        if view in views:
+            return _read_network(recipe, done.parent, Job(stage, views)).extract(view)
+    raise TrainingError(f"stage {stage.name} left no {view.value} network", where=out)
+
+
+def _read_network(recipe: Recipe, folder: Path, job: Job) -> ViewsNet:
+    state: State | None
+    if (folder / BEST).is_file():
+        state = read_state(folder / BEST)
+    else:
+        state, _ = read_latest(folder)
+    if state is None:
+        raise TrainingError("no sound state is left", where=folder)
+    scheme = load_scheme(recipe.scheme)
+    network = ViewsNet(recipe.network, {view: len(classes_of(view, scheme)) for view in job.views})
+    network.load_state_dict(state.average if job.stage.ema else state.network)
+    return network
+
+
+def _save(recipe: Recipe, views: Sequence[View], out: Path, model: Path) -> None:
+    """The model folder: what inference takes."""
+    stage = recipe.stages[-1]
+    scheme = load_scheme(recipe.scheme)
+    networks = {view: _trained(recipe, stage, view, out) for view in views}
+    slices = 0
+    for done in out.glob(f"*/*/{DONE}"):
+        config = next(s for s in recipe.stages if s.name == done.parent.parent.name)
+        slices += json.loads(done.read_text())["step"] * config.batch * config.accumulate
+    synthetic = all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages)
+    save_model(
+        model,
+        Description(
+            name=recipe.name,
+            labels=recipe.scheme,
+            # Label maps for synthesis have no CSF of their own to teach.
+            not_predicted=tuple(n for n in scheme.names if n == "CSF") if synthetic else (),
+            training=Training(
+                data="synthetic scans" if synthetic else "scans of a slice store",
+                recipe=recipe.name,
+                slices_seen=slices,
+            ),
+        ),
+        networks,
+        overwrite=True,
+    )
+
+
+def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """Write the resolved recipe down; refuse to mix two runs in one folder."""
+    path = out / CONFIG
+    content = recipe.model_dump(mode="json")
+    if path.is_file() and not resume:
+        raise TrainingError(
+            "a run is there already", where=out, remedy="go on with --resume, or give another --out"
+        )
+    if path.is_file():
+        stored = read_yaml(path)
+        check_identity(stored, content, out)
+        return
+    with atomic_text(path) as file:
+        yaml.safe_dump(content, file, sort_keys=False)
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
+    return torch.device(name)
+
+
+@contextmanager
+def _stop_on_signals(*, leads: bool) -> Iterator[threading.Event]:
+    """Set the event at SIGTERM, SIGUSR1 (from clusters) or Ctrl-C; helpers follow the leader."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    handler = (lambda *_: stop.set()) if leads else signal.SIG_IGN
+    before = [signal.signal(number, handler) for number in signals]
+    try:
+        yield stop
+    finally:
+        for number, old in zip(signals, before, strict=True):
+            signal.signal(number, old)

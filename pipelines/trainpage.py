@@ -1,0 +1,128 @@
+"""A run to look at: curves as progress.png, and a page around them, run.html."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment
+
+from segmentation.files import atomic_text, atomic_write
+from segmentation.labels import LabelScheme
+
+__all__ = ["Curve", "read_curves", "write_comparison", "write_page"]
+
+Curve = tuple[list[float], list[float]]
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{{ title }}</title>
+<style>body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}
+img{max-width:100%}table{border-collapse:collapse}td,th{padding:.15rem .8rem;text-align:left;
+border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-nums}</style>
+</head><body><h1>{{ title }}</h1>
+<img alt="curves of training" src="data:image/png;base64,{{ picture }}">
+{% for caption, head, rows in tables %}<h2>{{ caption }}</h2><table>
+<tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for cell in row %}
+<td{% if loop.index > 1 %} class="n"{% endif %}>{{ cell }}</td>
+{% endfor %}</tr>{% endfor %}</table>{% endfor %}
+</body></html>
+"""
+
+
+def read_curves(job: Path) -> dict[str, Curve]:
+    """Loss, rate and mean validation Dice of each view over the steps of one job."""
+    curves: dict[str, Curve] = {}
+    metrics = _rows(job / "metrics.csv")
+    for key in ("loss", "rate"):
+        pairs = [(float(r["step"]), float(r[key])) for r in metrics if r[key]]
+        curves[key] = ([x for x, _ in pairs], [y for _, y in pairs])
+    for metric in ("dice", "iou"):
+        values: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for row in _rows(job / "validations.csv"):
+            values[row["view"], float(row["step"])].append(float(row[metric]))
+        for view in dict.fromkeys(view for view, _ in values):
+            steps = [step for name, step in values if name == view]
+            means = [sum(values[view, s]) / len(values[view, s]) for s in steps]
+            curves[f"{view} {metric}"] = (steps, means)
+    return curves
+
+
+def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
+    """progress.png and run.html of one job, as it stands."""
+    curves = read_curves(job)
+    picture = _draw([("", curves)])
+    with atomic_write(job / "progress.png") as file:
+        file.write(picture)
+    tables = []
+    scores = _rows(job / "validations.csv")
+    if scores:
+        last = max(int(row["step"]) for row in scores)
+        rows = [
+            (f"{row['structure']}, {row['view']}", row["dice"], row["iou"])
+            for row in scores
+            if int(row["step"]) == last
+        ]
+        tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
+    _write(job / "run.html", f"{title} ({scheme.name})", picture, tables)
+
+
+def write_comparison(
+    out: Path, runs: Sequence[tuple[str, dict[str, Curve]]], tables: Sequence[object]
+) -> None:
+    """Several runs' curves on one axis, and tables, as one page."""
+    _write(out, "Runs compared", _draw(runs), tables)
+
+
+def _write(path: Path, title: str, picture: bytes, tables: Sequence[object]) -> None:
+    template = Environment(autoescape=True).from_string(_PAGE)
+    text = template.render(
+        title=title, picture=base64.b64encode(picture).decode("ascii"), tables=tables
+    )
+    with atomic_text(path) as file:
+        file.write(text)
+
+
+def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
+    """Loss, rate, Dice and IoU over steps, as PNG."""
+    # Figure, not pyplot: no global state, and no window system is asked for.
+    from matplotlib.figure import Figure
+
+    panels = ("loss", "rate", "dice", "iou")
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    for place, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(2, 2, place)
+        named = 0
+        for name, curves in runs:
+            for key, (steps, values) in curves.items():
+                if key != panel and not key.endswith(f" {panel}"):
+                    continue
+                label = " ".join(word for word in (name, key.removesuffix(f" {panel}")) if word)
+                axes.plot(steps, values, label=label, marker="." if len(steps) < 30 else None)
+                named += key != panel or bool(name)
+        axes.set_title(
+            {"dice": "mean validation Dice", "iou": "mean validation IoU"}.get(panel, panel)
+        )
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if panel in ("dice", "iou"):
+            axes.set_ylim(0, 1)
+        if named:
+            axes.legend(fontsize="small")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

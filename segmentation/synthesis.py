@@ -1,0 +1,303 @@
+"""T1-like slices drawn from label maps, on the fly, in torch, on whatever device the maps are.
+
+Everything is drawn in batches from one generator: a seed fixes the slices on a given device.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn.functional import conv2d, interpolate, max_pool2d
+
+from segmentation.heads import Heads
+from segmentation.views import View, slice_axes
+
+__all__ = ["SynthesisConfig", "synthesise", "synthesise_volume"]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class SynthesisConfig(BaseModel):
+    """How much of everything; lengths in mm, intensities as parts of white matter."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    random_contrast: Share = 0.08
+    mirrored: Share = 0.5
+    skull_stripped: Share = 0.4
+    defaced: Share = 0.2
+    # Part of the slices through a voxel of a random structure; the others lie anywhere in the head.
+    balanced: Share = 0.7
+    rotation_deg: float = Field(default=8.0, ge=0)
+    scaling: float = Field(default=0.12, ge=0, lt=1)
+    shearing: float = Field(default=0.06, ge=0)
+    shift_mm: float = Field(default=22.0, ge=0)
+    elastic_mm: float = Field(default=2.5, ge=0)
+    elastic_spacing_mm: float = Field(default=28.0, gt=0)
+    blur_mm: tuple[float, float] = (0.3, 0.8)
+    low_resolution: Share = 0.35
+    low_resolution_mm: float = Field(default=3.0, ge=1)
+    structure_offset: float = Field(default=0.05, ge=0)
+    texture: tuple[float, float] = (0.3, 1.0)
+    bias: float = Field(default=0.25, ge=0)
+    noise: float = Field(default=0.05, ge=0)
+    gamma: float = Field(default=0.15, ge=0)
+    # Where white matter ends up on the working grid's scale (1 is the bright end of the head).
+    white_matter: tuple[float, float] = (0.4, 1.15)
+
+
+def synthesise(
+    heads: Heads,
+    config: SynthesisConfig,
+    view: View,
+    count: int,
+    size: tuple[int, int],
+    generator: torch.Generator,
+    *,
+    neighbours: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Draw images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H, W)."""
+    draw = _Draw(generator, heads.labels.device)
+    mirrored = draw.chance(count, config.mirrored)
+    head = draw.below(len(heads.labels), count)
+    entries, points = _cut(heads, config, view, head, size, draw, neighbours, mirrored)
+    middle = entries[:, neighbours].long()
+    classes = torch.where(
+        mirrored[:, None, None], heads.mirrored_targets[middle], heads.targets[middle]
+    )
+    return _render(heads, config, head, entries, points, draw), classes
+
+
+def synthesise_volume(
+    heads: Heads, config: SynthesisConfig, head: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """One head as it is, drawn whole: image (X, Y, Z) and classes (X, Y, Z), for validation."""
+    draw = _Draw(generator, heads.labels.device)
+    entries = heads.labels[head][None]
+    axes = [torch.arange(n, device=draw.device) for n in entries.shape[1:]]
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
+    index = torch.tensor([head], device=draw.device)
+    # Sagittal slices on each other make the slab.
+    image = _render(heads, config, index, entries, points, draw)[0]
+    return image, heads.targets[entries[0].long()]
+
+
+class _Draw:
+    """Random numbers of one generator on its device."""
+
+    def __init__(self, generator: torch.Generator, device: torch.device) -> None:
+        self.generator, self.device = generator, device
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        drawn = torch.rand(shape, generator=self.generator, device=self.device)
+        return low + (high - low) * drawn
+
+    def below(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self.generator, device=self.device)
+
+    def chance(self, count: int, share: float) -> Tensor:
+        return self.uniform(0, 1, count) < share
+
+
+def _render(
+    heads: Heads,
+    config: SynthesisConfig,
+    head: Tensor,
+    entries: Tensor,
+    points: Tensor,
+    draw: _Draw,
+) -> Tensor:
+    """What a scanner makes of entries (B, C, H, W) at voxels (B, 3, C, H, W)."""
+    images, white = _paint(heads, config, entries, draw)
+    outside = _find_outside(heads, config, head, entries, points, draw)
+    images = _blur(images, config, draw)
+    images = _corrupt(images, white, config, draw)
+    # As conform does it: vessels go beyond 1, what goes beyond 2 is cut off.
+    return images.clamp_(max=2).masked_fill_(outside, 0)
+
+
+def _cut(
+    heads: Heads,
+    config: SynthesisConfig,
+    view: View,
+    head: Tensor,
+    size: tuple[int, int],
+    draw: _Draw,
+    neighbours: int,
+    mirrored: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Slabs through deformed heads: entries (B, C, H, W) and their voxels (B, 3, C, H, W).
+
+    The planes are oblique and bent, so that twenty heads give more than their own slices.
+    """
+    along, rows, columns = slice_axes(view)
+    count = len(head)
+    centre = _choose_centres(heads, config, along, head, draw)
+    # Step in voxels along rows, columns and slices of the drawn plane: a random affine, (B, 3, 3).
+    frame = _random_affine(config, count, draw)[:, :, [rows, columns, along]]
+    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
+    frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
+
+    device = draw.device
+    grid = torch.stack(
+        torch.meshgrid(
+            torch.arange(size[0], device=device) - (size[0] - 1) / 2,
+            torch.arange(size[1], device=device) - (size[1] - 1) / 2,
+            indexing="ij",
+        ),
+        -1,
+    )
+    knots = [max(2, round(n / config.elastic_spacing_mm) + 1) for n in size]
+    bend = draw.normal(count, 3, *knots) * draw.uniform(0, config.elastic_mm, count, 1, 1, 1)
+    bend = interpolate(bend, size, mode="bicubic", align_corners=True)
+    plane = torch.einsum("hwa,bia->bihw", grid, frame[:, :, :2]) + centre[:, :, None, None] + bend
+    offsets = torch.arange(-neighbours, neighbours + 1, device=device, dtype=plane.dtype)
+    steps = frame[:, :, 2, None] * offsets  # (B, 3, C)
+    points = (plane[:, :, None] + steps[..., None, None]).round_().int()  # (B, 3, C, H, W)
+
+    shape = heads.labels.shape[1:]
+    inside = torch.ones_like(points[:, 0], dtype=torch.bool)
+    flat = head[:, None, None, None].expand_as(inside)
+    for axis, length in enumerate(shape):
+        position = points[:, axis]
+        inside &= (position >= 0) & (position < length)
+        flat = flat * length + position.clamp(0, length - 1)
+    entries = heads.labels.view(-1)[flat]
+    return entries * inside, points
+
+
+def _choose_centres(
+    heads: Heads, config: SynthesisConfig, along: int, head: Tensor, draw: _Draw
+) -> Tensor:
+    """A plane's centre in voxels, (B, 3): near the brain's; along, by structure or anywhere."""
+    count = len(head)
+    structure = draw.below(heads.points.shape[1], count)
+    point = draw.below(heads.points.shape[2], count)
+    by_structure = heads.points[head, structure, point][:, along].float()
+    low, high = heads.extent[head, :, along].float().unbind(1)
+    anywhere = low + (high - low) * draw.uniform(0, 1, count)
+    centre = heads.centre[head] + draw.uniform(-1, 1, count, 3) * config.shift_mm
+    centre[:, along] = torch.where(draw.chance(count, config.balanced), by_structure, anywhere)
+    return centre
+
+
+def _random_affine(config: SynthesisConfig, count: int, draw: _Draw) -> Tensor:
+    """Rotations times shears times scalings, (B, 3, 3)."""
+    angles = draw.normal(count, 3) * (config.rotation_deg * torch.pi / 180)
+    skew = torch.zeros(count, 3, 3, device=draw.device)
+    skew[:, 0, 1], skew[:, 0, 2], skew[:, 1, 2] = angles.unbind(1)
+    rotation = torch.linalg.matrix_exp(skew - skew.mT)
+    shear = torch.triu(draw.normal(count, 3, 3) * config.shearing, 1)
+    scale = torch.exp(draw.uniform(-1, 1, count, 3) * config.scaling)
+    affine: Tensor = rotation @ (shear + torch.diag_embed(scale))
+    return affine
+
+
+def _paint(
+    heads: Heads, config: SynthesisConfig, entries: Tensor, draw: _Draw
+) -> tuple[Tensor, Tensor]:
+    """Intensities of every voxel (B, C, H, W), and what white matter has, (B,)."""
+    count, classes = len(entries), heads.means.shape[1]
+
+    def around(prior: Tensor) -> Tensor:
+        return (prior[0] + prior[1] * draw.normal(count, classes)).clamp_(min=0)
+
+    mean, spread = around(heads.means), around(heads.spreads)
+    wild = draw.chance(count, config.random_contrast)[:, None]
+    mean = torch.where(wild, draw.uniform(5, 250, count, classes), mean)
+    spread = torch.where(wild, draw.uniform(2, 25, count, classes), spread)
+    spread = spread * draw.uniform(*config.texture, count, 1)
+    # Structures of one class differ a little (the caudate is brighter than the cortex).
+    offset = draw.normal(count, len(heads.classes))[:, heads.sideless]
+    white = mean[:, heads.classes[heads.white_matter]].clamp(min=40)
+    table = mean[:, heads.classes] + offset * (config.structure_offset * white[:, None])
+    # Empty air in half of the heads, as scanners' and defacing software's masks leave it.
+    empty = draw.chance(count, 0.5)
+    table[:, 0] = torch.where(empty, 0, table[:, 0])
+    spreads = spread[:, heads.classes]
+    spreads[:, 0] = torch.where(empty, 0, spreads[:, 0])
+    flat = entries.view(count, -1).long()
+    images = table.gather(1, flat).addcmul_(spreads.gather(1, flat), draw.normal(*flat.shape))
+    return images.view(entries.shape), white
+
+
+def _find_outside(
+    heads: Heads,
+    config: SynthesisConfig,
+    head: Tensor,
+    entries: Tensor,
+    points: Tensor,
+    draw: _Draw,
+) -> Tensor:
+    """Voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
+    count = len(entries)
+    brain = heads.is_brain[entries.long()].to(torch.float32)
+    far = max_pool2d(brain, 7, 1, 3)
+    # Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
+    tight, near = (-max_pool2d(-far, size, 1, size // 2) for size in (7, 3))
+    margin = draw.below(3, count)[:, None, None, None]
+    kept = torch.where(margin == 0, tight, torch.where(margin == 1, near, far)) > 0
+    stripped = draw.chance(count, config.skull_stripped)[:, None, None, None]
+    # Defacing cuts along a plane in front of and below the brain; x goes left to right.
+    normal = torch.stack(
+        [
+            torch.zeros(count, device=draw.device),
+            draw.uniform(0.5, 1, count),
+            draw.uniform(-1, -0.2, count),
+        ],
+        1,
+    )
+    away = torch.einsum("bichw,bi->bchw", points.float(), normal)
+    level = (heads.centre[head] * normal).sum(1) + draw.uniform(50, 90, count)
+    cut = away > level[:, None, None, None]
+    defaced = draw.chance(count, config.defaced)[:, None, None, None]
+    return (stripped & ~kept) | (defaced & cut & (far == 0))
+
+
+def _blur(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
+    """A scanner's point spread: Gaussian, and wide along one axis in thick-sliced scans."""
+    count, channels = images.shape[:2]
+    sigma = draw.uniform(*config.blur_mm, count, 3)
+    thick = draw.chance(count, config.low_resolution)
+    axis = draw.below(3, count)
+    wide = draw.uniform(1, config.low_resolution_mm, count) * 0.42  # full width at half maximum
+    sigma = torch.where(
+        thick[:, None] & (axis[:, None] == torch.arange(3, device=draw.device)),
+        wide[:, None],
+        sigma,
+    )
+    reach = 3
+    taps = torch.arange(-reach, reach + 1, device=draw.device)
+    kernels = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
+    kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, 7)
+    x = images.reshape(1, count * channels, *images.shape[2:])
+    for position, shape in ((0, (-1, 1, 2 * reach + 1, 1)), (1, (-1, 1, 1, 2 * reach + 1))):
+        weight = kernels[:, position].repeat_interleave(channels, 0).view(shape)
+        x = conv2d(x, weight, padding="same", groups=count * channels)
+    x = x.view_as(images)
+    if channels == 1:
+        return x
+    distance = torch.arange(channels, device=draw.device)
+    across = torch.exp(-0.5 * ((distance[:, None] - distance) / sigma[:, 2, None, None]) ** 2)
+    across = across / across.sum(-1, keepdim=True)
+    return torch.einsum("bcd,bdhw->bchw", across, x)
+
+
+def _corrupt(images: Tensor, white: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
+    """Bias field, noise, gamma and gain: raw intensities to the working grid's scale."""
+    count, channels, *size = images.shape
+    per_image = (count, 1, 1, 1)
+    images = images / white.view(per_image)
+    field = draw.normal(count, 1, 4, 4) * draw.uniform(0, config.bias, *per_image)
+    images *= interpolate(field, size, mode="bicubic", align_corners=True).exp_()
+    noise = draw.normal(count, channels, *size)
+    images += noise * draw.uniform(0, config.noise, *per_image)
+    images = images.abs_().clamp_(min=1e-4)
+    images = images.pow(torch.exp(config.gamma * draw.normal(*per_image)))
+    return images.mul_(draw.uniform(*config.white_matter, *per_image))

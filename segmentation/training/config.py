@@ -1,0 +1,179 @@
+"""A recipe: everything that decides what a training run does, checked before any scan is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from segmentation.data.augmentation import AugmentationConfig
+from segmentation.models.losses import LossConfig
+from segmentation.models.quicknat import QuickNatConfig
+from segmentation.synthesis import SynthesisConfig
+from segmentation.views import View
+
+__all__ = [
+    "DataConfig",
+    "OptimiserConfig",
+    "Recipe",
+    "ScheduleConfig",
+    "StageConfig",
+    "SyntheticConfig",
+    "ValidationConfig",
+]
+
+Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimiserConfig(_Config):
+    """Who moves the weights, and how far."""
+
+    kind: Literal["adamw", "sgd"] = "adamw"
+    rate: float = Field(default=4e-3, gt=0)
+    weight_decay: float = Field(default=1e-2, ge=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)  # of sgd
+    clip: float = Field(default=5.0, gt=0)  # largest norm of the gradient
+    # Discriminative rates: a part's own, as a multiple of `rate`; 0 freezes it.
+    parts: Mapping[Part, float] = Field(default_factory=dict)
+
+
+class ScheduleConfig(_Config):
+    """How long a stage lasts, by exactly one of steps, epochs and seconds, and its rates."""
+
+    kind: Literal["cosine", "steps", "constant"] = "cosine"
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    # Of training, on whatever device: the rate follows the time spent, not the steps made.
+    seconds: float | None = Field(default=None, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    factor: float = Field(default=0.1, gt=0, le=1)  # kind steps: what each drop leaves
+    every_epochs: int = Field(default=10, ge=1)  # kind steps
+
+    @model_validator(mode="after")
+    def _one_length(self) -> ScheduleConfig:
+        if sum(length is not None for length in (self.steps, self.epochs, self.seconds)) != 1:
+            raise ValueError("give exactly one of steps, epochs and seconds")
+        return self
+
+
+class SyntheticConfig(_Config):
+    """Scans drawn on the way from whole-head label maps."""
+
+    heads: Path | Literal["phantom"]  # a folder of label maps and priors, or a heads file
+    synthesis: SynthesisConfig = SynthesisConfig()
+    held_out: int = Field(default=0, ge=0)  # the last so many heads validate
+
+
+class StoreConfig(_Config):
+    """Slices prepared beforehand, and who among them trains."""
+
+    path: Path
+    split: Path
+    augmentation: AugmentationConfig = AugmentationConfig()
+
+
+class DataConfig(_Config):
+    """Where batches come from; with both sources, `synthetic_share` of each batch is drawn."""
+
+    synthetic: SyntheticConfig | None = None
+    store: StoreConfig | None = None
+    synthetic_share: float = Field(default=1.0, ge=0, le=1)
+    rows: int = Field(default=192, ge=16)
+    columns: int = Field(default=192, ge=16)
+    epoch_slices: int = Field(default=8000, ge=1)
+
+
+class ValidationConfig(_Config):
+    """Whole scans after every so many epochs: the best Dice keeps its weights."""
+
+    every_epochs: int = Field(default=1, ge=1)
+    patience: int | None = Field(default=None, ge=1)  # validations without a better Dice
+    scans: int = Field(default=2, ge=1)  # at most
+
+
+class StageConfig(_Config):
+    """One stage of a run. With `together`, one network learns all views at once."""
+
+    name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")
+    together: bool = False
+    data: DataConfig
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig
+    loss: LossConfig = LossConfig(balance=0.5, boundary=0.1)
+    batch: int = Field(default=8, ge=1)
+    accumulate: int = Field(default=1, ge=1)  # batches to a step
+    precision: Literal["bf16", "fp32"] = "bf16"
+    ema: float = Field(default=0.998, ge=0, lt=1)  # 0: validate and ship the weights themselves
+    compile: bool = False
+    validation: ValidationConfig | None = None
+    checkpoint_every_steps: int = Field(default=500, ge=1)
+    max_bad_steps: int = Field(default=20, ge=1)  # in a row, of NaN or infinite loss
+    # Weights to start from: a model folder, or, by default, the stage before.
+    start: Path | None = None
+
+
+class Recipe(_Config):
+    """A run: one network per view, in one or more stages."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")
+    scheme: str = "quicknat33"
+    network: QuickNatConfig = QuickNatConfig()
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    views: tuple[View, ...] = tuple(View)
+    stages: tuple[StageConfig, ...] = Field(min_length=1)
+
+    @field_validator("views")
+    @classmethod
+    def _each_view_once(cls, views: tuple[View, ...]) -> tuple[View, ...]:
+        if not views or len(set(views)) < len(views):
+            raise ValueError("name each view once")
+        return views
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_inherit(cls, values: Any) -> Any:
+        """What a recipe says beside its own keys goes for all its stages, which may differ."""
+        if not isinstance(values, Mapping):
+            return values
+        own = {k: v for k, v in values.items() if k in cls.model_fields}
+        shared = {k: v for k, v in values.items() if k in StageConfig.model_fields and k != "name"}
+        rest = {k: v for k, v in values.items() if k not in own and k not in shared}
+        stages = own.get("stages") or [{}]
+        if not isinstance(stages, list | tuple) or not all(
+            isinstance(stage, Mapping | StageConfig) for stage in stages
+        ):
+            return values
+        own["stages"] = [
+            stage if isinstance(stage, StageConfig) else _merged(shared, stage) for stage in stages
+        ]
+        return {**own, **rest}
+
+    @model_validator(mode="after")
+    def _stage_names_differ(self) -> Recipe:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise ValueError("two stages have the same name")
+        return self
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, mapping by mapping; a stage's own length replaces the shared one."""
+    result = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            below = dict(result[key])
+            if key == "schedule" and value.keys() & _LENGTHS:
+                below = {k: v for k, v in below.items() if k not in _LENGTHS}
+            result[key] = _merged(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+_LENGTHS = {"steps", "epochs", "seconds"}

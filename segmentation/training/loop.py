@@ -1,0 +1,251 @@
+"""The training loop: batches in, weights out; everything else is told to it or told by it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segmentation.errors import DeviceError, TrainingError
+from segmentation.models.losses import build_loss
+from segmentation.training.config import Recipe, StageConfig
+from segmentation.training.network import ViewsNet, update_average
+from segmentation.training.schedule import Position, learning_rate, progress
+from segmentation.training.sources import Batch, Source
+from segmentation.training.state import Counters, State, seeded
+from segmentation.training.workers import ALONE, Workers
+from segmentation.views import View
+
+__all__ = ["StepReport", "Trainer"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did; `loss` is NaN where the step was skipped."""
+
+    step: int
+    epoch: int
+    loss: float
+    rate: float
+    gradient_norm: float
+    seconds: float
+    slices: int
+
+
+class Trainer:
+    """One stage of training for some views: a network, its average, its optimiser, its counters."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        stage: StageConfig,
+        views: Sequence[View],
+        network: ViewsNet,
+        source: Source,
+        device: torch.device,
+        workers: Workers = ALONE,
+    ) -> None:
+        if stage.batch % workers.count:
+            raise TrainingError(
+                f"a batch of {stage.batch} cannot be divided among {workers.count} processes"
+            )
+        self.recipe, self.stage, self.views = recipe, stage, tuple(views)
+        self.source, self.device, self.workers = source, device, workers
+        self.network = network.to(device)
+        # Channels last is where CPU and GPU convolutions are fastest.
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
+        self.optimiser = _build_optimiser(self.network, stage)
+        self.losses = {
+            view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
+        }
+        self.counters = Counters()
+        self.epoch_steps = max(
+            1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
+        )
+        self._run: Callable[..., list[Tensor]] = (
+            torch.compile(self.network) if stage.compile else self.network
+        )
+
+    @property
+    def position(self) -> Position:
+        return Position(self.counters.step, self.epoch_steps, self.counters.seconds)
+
+    @property
+    def progress(self) -> float:
+        return progress(self.stage.schedule, self.position)
+
+    @property
+    def best_weights(self) -> ViewsNet:
+        """What is validated and shipped: the average, where there is one."""
+        return self.average if self.stage.ema else self.network
+
+    def state(self, identity: Mapping[str, Any]) -> State:
+        """Where the stage stands, tensors shared with it."""
+        return State(
+            copy.copy(self.counters),
+            identity,
+            self.network.state_dict(),
+            self.average.state_dict(),
+            _optimiser_tensors(self.network, self.optimiser),
+        )
+
+    def load(self, state: State) -> None:
+        """Go on where `state` stands."""
+        self.network.load_state_dict(state.network)
+        self.average.load_state_dict(state.average)
+        _load_optimiser(self.network, self.optimiser, state.optimiser)
+        self.counters = copy.copy(state.counters)
+
+    def step(self) -> StepReport:
+        """Draw, go forward and backward, update; a loss that is no number leaves no trace."""
+        began = time.perf_counter()
+        rate = learning_rate(self.stage.schedule, self.stage.optimiser.rate, self.position)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["multiple"]
+        self._train_mode()
+        # A bad batch would stay in the running statistics of the norms.
+        statistics = [buffer.clone() for buffer in self.network.buffers()]
+        self.optimiser.zero_grad(set_to_none=True)
+        total, what = 0.0, []
+        for part in range(self.stage.accumulate):
+            loss, batches = self._backward(part)
+            total += loss / self.stage.accumulate
+            what += [batch.what for batch in batches]
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        for parameter in parameters:
+            # A view that this batch had no slice of; other processes may have had one.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        total = self.workers.average(parameters, total)
+        norm = float(nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip))
+        if torch.isfinite(torch.tensor([total, norm])).all():
+            self.optimiser.step()
+            update_average(self.average, self.network, self.stage.ema, self.counters.step)
+            self.counters.bad_in_a_row = 0
+        else:
+            self._skip(statistics, what)
+        self.counters.step += 1
+        seconds = time.perf_counter() - began
+        self.counters.seconds += self.workers.largest(seconds)
+        return StepReport(
+            self.counters.step,
+            self.position.epoch,
+            total,
+            rate,
+            norm,
+            seconds,
+            self.stage.batch * self.stage.accumulate,
+        )
+
+    def _train_mode(self) -> None:
+        """Frozen parts keep the statistics of their norms, too."""
+        self.network.train()
+        for part, multiple in self.stage.optimiser.parts.items():
+            if multiple == 0 and part != "classifier":
+                getattr(self.network.trunk, part).eval()
+
+    def _backward(self, part: int) -> tuple[float, list[Batch]]:
+        """Add one batch's gradients; returns its loss and what it was made of."""
+        number = self.counters.step * self.stage.accumulate + part
+        share = self.stage.batch // self.workers.count
+        groups = _divide(number * self.stage.batch + self.workers.rank * share, share, self.views)
+        generator = seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
+        batches = [self.source.draw(v, first, count, generator) for v, first, count in groups]
+        # Dropout draws from torch's own generator, which holds nothing else that matters.
+        torch.manual_seed(generator.initial_seed())
+        images = torch.cat([batch.images for batch in batches]).to(self.device, non_blocking=True)
+        counts = [(view, count) for view, _, count in groups]
+        try:
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.stage.precision == "bf16"
+            ):
+                logits = self._run(images, counts)
+            loss = torch.stack(
+                [
+                    self.losses[view](z, batch.labels.to(self.device)) * (count / share)
+                    for (view, count), z, batch in zip(counts, logits, batches, strict=True)
+                ]
+            ).sum()
+            (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"out of memory with a batch of {share} slices of {tuple(images.shape[1:])}",
+                where=str(self.device),
+                remedy=f"set batch to {max(1, self.stage.batch // 2)} and accumulate to "
+                f"{self.stage.accumulate * 2}: the same steps in half the memory",
+            ) from error
+        return float(loss.detach()), batches
+
+    def _skip(self, statistics: list[Tensor], what: list[str]) -> None:
+        for buffer, before in zip(self.network.buffers(), statistics, strict=True):
+            buffer.copy_(before)
+        self.counters.bad += 1
+        self.counters.bad_in_a_row += 1
+        if self.counters.bad_in_a_row >= self.stage.max_bad_steps:
+            raise TrainingError(
+                f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, "
+                f"the last at step {self.counters.step} with {'; '.join(what)}",
+                remedy="lower optimiser.rate, or look at those slices",
+            )
+
+
+def _divide(first: int, count: int, views: Sequence[View]) -> list[tuple[View, int, int]]:
+    """Slices first..first+count-1 of a run, dealt to the views in turn.
+
+    -> for each view that gets any: the number of its first slice, counted in that view, and how
+    many. Over a few steps all views get the same, whatever the batch.
+    """
+    groups = []
+    for place, view in enumerate(views):
+        # Of the run's slices before n, the view has had those that leave `place` divided by V.
+        before, after = ((n - place + len(views) - 1) // len(views) for n in (first, first + count))
+        if after > before:
+            groups.append((view, before, after - before))
+    return groups
+
+
+def _build_optimiser(network: ViewsNet, stage: StageConfig) -> torch.optim.Optimizer:
+    config = stage.optimiser
+    groups = []
+    for part in ("encoders", "bottleneck", "decoders", "classifier"):
+        multiple = config.parts.get(part, 1.0)
+        members = [p for owner, _, p in network.part_parameters() if owner == part]
+        if multiple == 0:
+            for parameter in members:
+                parameter.requires_grad_(False)
+        else:
+            groups.append({"params": members, "multiple": multiple})
+    if config.kind == "sgd":
+        return torch.optim.SGD(
+            groups, config.rate, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return torch.optim.AdamW(groups, config.rate, weight_decay=config.weight_decay)
+
+
+def _optimiser_tensors(network: ViewsNet, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimiser remembers of each parameter, by the parameter's name."""
+    return {
+        f"{name}/{key}": torch.as_tensor(value)
+        for name, parameter in network.named_parameters()
+        for key, value in optimiser.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def _load_optimiser(
+    network: ViewsNet, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    parameters = dict(network.named_parameters())
+    optimiser.state.clear()
+    for path, value in tensors.items():
+        name, key = path.rsplit("/", 1)
+        parameter = parameters[name]
+        # Adam's step stands on the CPU; what has the parameter's shape lies as the parameter does.
+        lies = torch.empty_like(parameter) if value.ndim else torch.empty_like(value)
+        optimiser.state[parameter][key] = lies.copy_(value)

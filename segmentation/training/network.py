@@ -1,0 +1,83 @@
+"""One network that learns several views at once: a shared trunk, and a classifier per view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from segmentation.labels import LabelScheme
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.views import View
+
+__all__ = ["ViewsNet", "classes_of", "copy_matching", "update_average"]
+
+
+def classes_of(view: View, scheme: LabelScheme) -> LabelScheme:
+    """The classes that a view's network tells apart: sagittal slices show no left and right."""
+    return scheme.merged.scheme if view is View.SAGITTAL else scheme
+
+
+class ViewsNet(nn.Module):
+    """Slices of several views, group by group, to logits; with one view a plain QuickNat."""
+
+    def __init__(self, config: QuickNatConfig, classes: Mapping[View, int]) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = QuickNat(config)
+        self.trunk.classifier = nn.Identity()  # type: ignore[assignment]
+        self.classifiers = nn.ModuleDict(
+            {view.value: nn.Conv2d(config.filters, k, 1) for view, k in classes.items()}
+        )
+
+    def forward(self, slices: Tensor, groups: Sequence[tuple[View, int]]) -> list[Tensor]:
+        features = self.trunk(slices)
+        parts = features.split([count for _, count in groups])
+        return [
+            self.classifiers[view.value](part)
+            for (view, _), part in zip(groups, parts, strict=True)
+        ]
+
+    def extract(self, view: View) -> QuickNat:
+        """A copy of one view's network, on its own."""
+        classifier = self.classifiers[view.value]
+        alone = QuickNat(self.config.model_copy(update={"classes": classifier.out_channels}))
+        state = self.trunk.state_dict()
+        state |= {f"classifier.{name}": value for name, value in classifier.state_dict().items()}
+        alone.load_state_dict(state)
+        return alone
+
+    def part_parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
+        """Part (encoders, bottleneck, decoders, classifier), name and value of each parameter."""
+        for name, parameter in self.named_parameters():
+            first, second = name.split(".")[:2]
+            yield ("classifier" if first == "classifiers" else second), name, parameter
+
+
+def copy_matching(network: ViewsNet, view: View, source: QuickNat) -> list[str]:
+    """Take from `source` every weight whose shape fits; names those that keep their own start."""
+    target = network.trunk.state_dict()
+    classifier = network.classifiers[view.value].state_dict()
+    target |= {f"classifier.{name}": value for name, value in classifier.items()}
+    given = source.state_dict()
+    kept = []
+    with torch.no_grad():
+        for name, value in target.items():
+            if name in given and given[name].shape == value.shape:
+                value.copy_(given[name])
+            else:
+                kept.append(name)
+    return kept
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, network: nn.Module, decay: float, step: int) -> None:
+    """Move the running average of the weights; young averages follow faster."""
+    decay = min(decay, (1 + step) / (10 + step))
+    now = dict(network.state_dict())
+    for name, value in average.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(now[name], 1 - decay)
+        else:
+            value.copy_(now[name])

@@ -1,0 +1,146 @@
+"""Where a run stands, in one file that is whole or refused, and that no pickle can hide in.
+
+A state file is one line, `trinat-state 1 SHA256`, and then safetensors with that checksum. It
+holds no random state, because there is none: every random number of a run is a function of the
+seed, the step and the rank (`seeded`), so that a resumed run draws what an undisturbed one would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from segmentation.errors import IntegrityError, TrainingError
+from segmentation.files import atomic_write
+
+__all__ = [
+    "Counters",
+    "State",
+    "check_identity",
+    "differences",
+    "read_latest",
+    "read_state",
+    "seeded",
+    "write_state",
+]
+
+_MAGIC = b"trinat-state 1 "
+_NAME = re.compile(r"state-(\d{9})\.state")
+_KEPT = 2
+
+
+@dataclass
+class Counters:
+    """What a run counts; `bad` are steps skipped for a loss that is no number."""
+
+    step: int = 0
+    seconds: float = 0.0
+    bad: int = 0
+    bad_in_a_row: int = 0
+    best: float | None = None  # mean validation Dice
+    best_step: int | None = None
+    validations_since_best: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """`identity` says what the run is: its stage's settings and the fingerprint of its data."""
+
+    counters: Counters
+    identity: Mapping[str, Any]
+    network: Mapping[str, Tensor]
+    average: Mapping[str, Tensor]
+    optimiser: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
+    """A generator whose numbers are a function of `parts` alone."""
+    seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
+    return torch.Generator(device).manual_seed(seed)
+
+
+def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
+    """Write `state` and drop all but the last two; a named one (best) stands beside them."""
+    tensors = {
+        f"{group}/{key}": value.detach().cpu().contiguous()
+        for group in ("network", "average", "optimiser")
+        for key, value in getattr(state, group).items()
+    }
+    facts = {"counters": asdict(state.counters), "identity": state.identity}
+    payload = safetensors.torch.save(tensors, {"trinat": json.dumps(facts)})
+    path = folder / (name or f"state-{state.counters.step:09d}.state")
+    with atomic_write(path) as file:
+        file.write(_MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n")
+        file.write(payload)
+    if name is None:
+        for old in _numbered(folder)[_KEPT:]:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def read_state(path: Path) -> State:
+    """Read one state, checksum first."""
+    content = path.read_bytes()
+    head, newline, payload = content.partition(b"\n")
+    if not newline or not head.startswith(_MAGIC):
+        raise IntegrityError("is no state of a training run", where=path)
+    if hashlib.sha256(payload).hexdigest().encode() != head[len(_MAGIC) :]:
+        raise IntegrityError("is torn or damaged: its checksum does not fit", where=path)
+    length = int.from_bytes(payload[:8], "little")
+    facts = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["trinat"])
+    groups: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "optimiser": {}}
+    for key, value in safetensors.torch.load(payload).items():
+        group, name = key.split("/", 1)
+        groups[group][name] = value
+    return State(Counters(**facts["counters"]), facts["identity"], **groups)
+
+
+def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
+    """The newest sound state, if there is one, and what was wrong with newer ones."""
+    problems: list[IntegrityError] = []
+    for path in _numbered(folder):
+        try:
+            return read_state(path), problems
+        except IntegrityError as error:
+            problems.append(error)
+    return None, problems
+
+
+def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
+    """`key: old -> new` for each setting in which two identities differ."""
+    if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
+        for name in sorted({*stored, *wanted}):
+            path = f"{key}.{name}" if key else str(name)
+            yield from differences(stored.get(name), wanted.get(name), path)
+    elif stored != wanted:
+        yield f"{key}: {json.dumps(stored)} -> {json.dumps(wanted)}"
+
+
+def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to go on with other settings or other data than the run began with."""
+    # What JSON makes of it, tuples as lists and paths as text, is what was stored.
+    found = list(differences(stored, json.loads(json.dumps(wanted))))
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise TrainingError(
+            f"the run began with other settings ({found[0]}{more})",
+            where=folder,
+            remedy="resume it with its own config.yaml, or start a new run with another --out",
+        )
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """State files of `folder`, the newest first."""
+    return sorted(
+        (p for p in folder.glob("state-*.state") if _NAME.fullmatch(p.name)), reverse=True
+    )

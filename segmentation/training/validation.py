@@ -1,0 +1,133 @@
+"""Validation on whole scans, not on slices: Dice and IoU per class, absent classes left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from segmentation.data.splits import read_split
+from segmentation.data.store import Store
+from segmentation.heads import HeadMaps, aim
+from segmentation.labels import LabelScheme
+from segmentation.metrics.overlap import dice, iou, joint_histogram
+from segmentation.synthesis import SynthesisConfig, synthesise_volume
+from segmentation.training.state import seeded
+from segmentation.views import View, to_slices
+
+__all__ = ["Scan", "Scores", "predict_classes", "store_scans", "synthetic_scans", "validate"]
+
+_BATCH = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W)."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Means over scans, (K,); NaN for background and for what no scan has and none was given."""
+
+    dice: NDArray[np.float64]
+    iou: NDArray[np.float64]
+
+    @property
+    def mean_dice(self) -> float:
+        return _mean(self.dice)
+
+    @property
+    def mean_iou(self) -> float:
+        return _mean(self.iou)
+
+
+def synthetic_scans(
+    maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
+) -> Iterator[Scan]:
+    """Heads that training does not see, each drawn once, the same at every call."""
+    full, merged = aim(maps, scheme)
+    heads = merged if view is View.SAGITTAL else full
+    for head in range(len(maps.labels)):
+        image, classes = synthesise_volume(heads, config, head, seeded("cpu", seed, 2, head))
+        yield Scan(f"head-{head + 1}", to_slices(image, view), to_slices(classes, view))
+
+
+def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Scan]:
+    """Whole subjects of a split's validation part, the first `limit`."""
+    opened, assignment = Store(store), read_split(split)
+    assignment.check(opened.participants, opened.fingerprint, where=str(split))
+    for subject in assignment.validation[:limit]:
+        file = opened.file(subject)
+        count = file.slice_count(view)
+        images, labels = file.image(view, 0, count), file.labels(view, 0, count)
+        file.close()
+        yield Scan(subject, torch.from_numpy(images), torch.from_numpy(labels))
+
+
+@torch.inference_mode()
+def predict_classes(
+    forward: Callable[[Tensor], Tensor],
+    images: Tensor,
+    channels: int,
+    device: torch.device,
+    *,
+    bf16: bool = False,
+) -> Tensor:
+    """Most probable class of each pixel, (N, H, W) uint8; neighbours beyond the ends are empty."""
+    reach = channels // 2
+    padded = pad(images, (0, 0, 0, 0, reach, reach))
+    thick = padded.unfold(0, channels, 1).movedim(-1, 1)
+    classes = []
+    for batch in torch.split(thick, _BATCH):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = forward(batch.to(device))
+        classes.append(logits.argmax(1).to(torch.uint8).cpu())
+    return torch.cat(classes)
+
+
+def validate(
+    network: nn.Module,
+    scans: Iterable[Scan],
+    classes: int,
+    channels: int,
+    device: torch.device,
+    *,
+    bf16: bool = False,
+) -> Scores:
+    """Score `network` in evaluation mode: the statistics of its norms do not move."""
+    was_training = network.training
+    network.eval()
+    try:
+        joints = []
+        for scan in scans:
+            predicted = predict_classes(network, scan.images, channels, device, bf16=bf16)
+            joints.append(joint_histogram(scan.labels.numpy(), predicted.numpy(), classes))
+    finally:
+        network.train(was_training)
+    return Scores(_mean_over([dice(j) for j in joints]), _mean_over([iou(j) for j in joints]))
+
+
+def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Mean of each class over the scans that it is defined in, without background."""
+    table = np.stack(values)
+    defined = ~np.isnan(table)
+    total = np.where(defined, table, 0).sum(0)
+    means = np.full(table.shape[1], np.nan)
+    np.divide(total, defined.sum(0), out=means, where=defined.any(0))
+    means[0] = np.nan
+    return means
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")
