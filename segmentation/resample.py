@@ -96,7 +96,7 @@ def resample_image(data: NDArray[Any], to: GridMap) -> NDArray[np.float32]:
     moved = _reordered(data, to)
     if moved is not None:
         return moved.astype(np.float32, copy=False)
-    # A copy in the source's own order has no negative strides, which torch does not know.
+    # A copy, for the same reason as in `occupied_box`.
     return np.asarray(_interpolate(torch.from_numpy(data.astype(np.float32)), to).numpy())
 
 
@@ -155,7 +155,8 @@ def resample_probabilities(probabilities: NDArray[Any] | Tensor, to: GridMap) ->
 
 def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
     """The smallest box (X, Y, Z) around all that is set; empty slices if nothing is."""
-    flags = mask if isinstance(mask, Tensor) else torch.from_numpy(np.asarray(mask))
+    # A copy in the array's own order has no negative strides, which torch does not know.
+    flags = mask if isinstance(mask, Tensor) else torch.from_numpy(mask.copy("K"))
     plane = flags.any(dim=2)
     lines = (plane.any(dim=1), plane.any(dim=0), flags.any(dim=0).any(dim=0))
     found = [line.nonzero().flatten() for line in lines]

@@ -144,8 +144,7 @@ def dense_vote(data: np.ndarray, to: GridMap) -> np.ndarray:
         ).get_fdata()
         for name in names
     ]
-    # Rounded as ours are: equal votes go to the lowest label.
-    return names[np.argmax(np.round(np.array(shares) * 2**16), axis=0)]
+    return names[np.argmax(shares, axis=0)]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32])
@@ -160,8 +159,8 @@ def test_labels_are_the_argmax_of_their_interpolated_indicators(
     to = oblique_map((22, 22, 22), 0.93, degrees)
     ours = resample_labels(data, to)
     assert ours.dtype == dtype
-    # Float32 in one and float64 in the other may break a near tie otherwise.
-    assert (ours != dense_vote(data, to)).mean() < 1e-4
+    # Near ties, which a thousandth of a voxel decides, may fall otherwise.
+    assert (ours != dense_vote(data, to)).mean() < 2e-3
 
 
 def test_labels_beyond_any_table_are_ranked_too() -> None:
@@ -170,10 +169,22 @@ def test_labels_beyond_any_table_are_ranked_too() -> None:
     assert moved[:, 1, 1].tolist() == [0, 70_000, -5, 0]
 
 
-def test_equal_votes_go_to_the_lowest_label() -> None:
-    moved = resample_labels(one_line([7, 3, 3, 9], np.uint8), grid_map(start=(0.5, 0, 0)))
-    # 7 | 3, 3 | 3, 3 | 9, 9 | background.
-    assert moved[:, 1, 1].tolist() == [3, 3, 3, 0]
+def test_points_just_between_labels_go_to_either_side_in_turn() -> None:
+    wall = one_line([0, 5, 5, 0], np.uint8)
+    moved = resample_labels(wall, grid_map(start=(0.5, 0, 0), shape=(3, 4, 4)))
+    assert (moved[1] == 5).all()
+    for face in (moved[0], moved[2]):
+        # At the edges of the volume a second tie comes in.
+        inner = face[1:3, 1:3]
+        assert (inner == 5).sum() == 2
+        assert inner[0, 0] == inner[1, 1] != inner[0, 1] == inner[1, 0]
+
+
+def test_votes_that_are_equal_even_so_go_to_the_lowest_label() -> None:
+    # Samples on the four inner voxels: what a nudge takes from one 7 or 3 it gives to the next.
+    fine = one_line([3, 7, 3, 7, 3, 7], np.uint8)
+    coarse = resample_labels(fine, grid_map((4, 1, 1), (2.5, 0, 0), (1, 4, 4)))
+    assert (coarse[:, 1:3, 1:3] == 3).all()
 
 
 def test_down_sampled_labels_go_to_the_majority_of_what_a_voxel_covers() -> None:
@@ -218,10 +229,9 @@ def test_probabilities_are_interpolated_before_the_class_is_chosen(
 def test_certain_probabilities_give_what_labels_give() -> None:
     labels = np.digitize(smooth_noise(), [-0.05, 0.05]).astype(np.uint8)
     to = oblique_map((20, 20, 20), 0.9)
-    np.testing.assert_array_equal(
-        resample_probabilities(one_hot(labels, 3).astype(np.float16), to),
-        resample_labels(labels, to),
-    )
+    probable = resample_probabilities(one_hot(labels, 3).astype(np.float16), to)
+    # But for near ties, which a thousandth of a voxel decides.
+    assert (probable != resample_labels(labels, to)).mean() < 2e-3
 
 
 def test_unknown_places_and_the_world_outside_are_class_0() -> None:
