@@ -1,6 +1,7 @@
 """The phantom's anatomy: one whole head as classes on a 1 mm grid, and how its tissues look in T1.
 
-`pipelines/anatomy.py` derives the file and says from what.
+The file is derived (`pipelines/anatomy.py`: cropped, simplified, its outer fluid renumbered) from
+a label map and intensity priors of SynthSeg, https://github.com/BBillot/SynthSeg, Apache-2.0.
 """
 
 from __future__ import annotations
