@@ -86,7 +86,7 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     left_out = int(np.isnan(difference).sum())
     difference = difference[~np.isnan(difference)]
     persons = len(difference)
-    note = f"{left_out} persons without a value from both" if left_out else ""
+    note = f"{left_out} without a value from both" if left_out else ""
     if not persons:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean, changed = float(difference.mean()), difference[difference != 0]
@@ -102,7 +102,7 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     p = float(stats.wilcoxon(changed, method="exact" if exact else "approx").pvalue)
     notes = [note]
     if len(changed) < persons:
-        notes.append(f"{persons - len(changed)} persons without a difference left out of the ranks")
+        notes.append(f"{persons - len(changed)} without a difference left out of the ranks")
     if tied:
         notes.append("tied differences: normal approximation")
     return PairedTest(persons, mean, p, effect, _join(*notes))

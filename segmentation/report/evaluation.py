@@ -16,7 +16,6 @@ from segmentation.report import evaluation_tables as tables
 from segmentation.report import figures, summary
 from segmentation.report.figures import Drawing, short_name
 from segmentation.report.page import render
-from segmentation.report.svg import inline_svg
 from segmentation.report.viewer import ERROR_COLORS, CaseView
 
 __all__ = ["PAPERS", "SNIPPET", "Case", "Evaluation", "evaluate_frame", "evaluation_page"]
@@ -223,9 +222,9 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
         if kind == "failed":
             notices.append(f"{_count(count, 'pair')} could not be measured; the reasons are below.")
         elif kind == "no prediction":
-            notices.append(f"{_count(count, 'truth')} have no prediction.")
+            notices.append(f"{_count(count, 'true label map')} without a prediction.")
         elif kind == "no truth":
-            notices.append(f"{_count(count, 'prediction')} have no truth and are not counted.")
+            notices.append(f"{_count(count, 'prediction')} without a truth, not counted.")
     for row in summary.swapped(evaluation.frame).to_dict("records"):
         scan = f"{row['subject']} {row['session']}".strip()
         notices.append(
@@ -298,7 +297,7 @@ def _plots(
 ) -> list[dict[str, str]]:
     return [
         {
-            "svg": inline_svg(d.figure, f"{d.name}-{n}", d.label, d.titles),
+            "svg": d.inline(),
             "caption": captions[n] if captions else "",
             "title": titles[n]
             if titles

@@ -89,7 +89,8 @@ def structures(evaluation: Evaluation) -> Table:
         Column("Median", True),
         Column("SD", True),
     )
-    place = {s: n for n, s in enumerate(evaluation.frame["structure"].unique())}
+    names = [*summary.structures_of(evaluation.frame), *evaluation.frame["structure"].unique()]
+    place = {name: n for n, name in enumerate(dict.fromkeys(names))}
     order = {metric: n for n, metric in enumerate(METRICS)}
     records = sorted(
         evaluation.statistics.to_dict("records"),
@@ -113,22 +114,23 @@ def structures(evaluation: Evaluation) -> Table:
 
 def heat(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Table:
     table = summary.by_scan(frame, model, "dice").sort_values("group:all")
-    singles = [label for label in scheme.labels[1:] if label.name in table.columns]
+    abbreviations = {label.name: label.abbreviation for label in scheme.labels}
+    singles = [name for name in table.columns if name in abbreviations]
     columns = (
         Column("Scan"),
         Column("All", True, "Mean over all structures"),
-        *(Column(label.abbreviation, True, short_name(label.name)) for label in singles),
+        *(Column(abbreviations[name], True, short_name(name)) for name in singles),
     )
     rows = []
     shown = table.head(_MOST_SCANS)
     names = [f"{subject} {session}".strip() for subject, session in shown.index]
     for name, (_, values) in zip(names, shown.iterrows(), strict=True):
         cells = [Cell(name)]
-        for name in ("group:all", *(label.name for label in singles)):
-            value = values[name]
+        for structure in ("group:all", *singles):
+            value = values[structure]
             shade = None if np.isnan(value) else round(20 * float(np.clip(value, 0, 1)))
             cell = number(value, 2)
-            hint = f"{short_name(name)}: {cell.hint or cell.text}"
+            hint = f"{short_name(structure)}: {cell.hint or cell.text}"
             cells.append(Cell(cell.text, cell.order, shade, hint))
         rows.append(cells)
     left_out = len(table) - len(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 
 from segmentation.metrics.definitions import METRICS
 from segmentation.report.summary import by_person, confusion, models_of, structures_of
-from segmentation.report.svg import GRID, INK
+from segmentation.report.svg import GRID, INK, inline_svg, plain_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,12 +42,20 @@ class Drawing:
     label: str
     titles: dict[str, list[str]] = field(default_factory=dict)
 
+    @cached_property
+    def svg(self) -> bytes:
+        return plain_svg(self.figure)
+
+    def inline(self) -> str:
+        """For a page: in the page's colours, with names that a pointer finds."""
+        return inline_svg(self.svg, self.name, self.label, self.titles)
+
 
 def short_name(structure: str) -> str:
-    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:all to All structures."""
+    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all."""
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
-        return "All structures" if group == "all" else f"{group.capitalize()} (mean)"
+        return "All structures" if group == "all" else f"{group.capitalize()}, all"
     for side, letter in (("Left-", "L "), ("Right-", "R ")):
         if structure.startswith(side):
             return letter + structure.removeprefix(side).replace("-", " ")
@@ -209,6 +218,11 @@ def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Ite
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(rows, columns)
+        # Laid out once; otherwise every file that is written lays it out twice more.
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+            figure.set_layout_engine("none")
 
 
 def _box(axis: Any, values: Any, y: float, band: float, color: str) -> None:

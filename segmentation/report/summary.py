@@ -49,21 +49,29 @@ def models_of(frame: pd.DataFrame) -> list[str]:
 
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Single structures, in the order of the label scheme."""
+    """Single structures in the order of the label scheme, left and right side by side."""
     measured = frame[(frame["metric"] == "dice") & ~_is_group(frame)]
-    return [str(name) for name in measured["structure"].unique()]
+    names = [str(name) for name in measured["structure"].unique()]
+    place = {name.removeprefix("Left-"): n for n, name in reversed(list(enumerate(names)))}
+    return sorted(names, key=lambda name: place[name.removeprefix("Left-").removeprefix("Right-")])
+
+
+def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns as in `structures_of`, then groups."""
+    groups = [str(s) for s in frame["structure"].unique() if str(s).startswith("group:")]
+    return table[[s for s in (*structures_of(frame), *groups) if s in table.columns]]
 
 
 def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
     rows = frame[(frame["model"] == model) & (frame["metric"] == metric)]
-    return rows.groupby(["subject", "structure"])["value"].mean().unstack()
+    return _in_order(rows.groupby(["subject", "structure"])["value"].mean().unstack(), frame)
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     """(subject, session) x structures and groups."""
     rows = frame[(frame["model"] == model) & (frame["metric"] == metric)]
-    return rows.set_index(["subject", "session", "structure"])["value"].unstack()
+    return _in_order(rows.set_index(["subject", "session", "structure"])["value"].unstack(), frame)
 
 
 def structure_statistics(frame: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["GRID", "INK", "inline_svg"]
+__all__ = ["GRID", "INK", "inline_svg", "plain_svg"]
 
 # Drawn with these, a line or a letter takes the page's colour.
 INK, GRID = "#1f2730", "#d5dae1"
@@ -27,14 +27,25 @@ _XLINK = "http://www.w3.org/1999/xlink"
 _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
 
 
+def plain_svg(figure: Figure) -> bytes:
+    """The figure as an SVG file, the same bytes every time."""
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    return buffer.getvalue()
+
+
 def inline_svg(
-    figure: Figure, prefix: str, label: str, titles: Mapping[str, Sequence[str]] | None = None
+    plain: bytes, prefix: str, label: str, titles: Mapping[str, Sequence[str]] | None = None
 ) -> str:
-    """SVG text for a page; `prefix` keeps its ids apart from other figures'.
+    """`plain_svg` for a page; `prefix` keeps its ids apart from other figures'.
 
     `titles[gid]` names, in order, the marks of the artist with that gid.
     """
-    root = _parsed(figure)
+    root = ElementTree.fromstring(plain)
     root.attrib.pop("width", None)
     root.attrib.pop("height", None)
     root.set("role", "img")
@@ -55,16 +66,6 @@ def inline_svg(
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _parsed(figure: Figure) -> ElementTree.Element:
-    import matplotlib as mpl
-
-    buffer = io.BytesIO()
-    # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    return ElementTree.fromstring(buffer.getvalue())
-
-
 def _name_marks(group: ElementTree.Element, names: Sequence[str]) -> None:
     marks = [e for e in group.iter() if e.tag in (f"{{{_SVG}}}use", f"{{{_SVG}}}path")]
     inside_defs = {id(e) for d in group.iter(f"{{{_SVG}}}defs") for e in d.iter()}
@@ -77,14 +78,16 @@ def _restyle(element: ElementTree.Element) -> None:
     """Style declarations to attributes; ink and grid colours to classes."""
     for declaration in element.attrib.pop("style", "").split(";"):
         key, _, value = declaration.partition(":")
-        if key.strip() == "font":
+        key, value = key.strip(), value.strip()
+        if key == "font":  # up to matplotlib 3.10, one shorthand for all of a font
             size = re.search(r"([\d.]+)px", value)
             if size:
                 element.set("font-size", size[1])
-            if "bold" in value or "700" in value:
+            if re.match(r"(\w+ )*(bold|[6-9]00) ", value):
                 element.set("font-weight", "bold")
-        elif value and not key.strip().startswith("font-"):
-            element.set(key.strip(), value.strip())
+        # The family is the page's; a length as an attribute has no unit.
+        elif value and key != "font-family":
+            element.set(key, value.removesuffix("px"))
     classes = [
         f"{key}-{_CLASSES[element.attrib[key]]}"
         for key in ("fill", "stroke")

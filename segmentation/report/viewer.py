@@ -73,7 +73,8 @@ def view_case(
         None if gray is None else _scaled(gray[box].astype(np.float32), zoom, order=1), true
     )
     if not show_head:
-        shades[_far_from_brain((true > 0) | (predicted > 0))] = 0
+        # By the truth alone: a prediction that leaks into the face must not uncover it.
+        shades[_far_from_brain(true > 0)] = 0
     start = _worst_place(true, predicted, focus)
     columns = int(np.ceil(np.sqrt(true.shape[2])))
     shape = true.shape[0], true.shape[1], true.shape[2]
@@ -81,10 +82,10 @@ def view_case(
         shape,
         columns,
         _uri("webp", _encoded(_tiled(shades, columns), "WEBP", quality=70, method=4)),
-        _uri("png", _encoded(_tiled(true, columns), "PNG", optimize=True)),
-        _uri("png", _encoded(_tiled(predicted, columns), "PNG", optimize=True)),
+        _uri("png", _encoded(_tiled(true, columns), "PNG")),
+        _uri("png", _encoded(_tiled(predicted, columns), "PNG")),
         start,
-        _encoded(_still(shades, true, predicted, scheme, start), "PNG", optimize=True),
+        _encoded(_still(shades, true, predicted, scheme, start), "PNG"),
     )
 
 

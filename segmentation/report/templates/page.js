@@ -177,6 +177,9 @@
         }
       }, { passive: false });
     });
+    // One scale for all three planes.
+    viewer.querySelector(".planes").style.gridTemplateColumns =
+      window.innerWidth > 720 ? PLANES.map(([right]) => `${shape[right]}fr`).join(" ") : "";
     article.querySelector(".still").hidden = true;
     viewer.hidden = false;
     drawAll();

@@ -80,14 +80,14 @@ def test_persons_without_a_value_are_left_out_and_counted() -> None:
     second = np.array([0.2, 0.4, 0.6, 0.8, 1.0, np.nan, 1.0])
     test = paired_test(first, second)
     assert test.persons == 5
-    assert test.note.startswith("2 persons without a value from both")
+    assert test.note.startswith("2 without a value from both")
 
 
 def test_ties_are_said_and_equal_scipy() -> None:
     difference = np.array([1.0, 1, 2, 2, -1, 3, 3, 0])
     test = paired_test(np.zeros(8), difference)
     assert "tied" in test.note
-    assert "1 persons without a difference" in test.note
+    assert "1 without a difference" in test.note
     expected = stats.wilcoxon(difference[difference != 0], method="approx").pvalue
     assert test.p == pytest.approx(expected)
 
