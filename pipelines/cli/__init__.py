@@ -18,6 +18,7 @@ from pipelines.cli import (
     evaluate,
     import_weights,
     phantom,
+    predict,
     prepare,
     runs,
     split,
@@ -62,6 +63,7 @@ app.command("doctor")(doctor.command)
 app.command("evaluate", cls=ListOptions)(evaluate.command)
 app.command("import-weights")(import_weights.command)
 app.command("phantom")(phantom.command)
+app.command("predict")(predict.command)
 app.command("prepare", cls=ListOptions)(prepare.command)
 app.command("split")(split.command)
 app.command("runs")(runs.command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from segmentation.conform import ConformPlan, restore, restore_probabilities
 from segmentation.errors import LabelError
+from segmentation.inference.cleanup import clean_up
 from segmentation.inference.uncertainty import Uncertainty, entropy_of
 from segmentation.labels import LabelScheme
 from segmentation.volume import Volume
@@ -98,6 +99,15 @@ class Segmentation:
         """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
         values = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
         return restore(Volume(values, np.array(self.plan.affine)), self.plan, labels=False)
+
+    def cleaned(self) -> tuple[Segmentation, dict[str, float]]:
+        """With one piece a structure and no holes, and the changed share of each structure."""
+        given = self.indices
+        data, changed = clean_up(np.asarray(given.data), len(self.scheme))
+        tidy = replace(self)
+        # What `indices` would compute is known already.
+        tidy.__dict__["indices"] = Volume(data, given.affine, given.codes, given.notes)
+        return tidy, {self.scheme.names[k]: share for k, share in changed.items()}
 
     @property
     def _needs_interpolation(self) -> bool:

@@ -1,0 +1,171 @@
+"""What a group of scans gives: tables, BIDS files and one page, all made from ledger entries."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from natsort import natsorted
+
+from pipelines.batch.ledger import Entry
+from segmentation.files import atomic_text
+from segmentation.labels import LabelScheme
+
+__all__ = ["write_bids_files", "write_tables"]
+
+# Numbers of BIDS' standard labels for our groups of structures.
+_BIDS_LABELS = {
+    "background": 0,
+    "white-matter": 2,
+    "ventricles": 3,
+    "csf": 3,
+    "cortical": 8,
+    "subcortical": 9,
+    "brainstem": 10,
+    "cerebellum": 11,
+}
+# What BIDS has no names for, and nothing else.
+_BIDSIGNORE = (
+    *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
+    *("*_qc.png", "*_entropy.nii.gz", "*_stats.stats", ".trinat-work/"),
+)
+
+
+def write_tables(out: Path, entries: Iterable[Entry]) -> None:
+    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases."""
+    ordered = natsorted(entries, key=lambda entry: entry.case)
+    done = [entry for entry in ordered if entry.status == "done"]
+    _write_tsv(
+        out / "summary.tsv",
+        ("case", "status", "grade", "input", "reason", "seconds"),
+        [
+            (e.case, e.status, e.result.get("grade", ""), e.input, e.reason, _seconds(e))
+            for e in ordered
+        ],
+    )
+    _write_volumes(out / "volumes.tsv", done)
+    _write_tsv(
+        out / "qc.tsv",
+        ("case", "grade", "mean_agreement", "total_brain_mm3", "reasons", "notes"),
+        [
+            (
+                e.case,
+                e.result["grade"],
+                e.result.get("mean_agreement"),
+                e.result["total_brain_mm3"],
+                "; ".join(e.result["reasons"]),
+                "; ".join(e.result["notes"]),
+            )
+            for e in done
+        ],
+    )
+    _write_report(out, ordered)
+
+
+def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: bool) -> None:
+    """dataset_description.json, the label table that all maps inherit, .bidsignore."""
+    description = {
+        "Name": "trinat segmentations",
+        "BIDSVersion": "1.10.0",
+        "DatasetType": "derivative",
+        "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
+        "DatasetLinks": {"raw": link},
+    }
+    with atomic_text(out / "dataset_description.json") as file:
+        file.write(json.dumps(description, indent=2) + "\n")
+    _write_tsv(
+        out / "desc-trinat_dseg.tsv",
+        ("index", "name", "abbreviation", "color", "mapping"),
+        [
+            (
+                label.index if by_index else label.fs_id,
+                label.name,
+                label.abbreviation,
+                "#{:02X}{:02X}{:02X}".format(*label.color),
+                _BIDS_LABELS.get(label.group),
+            )
+            for label in scheme.labels
+        ],
+    )
+    with atomic_text(out / ".bidsignore") as file:
+        file.write("\n".join(_BIDSIGNORE) + "\n")
+
+
+def _write_volumes(path: Path, done: Sequence[Entry]) -> None:
+    """A row a scan: volumes in mm³, then each as a share of the total brain."""
+    names: dict[str, None] = {}
+    for entry in done:
+        names |= dict.fromkeys(entry.result["volumes_mm3"])
+    rows = []
+    for entry in done:
+        volumes, total = entry.result["volumes_mm3"], entry.result["total_brain_mm3"]
+        shares = [
+            round(volumes[name] / total, 6) if name in volumes and total else None for name in names
+        ]
+        rows.append((entry.case, total, *(volumes.get(name) for name in names), *shares))
+    header = (
+        "case",
+        "total_brain_mm3",
+        *(f"{n}_mm3" for n in names),
+        *(f"{n}_share" for n in names),
+    )
+    _write_tsv(path, header, rows)
+
+
+def _write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with atomic_text(path) as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(header)
+        for row in rows:
+            writer.writerow([_cell(value) for value in row])
+
+
+def _cell(value: Any) -> str:
+    """n/a for what is not known; text that a spreadsheet would compute is made text."""
+    if value is None:
+        return "n/a"
+    if not isinstance(value, str):
+        return str(value)
+    text = "".join(ch if ch.isprintable() else " " for ch in value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def _seconds(entry: Entry) -> float | None:
+    return round(sum(entry.timings_s.values()), 3) if entry.timings_s else None
+
+
+def _write_report(out: Path, entries: Sequence[Entry]) -> None:
+    """One page: counts, failures, and each scan's grade with its picture beside the page."""
+    from jinja2 import Environment, PackageLoader
+
+    # Every value is escaped: file names may hold anything.
+    page = Environment(loader=PackageLoader("pipelines.batch", "."), autoescape=True)
+    rows = [
+        {
+            "case": entry.case,
+            "status": entry.status,
+            "grade": entry.result.get("grade", ""),
+            "text": "; ".join(entry.result.get("reasons", [])) or entry.reason,
+            "brain_ml": round(entry.result.get("total_brain_mm3", 0) / 1000),
+            "picture": entry.result.get("picture", ""),
+        }
+        for entry in sorted(entries, key=_most_urgent_first)
+    ]
+    counts = Counter(entry.result.get("grade") or entry.status for entry in entries)
+    with atomic_text(out / "report.html") as file:
+        file.write(
+            page.get_template("report.html").render(
+                rows=rows, counts=dict(counts), total=len(rows), version=version("trinat")
+            )
+        )
+
+
+def _most_urgent_first(entry: Entry) -> int:
+    order = ["failed", "fail", "look", "pass"]
+    name = entry.result.get("grade") or entry.status
+    return order.index(name) if name in order else len(order)

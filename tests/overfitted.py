@@ -1,0 +1,81 @@
+"""A real network, overfitted in seconds on the miniature head: for tests that need right answers."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from segmentation.conform import conform
+from segmentation.labels import load_scheme
+from segmentation.models.checkpoint import save_model
+from segmentation.models.model_info import Description
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.views import View, to_slices
+from segmentation.volume import Volume
+from tests.miniatures import head_image, head_labels, turned
+
+STEPS = 60
+# Each step sees a third of the slices, in turn.
+PART = 3
+SMALL = QuickNatConfig(
+    filters=8,
+    kernel=3,
+    depth=3,
+    excitation="none",
+    activation="relu",
+    order="convolution-norm-activation",
+    dropout=0.1,
+)
+
+
+def miniature(axes: str = "RAS", seed: int = 0) -> tuple[Volume, Volume]:
+    """Scan and truth (FreeSurfer numbers) of the miniature head."""
+    image, affine = turned(head_image(head_labels(), seed), axes)
+    truth, _ = turned(head_labels(), axes)
+    return Volume(image, affine), Volume(truth, affine)
+
+
+@cache
+def overfitted_model() -> Path:
+    """The folder of a model of three views that knows one head by heart."""
+    folder = Path(tempfile.mkdtemp(prefix="trinat-overfitted-"))
+    scheme = load_scheme("quicknat33")
+    networks = {view: _train(view, len(scheme), scheme) for view in View}
+    absent = [
+        label.name
+        for label in scheme.labels[1:]
+        if label.fs_id not in np.unique(head_labels()).tolist()
+    ]
+    description = Description(
+        name="overfitted", not_predicted=tuple(absent), metrics={"slices": STEPS}
+    )
+    save_model(folder, description, networks)
+    return folder
+
+
+def _train(view: View, classes: int, scheme) -> QuickNat:
+    scan, truth = miniature()
+    conformed = conform(scan, shape=None)
+    indices = scheme.from_freesurfer(conform(truth, labels=True, plan=conformed.plan).volume.data)
+    if view is View.SAGITTAL:
+        indices = scheme.merged.to_merged[indices]
+        classes = len(scheme.merged.scheme)
+    images = to_slices(torch.from_numpy(conformed.volume.data), view)[:, None]
+    targets = to_slices(torch.from_numpy(indices.astype(np.int64)), view)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(1)
+        network = QuickNat(SMALL.model_copy(update={"classes": classes}))
+        optimiser = torch.optim.AdamW(network.parameters(), 0.02)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.02, STEPS)
+        for step in range(STEPS):
+            part = slice(step % PART, None, PART)
+            loss = torch.nn.functional.cross_entropy(network(images[part]), targets[part])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+    return network.eval()
