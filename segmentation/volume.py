@@ -191,11 +191,9 @@ def _values(
 ) -> tuple[NDArray[Any], int]:
     """Scale and check the voxels; also how many non-finite ones were filled with 0."""
     data = voxels
-    small_integers = (
-        data.dtype.kind in "iu" and data.dtype.itemsize <= 4 and data.dtype != np.uint32
-    )
+    stays = data.dtype.itemsize <= 4 and data.dtype != np.uint32
     # Label numbers in floats or wide integers keep all their digits until they are checked.
-    if header.scaled or not (small_integers or labels):
+    if header.scaled or not (stays or labels):
         with np.errstate(over="ignore", invalid="ignore"):
             data = data.astype(np.float32, copy=False)
             if header.scaled:
