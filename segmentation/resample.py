@@ -210,6 +210,9 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
     return out
 
 
+# 256³ by linear interpolation, processor seconds of one thread: aligned 0.40 by matrices here, 0.27
+# by sparse ones, 0.54 by scipy's affine_transform; askew 0.91 here, 0.98 by scipy. What is here
+# shares its work out among threads; sparse matrices and scipy do not.
 def _interpolate(source: Tensor, to: GridMap) -> Tensor:
     axes = to.source_axes
     return _interpolate_askew(source, to) if axes is None else _interpolate_along(source, to, axes)
