@@ -1,4 +1,4 @@
-"""Recipes in YAML and label tables in TSV; installed with the package so that they are found by name."""
+"""Recipes in YAML and label tables in TSV, installed with the package."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
