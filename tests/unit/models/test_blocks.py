@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, max_unpool2d
 
-from segmentation.models.blocks import DenseBlock, Excitation, Layer, max_pool, max_unpool
+from segmentation.models.blocks import DenseBlock, Excitation, Layer, PReLU, max_pool, max_unpool
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -74,6 +74,22 @@ def test_pooling_is_allowed_where_only_deterministic_algorithms_are() -> None:
         max_unpool(*max_pool(x)).sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slope", [0.25, 0.0, -0.5, 2.0])
+def test_prelu_and_its_gradients_equal_torchs(slope: float, dtype: torch.dtype) -> None:
+    ours, torchs = PReLU(init=slope), nn.PReLU(init=slope)
+    x, y = (ties("few values", dtype).requires_grad_() for _ in range(2))
+    upstream = torch.randint(-3, 4, x.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    got, expected = ours(x), torchs.to(dtype)(y)
+    got.backward(upstream)
+    expected.backward(upstream)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
+    torch.testing.assert_close(ours.weight.grad, torchs.weight.grad.float())
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(x.float()), got.float(), rtol=0, atol=0)
 
 
 def with_statistics(layer: Layer) -> Layer:
