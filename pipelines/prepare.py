@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -310,13 +312,25 @@ def _alone(job: _Job) -> Outcome:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
+    # Workers are forked from one clean process that has imported everything once.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return ProcessPoolExecutor(workers, context, _start_worker)
 
 
 def _start_worker() -> None:
     # Ctrl-C reaches the whole process group: the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nor does a worker outlive a parent that was killed, and write where another run is.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_process(threads=1)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _prepare(job: _Job) -> Outcome:

@@ -415,7 +415,7 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
     out = tmp_path / "out"
     runner = CliRunner()
     words = ["prepare", "--source", "freesurfer", "--root", str(tmp_path / "in"), "--out", str(out)]
-    words += ["--views", "coronal", "axial", "--config", str(tmp_path / "c.yaml"), "--jobs", "2"]
+    words += ["--views", "coronal", "axial", "--config", str(tmp_path / "c.yaml")]
     result = runner.invoke(app, words, standalone_mode=False)
     assert result.exception is None, result.exception
     assert result.return_value == Exit.OK

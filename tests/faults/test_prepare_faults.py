@@ -1,0 +1,255 @@
+"""Prepare under blows: broken subjects, killed runs, dying workers, a second run beside it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import psutil
+import pytest
+from miniatures import freesurfer_subject, head_image, head_labels, write_mgz
+
+import pipelines.prepare
+from pipelines.batch.lock import run_lock
+from pipelines.exits import Exit
+from pipelines.prepare import Outcome, PrepareConfig, run
+from segmentation.data.store import Store
+from segmentation.errors import DatasetError, LockedError
+
+GRID = (64, 64, 64)
+
+
+def config_of(root: Path, source: str = "freesurfer") -> PrepareConfig:
+    return PrepareConfig(source=source, root=root, grid=GRID)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Name and digest of every file, hidden ones too."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "mri/orig.mgz"
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / "mri/aseg.mgz"
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 4  # in the gzip trailer's length or checksum
+    path.write_bytes(raw)
+
+
+def lose_labels(folder: Path) -> None:
+    (folder / "mri/aseg.mgz").unlink()
+
+
+def unknown_number(folder: Path) -> None:
+    labels = head_labels().astype(np.int32)
+    labels[20, 20, 20] = 3777
+    write_mgz(folder / "mri/aseg.mgz", labels)
+
+
+def other_grid(folder: Path) -> None:
+    write_mgz(folder / "mri/aseg.mgz", head_labels()[:, :-2])
+
+
+def nonfinite(folder: Path) -> None:
+    image = head_image(head_labels()).astype(np.float32)
+    image[5, 5, 5] = np.nan
+    write_mgz(folder / "mri/orig.mgz", image)
+
+
+BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "s03": (truncate, "orig.mgz"),
+    "s05": (flip_a_bit, "aseg.mgz"),
+    "s08": (lose_labels, "no labels"),
+    "s11": (unknown_number, "3777"),
+    "s14": (other_grid, "labels have shape"),
+    "s20": (nonfinite, "orig.mgz"),
+}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_six_broken_of_twenty_take_nothing_with_them(tmp_path: Path, jobs: int) -> None:
+    for number in range(1, 21):
+        name = f"s{number:02}"
+        folder = freesurfer_subject(tmp_path / "in", name)
+        if name in BREAKS:
+            BREAKS[name][0](folder)
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=jobs)
+    assert summary.exit is Exit.SOME_FAILED == 3
+    assert (summary.made, summary.failed, summary.skipped) == (14, 6, 0)
+    assert len(list((tmp_path / "out/subjects").iterdir())) == 14
+    reasons = {row.subject: row.reason for row in summary.rows if row.status == "failed"}
+    assert sorted(reasons) == sorted(BREAKS)
+    for name, (_, part) in BREAKS.items():
+        assert part in reasons[name]
+        assert "\n" not in reasons[name]
+    store = Store(tmp_path / "out")
+    assert len(store.subjects) == 14
+    assert store.ledger == summary.rows
+    assert len(store.ledger) == 20
+
+
+def test_a_subject_that_broke_later_loses_its_old_slices(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        freesurfer_subject(tmp_path / "in", name)
+    run(config_of(tmp_path / "in"), tmp_path / "out")
+    truncate(tmp_path / "in/a")
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    assert (summary.current, summary.failed) == (1, 1)
+    assert [p.name for p in (tmp_path / "out/subjects").iterdir()] == ["b.h5"]
+
+
+def test_damaged_slices_are_made_anew(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        freesurfer_subject(tmp_path / "in", name)
+    run(config_of(tmp_path / "in"), tmp_path / "out")
+    whole = contents(tmp_path / "out")
+    damaged = tmp_path / "out/subjects/a.h5"
+    damaged.write_bytes(damaged.read_bytes()[:5000])
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    assert (summary.made, summary.current) == (1, 1)
+    assert contents(tmp_path / "out") == whole
+
+
+def test_all_broken_is_another_status_and_still_told(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        truncate(freesurfer_subject(tmp_path / "in", name))
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    assert summary.exit is Exit.ALL_FAILED
+    for name in ("a", "b"):
+        (tmp_path / "in" / name / "mri/orig.mgz").unlink()
+    with pytest.raises(DatasetError, match="no subject can be used"):
+        run(config_of(tmp_path / "in"), tmp_path / "out")
+    ledger = (tmp_path / "out/ledger.tsv").read_text()
+    assert ledger.count("failed\tnone of these in mri/") == 2
+
+
+def _prepare(root: Path, out: Path, jobs: int) -> None:
+    run(config_of(root), out, jobs=jobs)
+
+
+def _start(root: Path, out: Path, jobs: int = 1) -> multiprocessing.Process:
+    """Run prepare in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pipelines.prepare"])
+    process = context.Process(target=_prepare, args=(root, out, jobs))
+    process.start()
+    return process
+
+
+def _kill_when(root: Path, out: Path, reached: Callable[[], bool]) -> bool:
+    """Run prepare in a process of its own and kill it the moment that `reached` says so."""
+    process = _start(root, out)
+    while process.is_alive() and not reached():
+        time.sleep(0.0005)
+    alive = process.is_alive()
+    process.kill()
+    process.join()
+    return alive
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    root, out = tmp_path / "in", tmp_path / "out"
+    for number in range(6):
+        freesurfer_subject(root, f"s{number}")
+    run(config_of(root), tmp_path / "undisturbed")
+
+    def halves() -> list[Path]:
+        return list(out.glob("subjects/.trinat-*.tmp"))
+
+    def stores() -> int:
+        return len(list(out.glob("subjects/*.h5")))
+
+    killed = [
+        _kill_when(root, out, lambda: bool(halves())),  # while the first file is written
+        _kill_when(root, out, lambda: stores() >= 2 and bool(halves())),
+        _kill_when(root, out, lambda: stores() == 6),  # before or while the tables are written
+    ]
+    assert killed[:2] == [True, True]
+    run(config_of(root), out)
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def test_until_it_is_complete_a_store_does_not_open(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s")
+    assert _kill_when(
+        tmp_path / "in", tmp_path / "out", lambda: (tmp_path / "out/subjects").exists()
+    )
+    with pytest.raises(DatasetError, match="the same command resumes it"):
+        Store(tmp_path / "out")
+
+
+def test_workers_do_not_outlive_a_run_that_was_killed(tmp_path: Path) -> None:
+    for number in range(8):
+        freesurfer_subject(tmp_path / "in", f"s{number}")
+    process = _start(tmp_path / "in", tmp_path / "out", jobs=2)
+    while process.is_alive() and not list(tmp_path.glob("out/subjects/*.h5")):
+        time.sleep(0.001)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    process.join()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+
+
+def test_two_runs_do_not_share_a_store(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s")
+    (tmp_path / "out").mkdir()
+    with run_lock(tmp_path / "out/.lock"), pytest.raises(LockedError):
+        run(config_of(tmp_path / "in"), tmp_path / "out")
+
+
+def _dies_on_s2(job: pipelines.prepare._Job) -> Outcome:
+    """As `_prepare`, but the process that meets s2 is killed, as by a system out of memory."""
+    if job.subject.id == "s2":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _really_prepare(job)
+
+
+_really_prepare = pipelines.prepare._prepare
+
+
+def test_a_worker_that_dies_takes_its_own_subject_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        freesurfer_subject(tmp_path / "in", f"s{number}")
+    monkeypatch.setattr(pipelines.prepare, "_prepare", _dies_on_s2)
+    # Workers must find this module by its name.
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
+    reasons = {row.subject: row.reason for row in summary.rows if row.status == "failed"}
+    assert list(reasons) == ["s2"]
+    assert "its process was killed" in reasons["s2"]
+    assert summary.made == 4
+
+
+def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(tmp_path: Path) -> None:
+    """What nibabel alone would take: the stream is sound but for the checksum behind it."""
+    folder = freesurfer_subject(tmp_path / "in", "s")
+    freesurfer_subject(tmp_path / "in", "t")
+    path = folder / "mri/aseg.mgz"
+    raw = bytearray(path.read_bytes())
+    raw[-8] ^= 1  # the first byte of the stored CRC-32
+    path.write_bytes(raw)
+    with pytest.raises(gzip.BadGzipFile):
+        gzip.decompress(bytes(raw))
+    assert np.asarray(nib.load(path).dataobj).any()
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    assert [row.subject for row in summary.rows if row.status == "failed"] == ["s"]
