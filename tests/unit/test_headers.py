@@ -70,6 +70,7 @@ def refused(folder: Path, content: bytes, suffix: str = ".nii") -> InputError:
         ([("datatype", 0, 2304), ("bitpix", 0, 32)], FormatError, "an RGB picture"),
         ([("datatype", 0, 32), ("bitpix", 0, 64)], FormatError, "complex voxels"),
         ([("datatype", 0, 1792), ("bitpix", 0, 128)], FormatError, "complex voxels"),
+        ([("datatype", 0, 1536), ("bitpix", 0, 128)], FormatError, "not one number a voxel"),
         ([("bitpix", 0, 8)], IntegrityError, "voxels of 8 bits and of type int16 at once"),
         ([("vox_offset", 0, 0)], IntegrityError, "start at byte 0, inside the header"),
         ([("vox_offset", 0, 348)], IntegrityError, "start at byte 348, inside the header"),
