@@ -55,8 +55,8 @@ class Pairing:
 def find_files(place: Path, *, suffix: str = "dseg") -> list[ScanFile]:
     """Label maps (or with suffix "T1w" images) under a folder, in natural order.
 
-    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; a folder of
-    files.
+    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
+    files called *_dseg; a folder of files.
     """
     if place.is_file():
         return [_named(place)]
@@ -72,6 +72,13 @@ def find_files(place: Path, *, suffix: str = "dseg") -> list[ScanFile]:
             _of_subjects_dir(folder.name, labels)
             for folder in place.iterdir()
             if folder.is_dir() and (labels := find_labels(folder))
+        ]
+    if not found and suffix == "dseg":
+        # Beside label maps, a run may have written entropies and probabilities.
+        found = [
+            _named(path)
+            for ending in (".nii.gz", ".nii", ".mgz")
+            for path in place.rglob(f"*_dseg{ending}")
         ]
     if not found:
         found = [_named(path) for path in image_files(place).values()]
@@ -182,6 +189,7 @@ def _named(path: Path) -> ScanFile:
     name = without_suffix(path)
     facts = entities(path) if name.startswith("sub-") else {}
     if not facts:
+        name = name.removesuffix("_dseg")
         return ScanFile(name, path, name)
     identity = tuple(sorted((k, v) for k, v in facts.items() if k not in _NOT_IDENTITY))
     session = f"ses-{facts['ses']}" if "ses" in facts else ""

@@ -20,6 +20,7 @@ from pipelines.cli import (
     phantom,
     predict,
     prepare,
+    report,
     runs,
     split,
     train,
@@ -65,6 +66,7 @@ app.command("import-weights")(import_weights.command)
 app.command("phantom")(phantom.command)
 app.command("predict")(predict.command)
 app.command("prepare", cls=ListOptions)(prepare.command)
+app.command("report")(report.command)
 app.command("split")(split.command)
 app.command("runs")(runs.command)
 app.command("train")(train.command)

@@ -27,10 +27,13 @@ __all__ = [
     "confusion_plot",
     "heat_map",
     "short_name",
+    "z_score_plot",
 ]
 
 # Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
+
+_FARTHEST_Z = 12.0
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,32 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
         axis.set_ylabel("true")
         figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true structure")
     return Drawing("confusion", figure, f"Confusion between structures, model {model}")
+
+
+def z_score_plot(frame: pd.DataFrame, structures: Sequence[str], limit: float) -> Drawing:
+    """Robust z of every volume, a row a structure, a dot a scan; far ones stand out."""
+    volumes = frame[frame["metric"] == "volume"]
+    titles = {}
+    with _canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
+        for side in (-limit, limit):
+            axis.axvline(side, color=MODEL_COLORS[5], lw=0.9, ls=(0, (4, 3)))
+        for row, structure in enumerate(structures):
+            scans = volumes[(volumes["structure"] == structure) & volumes["z"].notna()]
+            z = scans["z"].to_numpy(float)
+            shown = np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)
+            color = np.where(np.abs(z) > limit, MODEL_COLORS[5], MODEL_COLORS[0])
+            gid = f"scans-{row}"
+            axis.scatter(
+                shown, row + _spread(len(z), 0.8), s=9, color=color, lw=0, zorder=3, gid=gid
+            )
+            titles[gid] = [
+                f"{r['subject']} {r['session']}: {r['value']:,.0f} mm³, z {r['z']:+.1f}"
+                for r in scans.to_dict("records")
+            ]
+        _rows(axis, [short_name(s) for s in structures])
+        axis.set_xlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
+    label = f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
+    return Drawing("z-scores", figure, label, titles)
 
 
 @contextmanager

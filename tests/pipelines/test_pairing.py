@@ -108,6 +108,11 @@ def test_a_subjects_dir_pairs_with_bids_names(tmp_path: Path) -> None:
     assert named(found) == [("sub-02", "sub-02_dseg")]
 
 
+def test_label_maps_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
+    folder(tmp_path, "x/a_dseg.nii.gz", "x/a_entropy.nii.gz", "b_dseg.mgz", "b_L-Th_probseg.nii.gz")
+    assert [file.name for file in find_files(tmp_path)] == ["a", "b"]
+
+
 def test_two_files_pair_as_files(tmp_path: Path) -> None:
     folder(tmp_path, "one.nii", "other.nii")
     found = pair_files(find_files(tmp_path / "one.nii"), find_files(tmp_path / "other.nii"))

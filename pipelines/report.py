@@ -1,0 +1,264 @@
+"""trinat report: a folder of label maps without a truth, as tables and as a page."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.batch.ledger import Entry, ledgers_in, read_entries
+from pipelines.exits import Exit, batch_exit
+from pipelines.pairing import ScanFile, find_files, pair_files
+from pipelines.printing import print_to_pdf, save_drawing
+from pipelines.process import cpu_count
+from segmentation.data.participants import read_rows
+from segmentation.errors import ConfigError, EvaluationError, TrinatError
+from segmentation.files import atomic_text
+from segmentation.labels import LabelScheme, load_scheme
+from segmentation.report.cohort import Picture, cohort_drawings, cohort_page
+from segmentation.report.cohort_data import Cohort, Range, Scan, cohort_of
+from segmentation.report.tables import write_table
+from segmentation.volume import Volume
+
+__all__ = ["Settings", "read_ranges", "report"]
+
+_MOST_PICTURES = 12
+
+
+@dataclass(frozen=True)
+class Settings:
+    predictions: Path
+    out: Path
+    labels: str = "quicknat33"
+    participants: Path | None = None
+    reference: Path | None = None
+    images: Path | None = None
+    jobs: int | None = None
+    pdf: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    file: ScanFile
+    volumes_mm3: Mapping[str, float] | None
+    failure: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.file.name
+
+
+Progress = Callable[[_Measured, int, int], None]
+
+
+def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
+    """Measure every label map, write volumes.csv and the page; failures are in the page.
+
+    `progress(result, done, total)` is told after each map.
+    """
+    started = datetime.now(UTC)
+    scheme = load_scheme(settings.labels)
+    ranges = read_ranges(settings.reference, scheme) if settings.reference else []
+    files = find_files(settings.predictions)
+    measured = []
+    for result in _measure_all(files, settings):
+        measured.append(result)
+        if progress:
+            progress(result, len(measured), len(files))
+    people = _people(settings)
+    entries = _entries(settings.predictions)
+    scans = [
+        _scan(result, people, entries, settings.predictions)
+        for result in measured
+        if result.volumes_mm3 is not None
+    ]
+    failures = [(r.file.name, r.failure) for r in measured if r.failure]
+    failures += [
+        (entry.case, entry.reason) for entry in entries.values() if entry.status == "failed"
+    ]
+    if not scans:
+        raise EvaluationError(
+            f"none of {len(files)} label maps could be read; the first: {failures[0][1]}",
+            where=settings.predictions,
+        )
+    cohort = cohort_of(scans, scheme, ranges)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
+    drawings = cohort_drawings(cohort)
+    if drawings:
+        (settings.out / "figures").mkdir(exist_ok=True)
+    for drawing in drawings:
+        save_drawing(settings.out / "figures", drawing)
+    sound = [result.file for result in measured if not result.failure]
+    pictures, shown = _pictures(cohort, sound, scheme, settings)
+    page = cohort_page(
+        cohort,
+        drawings,
+        pictures,
+        {
+            "trinat": version("trinat"),
+            "date": started.isoformat(timespec="seconds"),
+            "command": settings.command,
+            "labels": scheme.name,
+            "predictions": str(settings.predictions),
+        },
+        failures=failures,
+        pictures_text=shown,
+    )
+    with atomic_text(settings.out / "report.html") as file:
+        file.write(page)
+    if settings.pdf:
+        print_to_pdf(settings.out / "report.html")
+    return batch_exit(done=len(scans), failed=len(failures))
+
+
+def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
+    """Columns structure (name or FreeSurfer number), low_mm3, high_mm3; maybe sex, age_from,
+    age_to."""
+    by_number = {str(label.fs_id): label.name for label in scheme.labels}
+    ranges = []
+    for line, row in enumerate(read_rows(path, required=("structure", "low_mm3", "high_mm3")), 2):
+        name = by_number.get(row["structure"], row["structure"])
+        if name not in scheme.names:
+            raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
+        try:
+            limits = Range(
+                name,
+                float(row["low_mm3"]),
+                float(row["high_mm3"]),
+                row.get("sex", "")[:1].upper(),
+                float(row.get("age_from") or -np.inf),
+                float(row.get("age_to") or np.inf),
+            )
+        except ValueError:
+            raise ConfigError(f"line {line}: not a number among the limits", where=path) from None
+        if not limits.low_mm3 <= limits.high_mm3:
+            raise ConfigError(f"line {line}: low_mm3 is above high_mm3", where=path)
+        ranges.append(limits)
+    return ranges
+
+
+def _measure_all(files: Sequence[ScanFile], settings: Settings) -> Iterator[_Measured]:
+    measure = partial(_measure, scheme_name=settings.labels)
+    jobs = min(settings.jobs or cpu_count(), len(files))
+    if jobs <= 1:
+        yield from map(measure, files)
+        return
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield from pool.map(measure, files)
+
+
+def _measure(file: ScanFile, scheme_name: str) -> _Measured:
+    """Volumes of the structures that are there; 0 for one of the scheme's that is not."""
+    scheme = load_scheme(scheme_name)
+    try:
+        labels = Volume.read(file.path, labels=True)
+        indices = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm, where=file.path)
+    except (TrinatError, OSError) as error:
+        return _Measured(file, None, str(error))
+    voxel_mm3 = abs(float(np.linalg.det(labels.affine[:3, :3])))
+    counts = np.bincount(indices.ravel(), minlength=len(scheme))
+    volumes = {label.name: float(counts[label.index] * voxel_mm3) for label in scheme.labels[1:]}
+    return _Measured(file, volumes)
+
+
+def _people(settings: Settings) -> Mapping[str, Mapping[str, str]]:
+    """participants.tsv as named, or beside the predictions: person -> columns."""
+    path = settings.participants
+    if path is None:
+        beside = settings.predictions / "participants.tsv"
+        path = beside if beside.is_file() else None
+    if path is None:
+        return {}
+    return {row["participant_id"]: row for row in read_rows(path, required=("participant_id",))}
+
+
+def _entries(predictions: Path) -> dict[str, Entry]:
+    """What the run that made the predictions says of each scan."""
+    return read_entries(ledgers_in(predictions)) if predictions.is_dir() else {}
+
+
+def _scan(
+    result: _Measured,
+    people: Mapping[str, Mapping[str, str]],
+    entries: Mapping[str, Entry],
+    predictions: Path,
+) -> Scan:
+    file = result.file
+    person = people.get(file.subject, {})
+    own = str(file.path.relative_to(predictions)) if predictions.is_dir() else ""
+    entry = next((e for e in entries.values() if own and own in e.outputs), None)
+    facts = entry.result if entry else {}
+    # BIDS censors great ages as 89+.
+    age = person.get("age", "").rstrip("+")
+    doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
+    return Scan(
+        file.subject,
+        file.scan,
+        result.volumes_mm3 or {},
+        sex=person.get("sex", "")[:1].upper(),
+        age=float(age) if age.replace(".", "", 1).isdigit() else None,
+        site=person.get("site", "") or person.get("scanner", ""),
+        grade=facts.get("grade", ""),
+        notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
+        uncertainty=doubts or None,
+    )
+
+
+def _pictures(
+    cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
+) -> tuple[list[Picture], str]:
+    """Of the most conspicuous scans: the picture made with the prediction, or one drawn now."""
+    grades = {"fail": 0, "look": 1}
+    unusual = cohort.frame.assign(size=cohort.frame["z"].abs()).groupby("scan")["size"].max()
+    order = sorted(
+        range(len(files)),
+        key=lambda n: (grades.get(cohort.scans[n].grade, 2), -np.nan_to_num(float(unusual[n]))),
+    )
+    images: dict[str, Path] = {}
+    if settings.images:
+        pairing = pair_files(files, find_files(settings.images, suffix="T1w"))
+        images = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
+    pictures = []
+    for n in order[:_MOST_PICTURES]:
+        png = _existing_picture(files[n].path)
+        if png is None and files[n].name in images:
+            png = _drawn_picture(images[files[n].name], files[n].path, scheme)
+        if png:
+            scan = cohort.scans[n]
+            pictures.append(Picture(scan.name, scan.notes or scan.grade, png))
+    text = f"The {len(pictures)} most conspicuous scans, by grade and distance from the group."
+    return pictures, text
+
+
+def _existing_picture(labels: Path) -> bytes | None:
+    stem, found, _ = labels.name.rpartition("_dseg")
+    picture = labels.with_name(f"{stem}_qc.png")
+    return picture.read_bytes() if found and picture.is_file() else None
+
+
+def _drawn_picture(image: Path, labels: Path, scheme: LabelScheme) -> bytes | None:
+    """A mosaic on the working grid; None where the scan cannot be read."""
+    import io
+
+    from segmentation.conform import conform
+    from segmentation.report.mosaic import draw_mosaic
+
+    try:
+        scan = conform(Volume.read(image))
+        numbers = conform(Volume.read(labels, labels=True), labels=True, plan=scan.plan).volume
+    except (TrinatError, OSError):
+        return None
+    indices = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
+    buffer = io.BytesIO()
+    draw_mosaic(scan.volume, indices, scheme).savefig(buffer, format="png", dpi=80)
+    return buffer.getvalue()
