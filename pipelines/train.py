@@ -178,15 +178,14 @@ class _JobRun:
             writer.add(report, last=trainer.progress >= 1)
             # All processes stop at the same step, or those left would wait for ever.
             stopped = self.workers.largest(float(stop.is_set())) > 0
-            ended_epoch = report.step % trainer.epoch_steps == 0
-            if ended_epoch or trainer.progress >= 1:
+            at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
+            if at_rest:
                 over = self._validate(trainer, scans, identity, trainer.progress >= 1)
             due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
-            if (due or ended_epoch or stopped or over or trainer.progress >= 1) and (
-                self.workers.leads
-            ):
+            if self.workers.leads and (due or at_rest or stopped):
                 write_state(self.folder, trainer.state(identity))
                 saved_at = report.step
+            if self.workers.leads and at_rest:
                 write_page(self.folder, self.job.name, self.scheme)
             if stopped and trainer.progress < 1:
                 raise InterruptedRunError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -82,15 +83,16 @@ def load_heads(path: Path) -> HeadMaps:
     if path.is_dir():
         return read_label_maps(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            stored = dict(file)
+        # Opened here: np.load leaves a damaged file open behind its error.
+        with path.open("rb") as file:
+            stored = dict(np.load(file, allow_pickle=False))
         labels = np.frombuffer(lzma.decompress(stored.pop("labels_xz").tobytes()), np.uint8)
         return HeadMaps(labels.reshape(stored.pop("shape")), **stored)
     except FileNotFoundError:
         raise DatasetError(
             "no label maps there", where=path, remedy="name a folder of them, or a heads file"
         ) from None
-    except (ValueError, KeyError, TypeError, EOFError, lzma.LZMAError) as error:
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile, lzma.LZMAError) as error:
         raise IntegrityError("is no file of heads, or a damaged one", where=path) from error
 
 

@@ -122,6 +122,9 @@ def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
         for name in sorted({*stored, *wanted}):
             path = f"{key}.{name}" if key else str(name)
             yield from differences(stored.get(name), wanted.get(name), path)
+    elif isinstance(stored, list) and isinstance(wanted, list) and len(stored) == len(wanted):
+        for place, (old, new) in enumerate(zip(stored, wanted, strict=True)):
+            yield from differences(old, new, f"{key}.{place}")
     elif stored != wanted:
         yield f"{key}: {json.dumps(stored)} -> {json.dumps(wanted)}"
 

@@ -1,0 +1,58 @@
+"""Recipes: what stages share, what they change, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from segmentation.training.config import Recipe
+
+SHARED = {
+    "name": "two",
+    "data": {"synthetic": {"heads": "phantom"}, "rows": 64},
+    "schedule": {"kind": "cosine", "steps": 100, "warmup_steps": 5},
+    "batch": 6,
+}
+
+
+def test_without_stages_there_is_one() -> None:
+    recipe = Recipe.model_validate(SHARED)
+    assert [stage.name for stage in recipe.stages] == ["train"]
+    assert recipe.stages[0].batch == 6
+
+
+def test_stages_share_what_stands_above_them_and_may_differ() -> None:
+    recipe = Recipe.model_validate(
+        {**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2, "data": {"rows": 96}}]}
+    )
+    first, second = recipe.stages
+    assert (first.batch, first.data.rows) == (6, 64)
+    assert (second.batch, second.data.rows) == (2, 96)
+    assert second.data.synthetic == first.data.synthetic
+
+
+def test_a_stage_of_another_length_keeps_the_rest_of_the_schedule() -> None:
+    recipe = Recipe.model_validate({**SHARED, "stages": [{"schedule": {"seconds": 9}}]})
+    schedule = recipe.stages[0].schedule
+    assert (schedule.steps, schedule.seconds, schedule.warmup_steps) == (None, 9, 5)
+
+
+def test_a_resolved_recipe_resolves_to_itself() -> None:
+    recipe = Recipe.model_validate({**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2}]})
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batches": 3},
+        {"data": {"synthetic": {"heads": "phantom", "skulls": 1}}},
+        {"stages": [{"rate": 1}]},
+        {"batch": 0},
+        {"views": ["coronal", "coronal"]},
+        {"stages": [{"name": "a"}, {"name": "a"}]},
+    ],
+)
+def test_what_no_recipe_says_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Recipe.model_validate({**SHARED, **wrong})

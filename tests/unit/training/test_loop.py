@@ -1,0 +1,192 @@
+"""The loop: resumed to the bit, NaN without a trace, views in turn, parts at their own rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from segmentation.errors import DeviceError, TrainingError
+from segmentation.heads import HeadMaps
+from segmentation.labels import load_scheme
+from segmentation.training.config import Recipe
+from segmentation.training.loop import Trainer, _divide
+from segmentation.training.network import ViewsNet, classes_of
+from segmentation.training.sources import Batch, SyntheticSource
+from segmentation.training.state import State, read_state, write_state
+from segmentation.views import View
+
+SCHEME = load_scheme("quicknat33")
+VIEWS = (View.CORONAL, View.SAGITTAL)
+
+
+def changed(recipe: Recipe, **stage: object) -> Recipe:
+    content = recipe.model_dump(mode="json")
+    content["stages"][0] |= stage
+    return Recipe.model_validate(content)
+
+
+def trainer_of(
+    recipe: Recipe, maps: HeadMaps, views: Sequence[View] = VIEWS, source: object = None
+) -> Trainer:
+    torch.manual_seed(recipe.seed)
+    stage = recipe.stages[0]
+    data = stage.data
+    assert data.synthetic is not None
+    size, synthesis = (data.rows, data.columns), data.synthetic.synthesis
+    network = ViewsNet(recipe.network, {view: len(classes_of(view, SCHEME)) for view in views})
+    drawn = SyntheticSource(maps, SCHEME, synthesis, size, recipe.network.channels)
+    return Trainer(
+        recipe,
+        stage,
+        views,
+        network,
+        source or drawn,
+        torch.device("cpu"),  # type: ignore[arg-type]
+    )
+
+
+def all_tensors(state: State) -> dict[str, torch.Tensor]:
+    return {
+        f"{group}/{key}": value.clone()
+        for group in ("network", "average", "optimiser")
+        for key, value in getattr(state, group).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {},
+        {"precision": "fp32", "accumulate": 2},
+        {"optimiser": {"kind": "sgd", "rate": 0.1}, "ema": 0},
+    ],
+    ids=["adamw-bf16", "accumulated", "sgd"],
+)
+def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(
+    recipe: Recipe, maps: HeadMaps, tmp_path, stage: dict[str, object]
+) -> None:
+    recipe = changed(recipe, **stage)
+    straight = trainer_of(recipe, maps)
+    for _ in range(7):
+        straight.step()
+
+    broken = trainer_of(recipe, maps)
+    for _ in range(4):
+        broken.step()
+    path = write_state(tmp_path, broken.state({}))
+    # Whatever else the process drew in between must not matter.
+    torch.manual_seed(12345)
+    resumed = trainer_of(recipe, maps)
+    resumed.load(read_state(path))
+    for _ in range(3):
+        resumed.step()
+
+    expected, found = all_tensors(straight.state({})), all_tensors(resumed.state({}))
+    assert expected.keys() == found.keys()
+    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+
+
+def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
+    trainer = trainer_of(changed(recipe, optimiser={"rate": 0.02}, schedule={"steps": 60}), maps)
+    losses = [trainer.step().loss for _ in range(60)]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+class Poisoned:
+    """A source whose batches hold NaN from a step on."""
+
+    fingerprint = ""
+
+    def __init__(self, good: SyntheticSource, bad: range) -> None:
+        self.good, self.bad = good, bad
+
+    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+        batch = self.good.draw(view, first, count, generator)
+        if first in self.bad:
+            batch.images[0, 0, 0, 0] = torch.nan
+        return batch
+
+    def counts(self, view: View) -> torch.Tensor:
+        return self.good.counts(view)
+
+
+def poisoned(recipe: Recipe, maps: HeadMaps, bad: range) -> Trainer:
+    good = trainer_of(recipe, maps, (View.CORONAL,)).source
+    assert isinstance(good, SyntheticSource)
+    return trainer_of(recipe, maps, (View.CORONAL,), Poisoned(good, bad))
+
+
+def test_a_loss_that_is_no_number_leaves_no_trace(recipe: Recipe, maps: HeadMaps) -> None:
+    trainer = poisoned(recipe, maps, range(8, 12))  # the third batch of four
+    trainer.step(), trainer.step()
+    before = all_tensors(trainer.state({}))
+    report = trainer.step()
+    after = all_tensors(trainer.state({}))
+    assert report.loss != report.loss
+    assert [key for key in before if not torch.equal(before[key], after[key])] == []
+    assert (trainer.counters.bad, trainer.counters.step) == (1, 3)
+    assert trainer.step().loss == pytest.approx(4, abs=3)
+    assert trainer.counters.bad_in_a_row == 0
+
+
+def test_too_many_bad_steps_end_the_run_and_name_the_slices(recipe: Recipe, maps: HeadMaps) -> None:
+    trainer = poisoned(changed(recipe, max_bad_steps=2), maps, range(0, 99))
+    trainer.step()
+    with pytest.raises(TrainingError, match=r"2 steps in a row.*coronal slices 4-7"):
+        trainer.step()
+
+
+def test_out_of_memory_says_what_would_fit(recipe: Recipe, maps: HeadMaps) -> None:
+    trainer = trainer_of(recipe, maps)
+
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    trainer._run = exhausted  # type: ignore[assignment]
+    with pytest.raises(DeviceError, match="set batch to 2 and accumulate to 2"):
+        trainer.step()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 5, 8])
+def test_views_are_dealt_in_turn_and_every_slice_once(batch: int) -> None:
+    views = tuple(View)
+    seen: dict[View, list[int]] = {view: [] for view in views}
+    for step in range(12):
+        for view, first, count in _divide(step * batch, batch, views):
+            seen[view] += range(first, first + count)
+    for numbers in seen.values():
+        assert numbers == list(range(12 * batch // 3))
+
+
+def test_frozen_parts_stay_and_others_move_at_their_own_rates(
+    recipe: Recipe, maps: HeadMaps
+) -> None:
+    parts = {"encoders": 0, "bottleneck": 0.1}
+    trainer = trainer_of(changed(recipe, optimiser={"rate": 0.01, "parts": parts}), maps)
+    before = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    trainer.step()
+    after = trainer.network.state_dict()
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    # Neither weights nor statistics of frozen norms.
+    assert not [key for key in moved if key.startswith("trunk.encoders")]
+    assert any(key.startswith("trunk.decoders") for key in moved)
+    rates = {group["multiple"]: group["lr"] for group in trainer.optimiser.param_groups}
+    assert rates[0.1] == pytest.approx(0.1 * rates[1.0])
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(recipe: Recipe, maps: HeadMaps) -> None:
+    from segmentation.training.workers import Workers
+
+    good = trainer_of(recipe, maps)
+    with pytest.raises(TrainingError, match="4 cannot be divided among 3"):
+        Trainer(
+            recipe,
+            recipe.stages[0],
+            VIEWS,
+            good.network,
+            good.source,
+            torch.device("cpu"),
+            Workers(0, 3),
+        )

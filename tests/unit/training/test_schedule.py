@@ -1,0 +1,51 @@
+"""Learning rates by step, epoch and time."""
+
+from __future__ import annotations
+
+import pytest
+
+from segmentation.training.config import ScheduleConfig
+from segmentation.training.schedule import Position, learning_rate, progress
+
+
+def at(step: int = 0, epoch_steps: int = 10, seconds: float = 0.0) -> Position:
+    return Position(step, epoch_steps, seconds)
+
+
+def test_cosine_falls_from_the_rate_over_half_of_it_to_nothing() -> None:
+    cosine = ScheduleConfig(kind="cosine", steps=100)
+    rates = [learning_rate(cosine, 2.0, at(step)) for step in (0, 50, 100)]
+    assert rates == pytest.approx([2.0, 1.0, 0.0])
+
+
+def test_steps_drop_once_per_so_many_epochs_and_not_per_batch() -> None:
+    steps = ScheduleConfig(kind="steps", epochs=30, factor=0.1, every_epochs=10)
+    rates = [learning_rate(steps, 0.1, at(step)) for step in (0, 99, 100, 199, 200)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+
+
+def test_constant_stays() -> None:
+    constant = ScheduleConfig(kind="constant", steps=5)
+    assert learning_rate(constant, 0.3, at(4)) == 0.3
+
+
+def test_warm_up_rises_evenly_and_ends() -> None:
+    warm = ScheduleConfig(kind="constant", steps=100, warmup_steps=3)
+    rates = [learning_rate(warm, 1.0, at(step)) for step in range(5)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+
+
+def test_progress_by_steps_epochs_and_seconds() -> None:
+    assert progress(ScheduleConfig(steps=40), at(step=10)) == 0.25
+    assert progress(ScheduleConfig(epochs=4), at(step=10)) == 0.25
+    assert progress(ScheduleConfig(seconds=8), at(step=999, seconds=2)) == 0.25
+
+
+def test_progress_ends_at_one() -> None:
+    assert progress(ScheduleConfig(seconds=8), at(seconds=9)) == 1
+
+
+@pytest.mark.parametrize("lengths", [{}, {"steps": 1, "seconds": 1}])
+def test_a_schedule_has_exactly_one_length(lengths: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        ScheduleConfig.model_validate(lengths)

@@ -1,0 +1,68 @@
+"""Whole-volume validation: scores worked out by hand, and a network that it leaves alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from segmentation.heads import HeadMaps
+from segmentation.labels import load_scheme
+from segmentation.synthesis import SynthesisConfig
+from segmentation.training.validation import Scan, predict_classes, synthetic_scans, validate
+from segmentation.views import View
+
+
+class Threshold(nn.Module):
+    """Class 1 where the middle channel is above one half; its norm counts batches if it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, slices: Tensor) -> Tensor:
+        self.norm(slices[:, :1])
+        middle = slices[:, slices.shape[1] // 2]
+        return torch.stack([0.5 - middle, middle - 0.5, torch.full_like(middle, -9)], 1)
+
+
+def test_scores_are_those_of_the_whole_scan() -> None:
+    images = torch.zeros(20, 4, 4)
+    images[3, :2, :2] = 1  # 4 predicted in one slice,
+    images[19, 0, 0] = 1  # 1 in the last
+    labels = torch.zeros(20, 4, 4, dtype=torch.uint8)
+    labels[3, :2, 0] = 1  # 2 true, both found
+    network = Threshold().train()
+    scores = validate(network, [Scan("a", images, labels)], 3, 1, torch.device("cpu"))
+    assert scores.dice[1] == pytest.approx(2 * 2 / (5 + 2))
+    assert scores.iou[1] == pytest.approx(2 / 5)
+    # Background is no structure; class 2 is neither there nor predicted: it takes no part.
+    assert math.isnan(scores.dice[0])
+    assert math.isnan(scores.dice[2])
+    assert scores.mean_dice == scores.dice[1]
+    assert network.training
+    assert network.norm.num_batches_tracked == 0
+
+
+def test_neighbours_are_channels_and_empty_beyond_the_ends() -> None:
+    seen = []
+
+    def record(batch: Tensor) -> Tensor:
+        seen.append(batch)
+        return torch.zeros(len(batch), 2, 1, 1)
+
+    images = torch.arange(1.0, 4.0).view(3, 1, 1)
+    predict_classes(record, images, 3, torch.device("cpu"))
+    assert torch.cat(seen).flatten(1).tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 0]]
+
+
+def test_held_out_heads_are_drawn_alike_every_time(maps: HeadMaps) -> None:
+    scheme = load_scheme("quicknat33")
+    one, again = (
+        list(synthetic_scans(maps, scheme, SynthesisConfig(), View.AXIAL, 5)) for _ in range(2)
+    )
+    assert [scan.name for scan in one] == ["head-1", "head-2"]
+    assert one[0].images.shape == (20, 20, 24)
+    assert all(torch.equal(a.images, b.images) for a, b in zip(one, again, strict=True))
