@@ -1,4 +1,4 @@
-"""A real network, overfitted in seconds on the miniature head: for tests that need right answers."""
+"""Real networks for tests: one that knows the miniature head by heart, one that knows nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from miniatures import head_image, head_labels, turned
 
 from segmentation.conform import conform
 from segmentation.labels import load_scheme
@@ -16,7 +17,6 @@ from segmentation.models.model_info import Description
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.views import View, to_slices
 from segmentation.volume import Volume
-from tests.miniatures import head_image, head_labels, turned
 
 STEPS = 60
 # Each step sees a third of the slices, in turn.
@@ -37,6 +37,28 @@ def miniature(axes: str = "RAS", seed: int = 0) -> tuple[Volume, Volume]:
     image, affine = turned(head_image(head_labels(), seed), axes)
     truth, _ = turned(head_labels(), axes)
     return Volume(image, affine), Volume(truth, affine)
+
+
+@cache
+def random_model() -> Path:
+    """The folder of a model that knows nothing, for tests that need no right answers."""
+    folder = Path(tempfile.mkdtemp(prefix="trinat-random-"))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        networks = {
+            view: QuickNat(
+                SMALL.model_copy(
+                    update={
+                        "filters": 4,
+                        "depth": 2,
+                        "classes": 19 if view is View.SAGITTAL else 33,
+                    }
+                )
+            )
+            for view in View
+        }
+    save_model(folder, Description(name="random"), networks)
+    return folder
 
 
 @cache

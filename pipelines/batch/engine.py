@@ -92,8 +92,14 @@ class LocalEngine:
     """
 
     def __init__(
-        self, settings: RunSettings, devices: list[str], *, timeout_s: float | None = None
+        self,
+        settings: RunSettings,
+        devices: list[str],
+        *,
+        timeout_s: float | None = None,
+        target: Callable[[Connection, RunSettings, str], None] = serve,
     ) -> None:
+        self._target = target
         self._settings = settings
         self._devices = devices
         self._timeout_s = timeout_s
@@ -145,7 +151,9 @@ class LocalEngine:
         # Not fork: torch's and OpenMP's threads do not survive it.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, self._settings, device), daemon=True)
+        process = context.Process(
+            target=self._target, args=(theirs, self._settings, device), daemon=True
+        )
         process.start()
         theirs.close()
         return _Worker(process, ours, device)

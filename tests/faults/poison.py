@@ -1,0 +1,30 @@
+"""A worker process in which some scans do harm, by their names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+
+from pipelines.batch.inputs import Case
+from pipelines.batch.server import serve
+from pipelines.batch.settings import RunSettings
+
+
+def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
+    from pipelines.batch.case_worker import CaseWorker, Job
+
+    read = CaseWorker.read
+
+    def poisoned(self: CaseWorker, case: Case) -> Job:
+        if case.stem.startswith("kills"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case.stem.startswith("hangs"):
+            time.sleep(600)
+        if case.stem.startswith("eats"):
+            raise MemoryError
+        return read(self, case)
+
+    CaseWorker.read = poisoned  # type: ignore[method-assign]
+    serve(connection, settings, device)

@@ -1,0 +1,115 @@
+"""What the night brings: crashes, hangs, kills, two runs at once; each is told, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from overfitted import random_model
+from poison import serve_poison
+from serial import run_serially, write_scans
+
+from pipelines.batch.engine import LocalEngine
+from pipelines.batch.ledger import digest_files, read_entries
+from pipelines.batch.lock import run_lock
+from pipelines.exits import Exit
+from pipelines.predict import WORK
+from segmentation.errors import LockedError
+
+TRINAT = Path(sys.executable).with_name("trinat")
+
+
+def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
+    names = ("a", "eats-memory", "hangs", "kills", "z")
+    scans = write_scans(tmp_path / "in", *(f"{name}.nii.gz" for name in names))
+    outcome = run_serially(
+        scans,
+        tmp_path / "out",
+        engine=lambda settings: LocalEngine(settings, ["cpu"], timeout_s=8, target=serve_poison),
+    )
+    assert (outcome.done, outcome.failed) == (2, 3)
+    assert outcome.exit == Exit.SOME_FAILED
+    entries = read_entries([tmp_path / "out/run.jsonl"])
+    assert "out of memory" in entries["eats-memory"].reason
+    assert "longer than 8 s" in entries["hangs"].reason
+    assert "died while reading" in entries["kills"].reason
+    assert {case for case, entry in entries.items() if entry.status == "done"} == {"a", "z"}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Scans, and the digests of what an undisturbed run makes of them."""
+    root = tmp_path_factory.mktemp("many")
+    scans = write_scans(root / "in", *(f"s{i}.nii.gz" for i in range(12)))
+    assert _start(scans, root / "out").wait() == Exit.OK
+    return scans, _digests(root / "out")
+
+
+def _start(scans: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [TRINAT, "predict", scans, "--out", out, "--model", random_model()]
+    return subprocess.Popen(
+        [*map(str, command), "--threads", "1", "--no-pictures", "--quiet"],
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _digests(out: Path) -> dict[str, str]:
+    return {path.name: digest_files([path]) for path in out.rglob("*.nii.gz")}
+
+
+def _wait_for_entries(out: Path, count: int) -> None:
+    ledger = out / "run.jsonl"
+    deadline = time.monotonic() + 120
+    while not ledger.exists() or ledger.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(many, tmp_path) -> None:
+    scans, expected = many
+    run = _start(scans, tmp_path)
+    _wait_for_entries(tmp_path, 2)
+    workers = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    # The workers go down with it: nobody writes on behind the back of the next run.
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert alive == []
+    assert _start(scans, tmp_path).wait() == Exit.OK
+    assert _digests(tmp_path) == expected
+    names = {path.name for path in tmp_path.rglob("*")}
+    tables = {"run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"}
+    assert names == tables | set(expected)
+
+
+def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(many, tmp_path) -> None:
+    scans, expected = many
+    run = _start(scans, tmp_path)
+    _wait_for_entries(tmp_path, 1)
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait(timeout=60) == Exit.INTERRUPTED
+    written = _digests(tmp_path)
+    entries = read_entries([tmp_path / "run.jsonl"])
+    # What is there is whole and in the ledger; what was not begun is neither.
+    assert len(written) == len(entries) < 12
+    assert all(expected[name] == digest for name, digest in written.items())
+    assert _start(scans, tmp_path).wait() == Exit.OK
+    assert _digests(tmp_path) == expected
+
+
+def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:
+    scans, _ = many
+    with run_lock(tmp_path / WORK / "lock"), pytest.raises(LockedError, match=str(os.getpid())):
+        run_serially(scans, tmp_path)
+
+
+def test_two_workers_share_the_work(many, tmp_path: Path) -> None:
+    scans, expected = many
+    run_serially(scans, tmp_path, engine=lambda s: LocalEngine(s, ["cpu", "cpu"]))
+    assert _digests(tmp_path) == expected
