@@ -17,6 +17,8 @@ from pipelines.cli import (
     doctor,
     evaluate,
     import_weights,
+    merge,
+    models,
     phantom,
     predict,
     prepare,
@@ -29,7 +31,7 @@ from pipelines.cli.lists import ListOptions
 from pipelines.exits import Exit, exit_code
 from segmentation.errors import TrinatError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="trinat",
@@ -63,6 +65,8 @@ app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
 app.command("evaluate", cls=ListOptions)(evaluate.command)
 app.command("import-weights")(import_weights.command)
+app.command("merge")(merge.command)
+app.command("models")(models.command)
 app.command("phantom")(phantom.command)
 app.command("predict")(predict.command)
 app.command("prepare", cls=ListOptions)(prepare.command)
@@ -74,7 +78,11 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> NoReturn:
-    """Run the command line; every failure is one line on stderr and a number from `Exit`."""
+    run(app)
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run a command line; every failure is one line on stderr and a number from `Exit`."""
     try:
         result = app(standalone_mode=False)
     except typer.TyperException as error:
