@@ -153,7 +153,7 @@ class SubjectFile:
         return slices
 
     def slice_count(self, view: View) -> int:
-        return len(self._dataset(view, "image"))
+        return len(self._dataset(view, "image" if self.has(view, "image") else "labels"))
 
     def class_counts(self, view: View) -> NDArray[np.uint32]:
         """Voxels of each class in each slice, (N, K)."""
