@@ -30,9 +30,9 @@ from segmentation.models.quicknat import QuickNat
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
 from segmentation.training.loop import StepReport, Trainer
 from segmentation.training.network import ViewsNet, classes_of, copy_matching
-from segmentation.training.sources import MixedSource, Source, StoreSource, SyntheticSource
+from segmentation.training.sources import MixedSource, Source, SyntheticSource
 from segmentation.training.state import State, check_identity, read_latest, read_state, write_state
-from segmentation.training.validation import Scan, Scores, store_scans, synthetic_scans, validate
+from segmentation.training.validation import Scan, Scores, synthetic_scans, validate
 from segmentation.training.workers import ALONE, Workers
 from segmentation.views import View
 
@@ -349,6 +349,8 @@ def _open_data(
         sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
         scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731
     if data.store is not None:
+        from segmentation.training.stores import StoreSource, store_scans
+
         store = data.store
         sources.append(StoreSource(store, job.views, size, channels, recipe.seed, scheme))
         scans = lambda view: store_scans(store.path, store.split, view, limit)  # noqa: E731
@@ -415,6 +417,7 @@ def _save(recipe: Recipe, views: Sequence[View], out: Path, model: Path) -> None
             ),
         ),
         networks,
+        precision=recipe.stored,
         overwrite=True,
     )
 

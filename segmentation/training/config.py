@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.models.losses import LossConfig
+from segmentation.models.model_info import Precision
 from segmentation.models.quicknat import QuickNatConfig
 from segmentation.synthesis import SynthesisConfig
 from segmentation.views import View
@@ -126,6 +127,8 @@ class Recipe(_Config):
     network: QuickNatConfig = QuickNatConfig()
     seed: int = Field(default=0, ge=0, lt=2**31)
     views: tuple[View, ...] = tuple(View)
+    # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
+    stored: Precision = "float32"
     stages: tuple[StageConfig, ...] = Field(min_length=1)
 
     @field_validator("views")

@@ -1,28 +1,23 @@
-"""Where batches come from: drawn from label maps, read from a slice store, or both mixed."""
+"""Where batches come from: drawn from label maps, read from a slice store, or both mixed.
+
+Stores are in `stores.py`, so that training on drawn scans needs no HDF5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from segmentation.data.augmentation import Augmenter
-from segmentation.data.dataset import BalancedSampler, open_slices
-from segmentation.data.splits import read_split
-from segmentation.data.store import Store
-from segmentation.errors import DatasetError
 from segmentation.heads import HeadMaps, Heads, aim
 from segmentation.labels import LabelScheme
 from segmentation.synthesis import SynthesisConfig, synthesise
-from segmentation.training.config import StoreConfig
 from segmentation.training.network import classes_of
 from segmentation.views import View
 
-__all__ = ["Batch", "MixedSource", "Source", "StoreSource", "SyntheticSource"]
+__all__ = ["Batch", "MixedSource", "Source", "SyntheticSource"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,79 +83,6 @@ class SyntheticSource:
 
     def _aimed(self, view: View) -> Heads:
         return self.merged if view is View.SAGITTAL else self.full
-
-
-class StoreSource:
-    """Slices of a store's training part, augmented; an epoch meets all, rare structures oftener."""
-
-    # Of each epoch, drawn so that every structure is met as often as any other.
-    balanced_share = 0.5
-
-    def __init__(
-        self,
-        store: StoreConfig,
-        views: Sequence[View],
-        size: tuple[int, int],
-        channels: int,
-        seed: int,
-        scheme: LabelScheme,
-    ) -> None:
-        self.size, self.seed = size, seed
-        opened = Store(store.path)
-        if opened.scheme.names != scheme.names:
-            raise DatasetError(
-                f"holds labels of {opened.scheme.name}, not {scheme.name}",
-                where=store.path,
-                remedy="prepare it with those labels, or change `scheme` in the recipe",
-            )
-        self.fingerprint = f"{opened.fingerprint} {read_split(store.split).model_dump_json()}"
-        self.datasets = {
-            view: open_slices(store.path, store.split, "train", view, thick=channels)
-            for view in views
-        }
-        self.augmenters = {
-            view: Augmenter(store.augmentation, view, classes_of(view, scheme)) for view in views
-        }
-        self._orders: dict[tuple[View, int], list[int]] = {}
-
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
-        dataset = self.datasets[view]
-        items = [self._item(view, number) for number in range(first, first + count)]
-        # Subjects may differ in shape, and networks take a batch of one: cut or padded alike.
-        pairs = [self._fit(*dataset[item], generator) for item in items]
-        images, labels = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-        names = [f"{dataset.subjects[dataset.subject_of[i]]}:{dataset.slice_of[i]}" for i in items]
-        images, labels = images.to(generator.device), labels.to(generator.device)
-        images, labels = self.augmenters[view](images, labels, generator)
-        return Batch(images, labels, f"{view.value} slices {' '.join(names)}")
-
-    def counts(self, view: View) -> Tensor:
-        return torch.from_numpy(self.datasets[view].voxels_per_class())
-
-    def _item(self, view: View, number: int) -> int:
-        dataset = self.datasets[view]
-        epoch, place = divmod(number, len(dataset))
-        if (view, epoch) not in self._orders:
-            sampler = BalancedSampler(dataset, share=self.balanced_share, seed=self.seed)
-            sampler.set_epoch(epoch)
-            # A batch may reach from one epoch into the next; older orders are done with.
-            self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
-            self._orders[view, epoch] = list(sampler)
-        return self._orders[view, epoch][place]
-
-    def _fit(
-        self, image: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Cut at random, or pad with background, to rows and columns."""
-        missing = [max(0, want - have) for want, have in zip(self.size, labels.shape, strict=True)]
-        edges = (0, missing[1], 0, missing[0])
-        image, labels = pad(image, edges), pad(labels, edges)
-        top, left = (
-            int(torch.randint(have - want + 1, (), generator=generator, device=generator.device))
-            for want, have in zip(self.size, labels.shape, strict=True)
-        )
-        window = (..., slice(top, top + self.size[0]), slice(left, left + self.size[1]))
-        return image[window], labels[window]
 
 
 class MixedSource:

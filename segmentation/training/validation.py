@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,8 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from segmentation.data.splits import read_split
-from segmentation.data.store import Store
 from segmentation.heads import HeadMaps, aim
 from segmentation.labels import LabelScheme
 from segmentation.metrics.overlap import dice, iou, joint_histogram
@@ -21,7 +18,7 @@ from segmentation.synthesis import SynthesisConfig, synthesise_volume
 from segmentation.training.state import seeded
 from segmentation.views import View, to_slices
 
-__all__ = ["Scan", "Scores", "predict_classes", "store_scans", "synthetic_scans", "validate"]
+__all__ = ["Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
 
 _BATCH = 8
 
@@ -60,18 +57,6 @@ def synthetic_scans(
     for head in range(len(maps.labels)):
         image, classes = synthesise_volume(heads, config, head, seeded("cpu", seed, 2, head))
         yield Scan(f"head-{head + 1}", to_slices(image, view), to_slices(classes, view))
-
-
-def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Scan]:
-    """Whole subjects of a split's validation part, the first `limit`."""
-    opened, assignment = Store(store), read_split(split)
-    assignment.check(opened.participants, opened.fingerprint, where=str(split))
-    for subject in assignment.validation[:limit]:
-        file = opened.file(subject)
-        count = file.slice_count(view)
-        images, labels = file.image(view, 0, count), file.labels(view, 0, count)
-        file.close()
-        yield Scan(subject, torch.from_numpy(images), torch.from_numpy(labels))
 
 
 @torch.inference_mode()
