@@ -79,6 +79,7 @@ class Fusion:
             # What one side gets where the others know neither: half, or all of an unpaired class.
             own = torch.arange(len(scheme), device=device)
             self._blind = torch.where(self._partner == own, 1.0, 0.5)
+            self._parts = 2 * self._blind
 
     def add(self, view: View, start: int, probabilities: Tensor) -> None:
         """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each sum 1."""
@@ -104,7 +105,7 @@ class Fusion:
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
         """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K)."""
         own = others.float()
-        pair = own + own[..., self._partner]
-        share = torch.where(pair > 0, own / pair.clamp(min=1e-8), self._blind)
-        share = torch.where(self._blind == 1, self._blind, share)
-        return merged[..., self._to_merged] * share
+        pair = own + own.index_select(-1, self._partner)
+        # A class without sides is its own partner, and gets all: half of itself twice.
+        share = torch.where(pair > 0, own / pair * self._parts, self._blind)
+        return merged.index_select(-1, self._to_merged).mul_(share)

@@ -1,0 +1,130 @@
+"""Agreement, uncertainty, clean-up and grades, against cases worked out by hand."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from overfitted import miniature, overfitted_model
+
+from segmentation.inference.cleanup import clean_up
+from segmentation.inference.disagreement import dice_of_maps, view_agreement
+from segmentation.inference.quality import Limits, grade
+from segmentation.inference.segmenter import Segmenter
+from segmentation.inference.uncertainty import Samples, entropy_of
+from segmentation.labels import Label, LabelScheme
+from segmentation.views import View
+
+
+def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
+    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
+
+
+SCHEME = LabelScheme(
+    "three",
+    (label(0, "background"), label(1, "Left-A", 2, "left"), label(2, "Right-A", 1, "right")),
+)
+
+
+def cells(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1)
+
+
+def test_dice_of_two_maps() -> None:
+    # Class 1: 2 voxels and 3, 2 in common: 4 / 5. Class 2: in neither.
+    found = dice_of_maps(cells([1, 1, 0, 0]), cells([1, 1, 1, 0]), 3)
+    np.testing.assert_allclose(found, [2 / 3, 0.8, np.nan])
+
+
+def test_agreement_with_a_view_that_knows_no_sides() -> None:
+    maps = {
+        View.CORONAL: cells([1, 1, 2, 0]),
+        View.AXIAL: cells([1, 1, 2, 0]),
+        View.SAGITTAL: cells([1, 1, 0, 0]),
+    }
+    found = view_agreement(maps, SCHEME, (View.SAGITTAL,))
+    # Left: 1 between the sided views, and twice 4/5 for the merged structure.
+    np.testing.assert_allclose(found[1:], [(1 + 0.8 + 0.8) / 3] * 2)
+
+
+def test_entropy_is_zero_when_certain_and_log_k_when_not() -> None:
+    found = entropy_of(torch.tensor([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]))
+    np.testing.assert_allclose(found, [0, log(4)], rtol=1e-6)
+
+
+def one_hot(values: list[int]) -> torch.Tensor:
+    return torch.nn.functional.one_hot(cells(values).long(), 3).half()
+
+
+def test_samples_are_summed_up_per_structure() -> None:
+    samples = Samples(SCHEME)
+    for values in ([1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]):
+        samples.add(one_hot(values))
+    found = samples.summarise()
+    assert found.iou[1] == pytest.approx(2 / 4)
+    assert found.pairwise_dice[1] == pytest.approx((4 / 5 + 4 / 6 + 6 / 7) / 3)
+    assert found.volume_cv[1] == pytest.approx(1 / 3)  # volumes 2, 3, 4
+    assert np.isnan(found.iou[2])
+    thirds = -(1 / 3 * log(1 / 3) + 2 / 3 * log(2 / 3))
+    np.testing.assert_allclose(found.entropy.ravel(), [0, 0, thirds, thirds], atol=2e-3)
+
+
+def test_clean_up_keeps_the_largest_piece_and_fills_holes() -> None:
+    labels = np.zeros((12, 7, 7), np.uint8)
+    labels[1:6, 1:6, 1:6] = 1
+    labels[3, 3, 3] = 0  # a hole
+    labels[9, 3, 3] = 1  # a speck in the background
+    labels[2, 2, 2] = 2  # another structure inside stays
+    cleaned, changed = clean_up(labels, 3)
+    assert cleaned[3, 3, 3] == 1
+    assert cleaned[9, 3, 3] == 0
+    assert cleaned[2, 2, 2] == 2
+    assert changed == {1: pytest.approx(2 / 124)}
+    assert labels[9, 3, 3] == 1
+
+
+def test_a_lost_piece_becomes_what_surrounds_it() -> None:
+    labels = np.full((7, 5, 5), 2, np.uint8)
+    labels[0] = 1
+    labels[4, 2, 2] = 1
+    cleaned, _ = clean_up(labels, 3)
+    assert cleaned[4, 2, 2] == 2
+
+
+# Limits for a head of 25 ml.
+MINIATURE = Limits(
+    smallest_brain_mm3=(2.0e4, 1.0e4), largest_brain_mm3=(4.0e4, 8.0e4), missing=(99, 99)
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return Segmenter.load(overfitted_model(), device="cpu").segment(miniature(seed=1)[0])
+
+
+def test_a_good_segmentation_passes(found) -> None:
+    assert grade(found, MINIATURE).name == "pass"
+
+
+@pytest.mark.parametrize(
+    ("limits", "name", "reason"),
+    [
+        ({"smallest_brain_mm3": (3e4, 1e4)}, "look", "ml only"),
+        ({"smallest_brain_mm3": (3e4, 2.9e4)}, "fail", "ml only"),
+        ({"largest_brain_mm3": (1e4, 9e4)}, "look", "brain of"),
+        ({"largest_brain_mm3": (1e4, 2e4)}, "fail", "brain of"),
+        ({"agreement": (1.1, 0.1)}, "look", "views agree"),
+        ({"agreement": (1.2, 1.1)}, "fail", "views agree"),
+        ({"symmetry": (1.1, 0.1)}, "look", "one side"),
+        ({"symmetry": (1.2, 1.1)}, "fail", "one side"),
+        ({"missing": (1, 99)}, "look", "not found"),
+        ({"missing": (1, 1)}, "fail", "not found"),
+    ],
+)
+def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> None:
+    settings = MINIATURE.__dict__ | limits
+    verdict = grade(found, Limits(**settings))
+    assert verdict.name == name
+    assert reason in verdict.reasons[0]

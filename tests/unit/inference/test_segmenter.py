@@ -1,0 +1,200 @@
+"""The front door: right labels, in the right place, on the right side."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from miniatures import head_image, head_labels, turned
+from overfitted import miniature, overfitted_model, random_model
+
+from segmentation.conform import conform
+from segmentation.errors import DeviceError, LabelError, ModelError
+from segmentation.inference.network import choose_device
+from segmentation.inference.segmenter import Segmenter
+from segmentation.labels import load_scheme
+from segmentation.views import View
+from segmentation.volume import Volume
+
+SCHEME = load_scheme("quicknat33")
+LARGE = (2, 3, 41, 42)  # white matter and cortex of either side
+ORIENTATIONS = [
+    "".join(axes) for order in permutations(("LR", "PA", "IS")) for axes in product(*order)
+]
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> Segmenter:
+    return Segmenter.load(overfitted_model(), device="cpu")
+
+
+def dice(found: np.ndarray, truth: np.ndarray, number: int) -> float:
+    a, b = found == number, truth == number
+    return 2 * (a & b).sum() / (a.sum() + b.sum())
+
+
+@pytest.mark.parametrize("axes", ORIENTATIONS[::5])
+def test_sides_and_places_are_right_in_any_orientation(segmenter: Segmenter, axes: str) -> None:
+    scan, truth = miniature(axes, seed=1)
+    labels = segmenter.segment(scan).labels
+    assert labels.shape == scan.shape
+    np.testing.assert_array_equal(labels.affine, scan.affine)
+    assert min(dice(labels.data, truth.data, number) for number in LARGE) > 0.9
+
+
+def test_orientations_give_the_same_labels(segmenter: Segmenter) -> None:
+    image, numbers = head_image(head_labels(), 2), None
+    for axes in ORIENTATIONS[::6]:
+        data, affine = turned(image, axes)
+        labels = segmenter.segment(Volume(data, affine)).labels
+        # Back in RAS order, whatever order the scan had.
+        ras = conform(labels, labels=True, shape=None).volume.data
+        numbers = ras if numbers is None else numbers
+        # The box around the head is found in steps, from either end: rims may differ.
+        assert (ras != numbers).mean() < 0.005
+
+
+def test_an_oblique_thick_sliced_scan_loses_little(segmenter: Segmenter) -> None:
+    image, truth = head_image(head_labels(), 1), head_labels()
+    turn = np.deg2rad(4)
+    affine = np.diag([1.0, 1, 1.5, 1])
+    affine[:2, :2] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
+    affine[:3, 3] = -affine[:3, :3] @ (np.array(image.shape) - 1) / 2
+    # Thirds of the slices, so that the head keeps its size.
+    keep = np.rint(np.arange(0, image.shape[2] - 0.5, 1.5)).astype(int)
+    affine[2, 3] = -(len(keep) - 1) / 2 * 1.5
+    found = segmenter.segment(Volume(image[:, :, keep], affine))
+    assert found.labels.shape == (40, 48, len(keep))
+    assert min(dice(found.labels.data, truth[:, :, keep], number) for number in LARGE) > 0.8
+
+
+def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(segmenter) -> None:
+    scan, _ = miniature(seed=4)
+    flipped = Volume(np.ascontiguousarray(scan.data[::-1]), scan.affine)
+    plain = segmenter.segment(scan, mirror=True).indices.data
+    other = segmenter.segment(flipped, mirror=True).indices.data
+    agree = (SCHEME.partner_permutation[plain[::-1]] == other).mean()
+    # Ties of bfloat16 apart.
+    assert agree > 0.9995
+
+
+def test_probabilities_lie_in_the_scans_space_and_peak_in_the_structure(segmenter) -> None:
+    scan, truth = miniature("LIA", seed=1)
+    found = segmenter.segment(scan)
+    map_ = found.probabilities("Left-Cerebral-White-Matter")
+    assert map_.shape == scan.shape
+    assert map_.data[truth.data == 2].mean() > 0.6
+    assert map_.data[truth.data == 41].mean() < 0.05
+    with pytest.raises(LabelError, match="no structure"):
+        found.probabilities("Left-Elbow")
+
+
+def test_fused_probabilities_sum_to_one(segmenter) -> None:
+    found = segmenter.segment(miniature(seed=1)[0])
+    sums = found.fused.float().sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums), atol=5e-3, rtol=0)
+
+
+def test_volumes_are_in_cubic_millimetres_of_the_scan(segmenter) -> None:
+    image, affine = turned(head_image(head_labels(), 1), "RAS")
+    affine = affine @ np.diag([1, 1, 1.25, 1])
+    found = segmenter.segment(Volume(image, affine))
+    name = "Left-Cerebral-White-Matter"
+    assert found.volumes_mm3[name] == pytest.approx(1.25 * (found.labels.data == 2).sum())
+
+
+def test_structures_that_the_model_never_saw_have_no_volume_and_no_voxel(segmenter) -> None:
+    found = segmenter.segment(miniature(seed=1)[0])
+    assert "CSF" not in found.volumes_mm3
+    assert not (found.labels.data == 24).any()
+
+
+def test_the_input_is_not_changed(segmenter) -> None:
+    scan, _ = miniature(seed=1)
+    before = scan.data.copy()
+    segmenter.segment(scan)
+    np.testing.assert_array_equal(scan.data, before)
+
+
+def test_sagittal_alone_gives_structures_without_sides() -> None:
+    segmenter = Segmenter.load(overfitted_model(), device="cpu", views=[View.SAGITTAL])
+    found = segmenter.segment(miniature(seed=1)[0])
+    assert "Cerebral-White-Matter" in found.volumes_mm3
+    assert found.agreement is None
+
+
+@pytest.mark.parametrize("views", [(View.CORONAL,), (View.SAGITTAL, View.AXIAL)])
+def test_subsets_of_views_segment(views) -> None:
+    segmenter = Segmenter.load(overfitted_model(), device="cpu", views=views)
+    scan, truth = miniature(seed=1)
+    labels = segmenter.segment(scan).labels.data
+    assert min(dice(labels, truth.data, number) for number in LARGE) > 0.85
+
+
+def test_float32_and_bfloat16_agree() -> None:
+    scan, _ = miniature(seed=1)
+    one, other = (
+        Segmenter.load(overfitted_model(), device="cpu", precision=name).segment(scan).indices.data
+        for name in ("float32", "bfloat16")
+    )
+    assert (one == other).mean() > 0.99
+
+
+def test_batches_do_not_change_the_result() -> None:
+    scan, _ = miniature(seed=1)
+    one, other = (
+        Segmenter.load(overfitted_model(), device="cpu", precision="float32", batch=size)
+        .segment(scan)
+        .fused
+        for size in (1, 7)
+    )
+    torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
+
+
+def test_uncertainty_draws_the_same_samples_for_the_same_seed(segmenter) -> None:
+    scan, _ = miniature(seed=1)
+    state = torch.random.get_rng_state()
+    one, same, other = (
+        segmenter.segment(scan, samples=3, seed=seed).uncertainty for seed in (5, 5, 6)
+    )
+    assert torch.equal(state, torch.random.get_rng_state())
+    np.testing.assert_array_equal(one.entropy, same.entropy)
+    assert (one.entropy != other.entropy).any()
+
+
+def test_without_samples_nothing_is_random(segmenter) -> None:
+    scan, _ = miniature(seed=1)
+    segmenter.segment(scan, samples=1)
+    one, other = (segmenter.segment(scan).fused for _ in range(2))
+    assert torch.equal(one, other)
+
+
+def test_the_brain_is_cropped_but_never_cut(segmenter) -> None:
+    scan, truth = miniature(seed=1)
+    # The same head far off the centre of a large empty field.
+    data = np.zeros((80, 90, 100), scan.data.dtype)
+    data[30:70, 2:50, 50:94] = scan.data
+    found = segmenter.segment(Volume(data, np.eye(4)))
+    assert np.prod(found.fused.shape[:3]) < 0.5 * data.size
+    labels = found.labels.data[30:70, 2:50, 50:94]
+    assert min(dice(labels, truth.data, number) for number in LARGE) > 0.8
+
+
+def test_an_image_without_any_brain_is_segmented_as_background_or_told(segmenter) -> None:
+    noise = np.random.default_rng(0).normal(100, 1, (32, 32, 32)).astype(np.float32)
+    assert segmenter.segment(Volume(noise, np.eye(4))).labels.shape == (32, 32, 32)
+
+
+def test_unknown_devices_and_models_are_told() -> None:
+    with pytest.raises(DeviceError, match="no device"):
+        choose_device("abacus")
+    with pytest.raises(ModelError, match="quicknat is not available yet"):
+        Segmenter.load("quicknat")
+    with pytest.raises(ModelError, match="no such model"):
+        Segmenter.load("nothing")
+
+
+def test_a_view_that_the_model_lacks_is_told() -> None:
+    assert Segmenter.load(random_model(), device="cpu").views == tuple(View)
