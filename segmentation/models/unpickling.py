@@ -187,23 +187,21 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Limited:
-    """A file from which one pickle's worth can be read."""
+    """A file that ends where a pickle without its tensors has long ended."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._left = _MAX_PICKLE_BYTES
 
-    def _count(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        if self._left < 0:
-            raise ValueError("the pickle is too large")
-        return data
-
     def read(self, size: int) -> bytes:
-        return self._count(self._file.read(min(size, self._left + 1)))
+        return self._counted(self._file.read(min(size, self._left)))
 
     def readline(self) -> bytes:
-        return self._count(self._file.readline(self._left + 1))
+        return self._counted(self._file.readline(self._left))
+
+    def _counted(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return data
 
 
 class _Maker:

@@ -158,6 +158,20 @@ def tensor(storage: bytes, offset: int, shape: str, strides: str) -> bytes:
     return start + storage + f"I{offset}\n({shape}t({strides}tI00\nN".encode() + b"tR."
 
 
+@pytest.mark.parametrize("dtype", ["FloatStorage", "nothing_of_the_kind"])
+@pytest.mark.parametrize("kind", [b"storage", b"file"])
+def test_only_storages_of_known_numbers_are_referred_to(
+    tmp_path: Path, kind: bytes, dtype: str
+) -> None:
+    program = persistent("0", 1, dtype).replace(b"storage", kind) + b"."
+    path = zipped(tmp_path, program, _0=bytes(4))
+    if kind == b"storage" and dtype == "FloatStorage":
+        assert read_torch_file(path).tolist() == [0]
+    else:
+        with pytest.raises(ModelError, match="refers to something that is no tensor"):
+            read_torch_file(path)
+
+
 def test_a_tensor_written_by_hand_comes_back(tmp_path: Path) -> None:
     data = struct.pack("<4f", 1, 2, 3, 4)
     program = tensor(persistent("0", 4), 1, "I3\n", "I1\n")
