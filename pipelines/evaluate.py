@@ -33,7 +33,16 @@ from segmentation.volume import Volume
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Case
 
-__all__ = ["Mappings", "Model", "Settings", "evaluate", "named_models", "read_mapping"]
+__all__ = [
+    "Mappings",
+    "Model",
+    "Settings",
+    "Task",
+    "evaluate",
+    "measure_all",
+    "named_models",
+    "read_mapping",
+]
 
 
 @dataclass(frozen=True)
@@ -61,24 +70,27 @@ class Settings:
     resample: bool = False
     jobs: int | None = None
     show_heads: bool = False
+    tables_only: bool = False
     pdf: bool = False
     command: str = ""
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
+    """One pair to measure, with all that a worker process needs for it."""
+
     model: str
     pair: Pair
     scheme: str
     mappings: Mappings
-    resample: bool
+    resample: bool = False
 
 
 @dataclass(frozen=True)
 class _Done:
     """One pair measured, or the reason why not."""
 
-    task: _Task
+    task: Task
     measurements: tuple[Measurement, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -115,7 +127,7 @@ def evaluate(
         model.name: pair_files(truths, find_files(model.predictions)) for model in settings.models
     }
     tasks = [
-        _Task(model, pair, settings.labels, mappings, settings.resample)
+        Task(model, pair, settings.labels, mappings, settings.resample)
         for model, pairing in pairings.items()
         for pair in pairing.pairs
     ]
@@ -126,7 +138,7 @@ def evaluate(
             remedy="name both sides alike (sub-01 and sub-01, or equal file names)",
         )
     done = []
-    for result in _measured(tasks, settings.jobs or cpu_count()):
+    for result in measure_all(tasks, settings.jobs or cpu_count()):
         done.append(result)
         if progress:
             progress(result, len(done), len(tasks))
@@ -180,7 +192,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
 
 
-def _measured(tasks: Sequence[_Task], jobs: int) -> Iterator[_Done]:
+def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[_Done]:
     """Results as they come; one process a job, each takes the next pair when it is free."""
     if jobs == 1 or len(tasks) == 1:
         yield from map(_measure, tasks)
@@ -197,7 +209,7 @@ def _measured(tasks: Sequence[_Task], jobs: int) -> Iterator[_Done]:
             )
 
 
-def _measure(task: _Task) -> _Done:
+def _measure(task: Task) -> _Done:
     try:
         truth, true, predicted, facts = _read_pair(task)
         rows = compare(true, predicted, truth.spacing_mm, load_scheme(task.scheme)).rows()
@@ -207,7 +219,7 @@ def _measure(task: _Task) -> _Done:
 
 
 def _read_pair(
-    task: _Task,
+    task: Task,
 ) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
     """The truth as read, both maps as class indices on its grid, and facts for the table."""
     truth = Volume.read(task.pair.truth.path, labels=True)
@@ -238,7 +250,7 @@ def _read_pair(
     return truth, true, predicted, facts | {"note": note}
 
 
-def _scan(task: _Task) -> dict[str, str]:
+def _scan(task: Task) -> dict[str, str]:
     truth = task.pair.truth
     return {"subject": truth.subject, "session": truth.scan, "model": task.model}
 
@@ -303,6 +315,8 @@ def _write_report(
     with atomic_text(settings.out / "summary.json") as file:
         json.dump({"provenance": provenance, **evaluation.to_json()}, file, indent=1)
         file.write("\n")
+    if settings.tables_only:
+        return
     drawings = evaluation.drawings()
     folder = settings.out / "figures"
     folder.mkdir(exist_ok=True)

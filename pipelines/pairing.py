@@ -107,7 +107,7 @@ def pair_files(truths: Iterable[ScanFile], predictions: Iterable[ScanFile]) -> P
         pairs = [Pair(t, p, "beginning of the name") for t, p in _by_beginning(left, right)]
         left = [t for t in left if not any(t is pair.truth for pair in pairs)]
         right = [p for p in right if not any(p is pair.prediction for pair in pairs)]
-    if not pairs and len(left) == len(right):
+    if not pairs and len(left) == len(right) and all(map(_compatible, left, right)):
         how = "natural order of names that do not match: check it"
         pairs = [Pair(t, p, how) for t, p in zip(left, right, strict=True)]
         left, right = [], []

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from scipy import ndimage
 
 from pipelines.batch.ledger import Entry, ledgers_in, read_entries
 from pipelines.exits import Exit, batch_exit
@@ -259,6 +260,9 @@ def _drawn_picture(image: Path, labels: Path, scheme: LabelScheme) -> bytes | No
     except (TrinatError, OSError):
         return None
     indices = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
+    # No face: what lies farther than 6 mm from any structure is black.
+    near = ndimage.binary_dilation(indices.data > 0, iterations=6)
+    brain = Volume(np.where(near, scan.volume.data, 0), scan.volume.affine)
     buffer = io.BytesIO()
-    draw_mosaic(scan.volume, indices, scheme).savefig(buffer, format="png", dpi=80)
+    draw_mosaic(brain, indices, scheme).savefig(buffer, format="png", dpi=80)
     return buffer.getvalue()

@@ -35,6 +35,7 @@ def command(
     show_heads: bool = typer.Option(
         False, "--show-heads", help="Show whole heads, faces included, not the brain alone."
     ),
+    tables_only: bool = typer.Option(False, "--tables-only", help="No figures and no page."),
     pdf: bool = typer.Option(False, "--pdf", help="Also print the report to PDF, with Chromium."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> int:
@@ -58,11 +59,12 @@ def command(
         resample=resample,
         jobs=jobs,
         show_heads=show_heads,
+        tables_only=tables_only,
         pdf=pdf,
         command=shlex.join(["trinat", *sys.argv[1:]]),
     )
     with batch_progress(quiet) as progress:
         status = evaluate(settings, progress=progress)
     if not quiet:
-        typer.echo(out / "report.html")
+        typer.echo(out / ("metrics.csv" if tables_only else "report.html"))
     return status

@@ -25,7 +25,8 @@ import numpy as np, pandas as pd
 
 table = pd.read_csv("metrics.csv", keep_default_na=False, na_values={"value": [""]})
 rows = table[(table.model == MODEL) & (table.metric == "dice")]
-persons = rows.groupby(["subject", "structure"]).value.mean().unstack()  # sessions averaged
+persons = rows.groupby(["subject", "structure"]).value.mean().unstack()  # over sessions
+persons = persons.dropna(axis=1, how="all")
 known, values = persons.notna().to_numpy(), persons.fillna(0).to_numpy()
 drawn = np.random.default_rng(0).integers(len(persons), size=(10_000, len(persons)))
 counts = np.array([np.bincount(d, minlength=len(persons)) for d in drawn])

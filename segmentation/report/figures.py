@@ -146,7 +146,7 @@ def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -
     """Mean paired difference with its 95 % interval; filled where significant after Holm."""
     rows = table[
         (table["metric"] == metric) & (table["first"] == first) & (table["second"] == second)
-    ]
+    ].dropna(subset="mean_difference")
     titles = {}
     with _canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
         axis.axvline(0, color=INK, lw=0.8)

@@ -1,0 +1,94 @@
+"""Pages escape, bind themselves to their own scripts, and say what is undefined."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+
+import pytest
+
+from segmentation.report.page import Cell, Column, Table, number, render
+
+EVIL = "<script>alert(1)</script>"
+
+
+def page(**changes: object) -> str:
+    context: dict[str, object] = {
+        "title": EVIL,
+        "lead": EVIL,
+        "contents": [("glance", EVIL)],
+        "provenance": {"trinat": "1"},
+        "notices": [EVIL],
+        "cards": [],
+        "limit": 3.5,
+        "plots": [],
+        "groups": [],
+        "uncertainty": None,
+        "pictures": [],
+        "pictures_text": "",
+        "failures": None,
+        "snippet": EVIL,
+        "facts": [(EVIL, EVIL)],
+        "papers": [EVIL],
+        "volume_definition": EVIL,
+    }
+    table = Table(
+        "t", EVIL, (Column(EVIL, hint=EVIL, pick=True),), [[Cell(EVIL, EVIL, 3, EVIL)]] * 2
+    )
+    tables = dict.fromkeys(("outliers", "volumes", "asymmetry", "scans"), table)
+    return render("cohort.html", **context | tables | changes)
+
+
+def test_everything_is_escaped() -> None:
+    text = page()
+    assert EVIL not in text
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
+
+
+def test_the_policy_names_the_style_and_the_script_of_the_page() -> None:
+    text = page()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    for tag in ("style", "script"):
+        bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert len(bodies) == 1
+        digest = base64.b64encode(hashlib.sha256(bodies[0].encode()).digest()).decode()
+        assert f"{tag}-src &#39;sha256-{digest}&#39;" in policy[1]
+    assert "default-src &#39;none&#39;" in policy[1]
+    assert "unsafe" not in policy[1]
+
+
+def test_no_markup_carries_a_style_or_a_handler() -> None:
+    """The policy would drop them in silence."""
+    markup = re.sub(r"<(style|script)>.*?</\1>", "", page(), flags=re.DOTALL)
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", markup)
+
+
+def test_data_cannot_end_its_block() -> None:
+    from segmentation.report.page import _environment
+
+    text = _environment().from_string("{{ value|data }}").render(value={"a": "</script><b>"})
+    assert "<" not in text
+    assert json.loads(text) == {"a": "</script><b>"}
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "text"),
+    [
+        (1234.5678, {"digits": 1}, "1,234.6"),
+        (-0.25, {"digits": 2}, "−0.25"),
+        (0.25, {"digits": 2, "sign": True}, "+0.25"),
+        (12.0, {"digits": 0, "unit": " mm³"}, "12 mm³"),
+        (float("nan"), {}, "–"),
+        (None, {}, "–"),
+    ],
+)
+def test_numbers_read_well(value: float | None, options: dict, text: str) -> None:
+    assert number(value, **options).text == text
+
+
+def test_undefined_numbers_sort_last_and_say_so() -> None:
+    cell = number(float("nan"))
+    assert (cell.order, cell.hint) == (float("-inf"), "undefined")
