@@ -82,7 +82,7 @@ def test_an_item_is_a_slice_and_its_labels(store: Store) -> None:
     assert (labels.shape, labels.dtype) == ((16, 16), torch.uint8)
     expected_image, expected_labels = volume(0)
     # Rows run along j, columns along i.
-    np.testing.assert_allclose(image[0].numpy(), expected_image[:, :, 7].T, atol=1e-4)
+    np.testing.assert_allclose(image[0].numpy(), expected_image[:, :, 7].T, atol=3e-4)
     np.testing.assert_array_equal(labels.numpy(), expected_labels[:, :, 7].T)
 
 
@@ -92,9 +92,9 @@ def test_thick_slices_have_their_neighbours_and_background_beyond_the_ends(store
     def levels(index: int) -> list[float]:
         return [round(float(channel[3, 3]) * 40, 2) for channel in dataset[index][0]]
 
-    assert levels(9) == pytest.approx([8, 9, 10, 11, 12], abs=0.01)
-    assert levels(0) == pytest.approx([0, 0, 1, 2, 3], abs=0.01)
-    assert levels(N - 1) == pytest.approx([18, 19, 20, 0, 0], abs=0.01)
+    assert levels(9) == pytest.approx([8, 9, 10, 11, 12], abs=0.02)
+    assert levels(0) == pytest.approx([0, 0, 1, 2, 3], abs=0.02)
+    assert levels(N - 1) == pytest.approx([18, 19, 20, 0, 0], abs=0.02)
     _, labels = dataset[7]
     assert labels[10, 10] == 1, "labels are those of the middle slice"
 
@@ -165,8 +165,8 @@ def test_more_subjects_than_files_may_be_open(
     for index in (0, 25, 45, 65, 5, 26):
         image, _ = dataset[index]
         subject, number = divmod(index, N)
-        assert float(image[0, 3, 3]) == pytest.approx((number + 1) / 40, abs=1e-4)
-        assert float(image[0, 0, 0]) == pytest.approx(1 + subject / 10, abs=1e-4)
+        assert float(image[0, 3, 3]) == pytest.approx((number + 1) / 40, abs=3e-4)
+        assert float(image[0, 0, 0]) == pytest.approx(1 + subject / 10, abs=3e-4)
     assert sum(file._file is not None for file in dataset._files) == 2
 
 

@@ -59,7 +59,7 @@ def test_slices_put_together_again_are_the_volume(tmp_path: Path, view: View) ->
         expected = QUICKNAT.merged.to_merged[expected]
     np.testing.assert_array_equal(from_slices(file.labels(view, 0, n), view), expected)
     stored = from_slices(file.image(view, 0, n), view)
-    assert np.abs(stored - image()).max() <= 1.7 / 65535
+    assert np.abs(stored - image()).max() <= 1.7 / 4095 / 2 * 1.001
 
 
 def test_the_left_lies_on_the_left_in_every_view(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_statistics_are_those_of_the_volume(tmp_path: Path) -> None:
     values[2, 0, :2], classes[2, 0, :2] = (0.2, 0.6), 2
     statistics = write(tmp_path / "s.h5", image=quantise(values), labels=classes).statistics
     assert statistics.voxels[:4] == (1680 - 338, 336, 2, 0)
-    assert statistics.class_means[1:4] == pytest.approx((0.5, 0.4, 0), abs=1e-4)
-    assert statistics.class_stds[1:4] == pytest.approx((0, 0.2, 0), abs=1e-4)
-    assert statistics.percentiles["p50"] == pytest.approx(0.5, abs=1e-4)
+    assert statistics.class_means[1:4] == pytest.approx((0.5, 0.4, 0), abs=2e-4)
+    assert statistics.class_stds[1:4] == pytest.approx((0, 0.2, 0), abs=2e-4)
+    assert statistics.percentiles["p50"] == pytest.approx(0.5, abs=2e-4)
     assert sum(statistics.histogram) == 338
     # 64 bins to 1.5: 0.5 falls into bin 21, 0.2 into 8, 0.6 into 25.
     assert [n for n, count in enumerate(statistics.histogram) if count] == [8, 21, 25]
@@ -106,7 +106,7 @@ def test_statistics_are_those_of_the_volume(tmp_path: Path) -> None:
 @given(arrays(np.float32, (3, 4, 5), elements=st.floats(-2, 50, width=32)))
 def test_codes_keep_values_to_half_a_step_and_zero_exactly(values: np.ndarray) -> None:
     codes = quantise(values)
-    step = (max(float(values.max()), 0) - min(float(values.min()), 0)) / 65535
+    step = (max(float(values.max()), 0) - min(float(values.min()), 0)) / 4095
     back = codes.values()
     # A value that is not 0 may lie within half a step of it; 0 itself never moves.
     assert (back[values == 0] == 0).all()
