@@ -10,16 +10,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from pipelines.config import with_settings
-from pipelines.exits import Exit
+from pipelines.exits import Exit, exit_code
+from pipelines.launch import launch
 from pipelines.runs import compare, summarise
-from pipelines.train import Watcher, read_recipe, train
-from segmentation.errors import ConfigError, TrainingError
+from pipelines.train import Job, Watcher, read_recipe, train
+from segmentation.errors import ConfigError, InterruptedRunError, TrainingError
+from segmentation.heads import phantom_heads
 from segmentation.models.checkpoint import load_model
+from segmentation.training.loop import StepReport
 from segmentation.training.state import read_latest
 from segmentation.views import View
 
@@ -31,7 +35,7 @@ NETWORK = {
     "activation": "relu",
     "order": "convolution-norm-activation",
 }
-TINY = {
+TINY: dict[str, Any] = {
     "name": "tiny",
     "network": NETWORK,
     "views": ["coronal", "sagittal"],
@@ -46,7 +50,16 @@ TINY = {
     "checkpoint_every_steps": 2,
 }
 TRINAT = (sys.executable, "-c", "from pipelines.cli import main; main()")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The phantom's head at 4 mm: an eighth of the voxels that "phantom" would give."""
+    path = tmp_path_factory.mktemp("heads") / "heads.npz"
+    phantom_heads(4).save(path)
+    TINY["data"]["synthetic"]["heads"] = str(path)
 
 
 @pytest.fixture
@@ -54,17 +67,6 @@ def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(TINY))
     return path
-
-
-def trinat(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRINAT, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
 
 
 def weights(run: Path, job: str) -> dict[str, list[float]]:
@@ -186,62 +188,100 @@ def test_resuming_with_other_settings_is_refused_by_name(recipe_file: Path, tmp_
         train(read_recipe(str(recipe_file), ["batch=2"]), tmp_path / "run", SILENT, resume=True)
 
 
-def killed(recipe_file: Path, run: Path, number: int) -> int:
-    """Start a run, send a signal once it has made some steps, return its exit status."""
+def assert_same(first: Path, second: Path) -> None:
+    assert weights(first, "train/coronal") == weights(second, "train/coronal")
+    models = [(run / "model/coronal.safetensors").read_bytes() for run in (first, second)]
+    assert models[0] == models[1]
+    with (first / "train/coronal/metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps == sorted(set(steps))
+
+
+def long_recipe(folder: Path) -> Path:
+    path = folder / "long.yaml"
+    data = {**TINY["data"], "epoch_slices": 999}
+    path.write_text(
+        yaml.safe_dump({**TINY, "views": ["coronal"], "schedule": {"steps": 30}, "data": data})
+    )
+    return path
+
+
+def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+    path, broken, straight = long_recipe(tmp_path), tmp_path / "broken", tmp_path / "straight"
     process = subprocess.Popen(
-        [*TRINAT, "train", recipe_file, "--out", run],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*TRINAT, "train", path, "--out", broken],
+        env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not list(run.glob("train/coronal/state-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(number)
-    return process.wait(120)
+    while not list(broken.glob("train/coronal/state-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    assert not (broken / "model").exists()
+    recipe = read_recipe(str(path))
+    train(recipe, broken, SILENT, resume=True)
+    train(recipe, straight, SILENT)
+    assert_same(broken, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill-9", "term"])
-def test_a_killed_run_resumes_to_the_bits_of_an_undisturbed_one(
-    tmp_path: Path, number: int
-) -> None:
-    path = tmp_path / "long.yaml"
-    long = {
-        **TINY,
-        "views": ["coronal"],
-        "schedule": {"steps": 40},
-        "data": {**TINY["data"], "epoch_slices": 999},
-    }
-    path.write_text(yaml.safe_dump(long))
-    status = killed(path, tmp_path / "broken", number)
-    assert status == (-signal.SIGKILL if number == signal.SIGKILL else Exit.INTERRUPTED)
-    assert not (tmp_path / "broken/model").exists()
-    resumed = trinat("train", path, "--out", tmp_path / "broken", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    straight = trinat("train", path, "--out", tmp_path / "straight", "--quiet")
-    assert straight.returncode == 0, straight.stderr
-    names = ("broken", "straight")
-    first, second = (weights(tmp_path / name, "train/coronal") for name in names)
-    assert first == second
-    models = [(tmp_path / name / "model/coronal.safetensors").read_bytes() for name in names]
-    assert models[0] == models[1]
-    with (tmp_path / "broken/train/coronal/metrics.csv").open() as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file)]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 40
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> None:
+    recipe, broken = read_recipe(str(long_recipe(tmp_path))), tmp_path / "broken"
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(InterruptedRunError, match="step 3") as caught:
+        train(recipe, broken, Watcher(say=lambda line: None, step=interrupt))
+    assert exit_code(caught.value) == Exit.INTERRUPTED == 75
+    seen: list[int] = []
+    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    train(recipe, broken, note, resume=True)
+    assert seen == list(range(4, 31))
+    train(recipe, tmp_path / "straight", SILENT)
+    assert_same(broken, tmp_path / "straight")
+
+
+def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> None:
+    recipe, run = read_recipe(str(long_recipe(tmp_path))), tmp_path / "run"
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(InterruptedRunError):
+        train(recipe, run, Watcher(say=lambda line: None, step=interrupt))
+    newest = run / "train/coronal/state-000000005.state"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    said: list[str] = []
+    train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
+    assert any("torn" in line and newest.name in line for line in said)
+    assert any("goes on at step 4" in line for line in said)
+    train(recipe, tmp_path / "straight", SILENT)
+    assert_same(run, tmp_path / "straight")
 
 
 def test_two_processes_train_as_one(recipe_file: Path, tmp_path: Path) -> None:
-    done = trinat("train", recipe_file, "--out", tmp_path / "run", "--nproc", "2")
+    done = subprocess.run(
+        [*TRINAT, "train", recipe_file, "--out", tmp_path / "run", "--nproc", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=ENVIRONMENT,
+    )
     assert done.returncode == 0, done.stderr
     assert set(load_model(tmp_path / "run/model").networks) == {View.CORONAL, View.SAGITTAL}
 
 
-def test_unknown_recipe_and_view_end_with_status_2(recipe_file: Path) -> None:
-    for words in (("nothing",), (recipe_file, "--view", "oblique")):
-        done = trinat("train", *words)
-        assert done.returncode == Exit.USAGE
-        assert len(done.stderr.strip().splitlines()) == 1
+def test_unknown_recipes_and_views_are_refused(recipe_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such recipe.*smoke"):
+        read_recipe("nothing")
+    with pytest.raises(ConfigError, match="'oblique' is no view"):
+        launch(read_recipe(str(recipe_file)), tmp_path / "run", SILENT, view="oblique")
 
 
 def test_runs_are_compared_by_settings_and_curves(recipe_file: Path, tmp_path: Path) -> None:

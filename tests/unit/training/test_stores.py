@@ -1,0 +1,134 @@
+"""Batches from a slice store: the same when asked again, all slices in an epoch, cut to size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from segmentation.data.augmentation import AugmentationConfig
+from segmentation.data.slices import quantise, scheme_table, write_subject
+from segmentation.data.source import Subject
+from segmentation.data.splits import Split
+from segmentation.data.store import (
+    Store,
+    StoredSubject,
+    StoreInfo,
+    subject_path,
+    write_participants,
+)
+from segmentation.errors import DatasetError
+from segmentation.heads import HeadMaps
+from segmentation.labels import LabelScheme, load_scheme
+from segmentation.synthesis import SynthesisConfig
+from segmentation.training.config import StoreConfig
+from segmentation.training.sources import MixedSource, SyntheticSource
+from segmentation.training.state import seeded
+from segmentation.training.stores import StoreSource, store_scans
+from segmentation.views import View
+
+TISSUE4 = load_scheme("tissue4")
+PLAIN = AugmentationConfig(
+    flip=0, affine=0, elastic=0, gain=0, bias=0, gamma=0, blur=0, low_resolution=0, noise=0
+)
+SIZE = 16
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> StoreConfig:
+    """Subjects a (trains) and b (validates): 20 axial slices, slice k as bright as (k + 1) / 40."""
+    root = tmp_path / "store"
+    (root / "subjects").mkdir(parents=True)
+    image = np.empty((SIZE, SIZE, 20), np.float32)
+    image[:] = (np.arange(20) + 1) / 40
+    labels = np.full((SIZE, SIZE, 20), 3, np.uint8)
+    labels[0, 0, :] = 1
+    for name in "ab":
+        write_subject(
+            subject_path(root, name),
+            image=quantise(image),
+            labels=labels,
+            affine=np.eye(4),
+            scheme=TISSUE4,
+            views=(View.AXIAL,),
+            fingerprint=name,
+        )
+    stored = {n: StoredSubject(fingerprint=n, has_image=True, has_labels=True) for n in "ab"}
+    write_participants(root, [Subject(name, name, None, None) for name in "ab"])
+    table = scheme_table(TISSUE4)
+    StoreInfo(source="pairs", scheme=table, views=(View.AXIAL,), subjects=stored).write(root)
+    split = Split(store=Store(root).fingerprint, seed=0, train=("a",), validation=("b",))
+    split.write(tmp_path / "split.json")
+    return StoreConfig(path=root, split=tmp_path / "split.json", augmentation=PLAIN)
+
+
+def source_of(
+    config: StoreConfig, size: tuple[int, int] = (SIZE, SIZE), scheme: LabelScheme = TISSUE4
+) -> StoreSource:
+    return StoreSource(config, (View.AXIAL,), size, 3, 0, scheme)
+
+
+def test_a_batch_is_the_same_when_asked_again(config: StoreConfig) -> None:
+    config = config.model_copy(update={"augmentation": AugmentationConfig()})
+    one, again = (source_of(config).draw(View.AXIAL, 37, 4, seeded("cpu", 1)) for _ in range(2))
+    assert one.images.shape == (4, 3, SIZE, SIZE)
+    assert torch.equal(one.images, again.images)
+    assert one.what == again.what
+    assert "a:" in one.what
+
+
+def test_slices_carry_their_neighbours_and_their_labels(config: StoreConfig) -> None:
+    batch = source_of(config).draw(View.AXIAL, 0, 1, seeded("cpu", 0))
+    number = int(batch.what.split(":")[1])
+    middle = float(batch.images[0, 1, 5, 5])
+    assert middle == pytest.approx((number + 1) / 40, abs=1e-3)
+    below = 0 if number == 0 else number / 40
+    assert float(batch.images[0, 0, 5, 5]) == pytest.approx(below, abs=1e-3)
+    assert batch.labels[0, 0, 0] == 1
+    assert batch.labels[0, 5, 5] == 3
+
+
+@pytest.mark.parametrize("size", [(10, 12), (24, 16)])
+def test_slices_are_cut_or_padded_to_size(config: StoreConfig, size: tuple[int, int]) -> None:
+    batch = source_of(config, size).draw(View.AXIAL, 0, 3, seeded("cpu", 0))
+    assert batch.images.shape == (3, 3, *size)
+    assert batch.labels.shape == (3, *size)
+    if size[0] > SIZE:
+        assert not batch.labels[:, SIZE:].any()
+
+
+def test_labels_of_another_scheme_are_refused(config: StoreConfig) -> None:
+    with pytest.raises(DatasetError, match="tissue4, not quicknat33"):
+        source_of(config, scheme=load_scheme("quicknat33"))
+
+
+def test_whole_subjects_validate(config: StoreConfig) -> None:
+    scans = list(store_scans(config.path, config.split, View.AXIAL, limit=5))
+    assert [scan.name for scan in scans] == ["b"]
+    assert scans[0].images.shape == scans[0].labels.shape == (20, SIZE, SIZE)
+
+
+def test_another_split_has_another_fingerprint(config: StoreConfig) -> None:
+    before = source_of(config).fingerprint
+    store = Store(config.path).fingerprint
+    Split(store=store, seed=0, train=("b",), validation=("a",)).write(config.split)
+    assert source_of(config).fingerprint != before
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+def test_drawn_and_real_slices_keep_their_shares(
+    config: StoreConfig, maps: HeadMaps, share: float
+) -> None:
+    scheme = TISSUE4
+    drawn = SyntheticSource(maps, load_scheme("quicknat33"), SynthesisConfig(), (SIZE, SIZE), 3)
+    real = source_of(config, scheme=scheme)
+    mixed = MixedSource(drawn, real, share)
+    names = []
+    for step in range(10):
+        batch = mixed.draw(View.AXIAL, 4 * step, 4, seeded("cpu", step))
+        assert len(batch.images) == 4
+        names.append(batch.what)
+    real_count = sum(name.count("a:") for name in names)
+    assert real_count == 40 - int(share * 40)
