@@ -259,8 +259,10 @@ def _scans(cohort: Cohort) -> Table:
         Column("Notes"),
     )
     largest = cohort.frame.assign(size=cohort.frame["z"].abs()).groupby("scan")["size"].max()
+    order = sorted(range(len(cohort.scans)), key=lambda n: -np.nan_to_num(float(largest[n])))
     rows = []
-    for n, scan in enumerate(cohort.scans):
+    for n in order:
+        scan = cohort.scans[n]
         rows.append(
             [
                 Cell(scan.name),
@@ -272,7 +274,6 @@ def _scans(cohort: Cohort) -> Table:
                 Cell(scan.notes),
             ]
         )
-    rows.sort(key=lambda cells: -float(cells[5].order or 0))
     left_out = len(rows) - _MOST_SCANS
     note = (
         f"The {_MOST_SCANS} farthest from the group; volumes.csv has all." if left_out > 0 else ""

@@ -12,7 +12,7 @@ from segmentation.labels import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.report import summary
 from segmentation.report.figures import short_name
-from segmentation.report.page import Cell, Column, Table, number
+from segmentation.report.page import UNDEFINED, Cell, Column, Table, number
 
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Evaluation
@@ -311,7 +311,7 @@ def _interval(found: Mapping[str, Any]) -> Cell:
 
 def _p(value: float) -> Cell:
     if np.isnan(value):
-        return Cell("–", float("inf"), hint="no test")
+        return Cell("–", UNDEFINED, hint="no test")
     return Cell("< 0.001" if value < 0.001 else f"{value:.3f}", float(value))
 
 

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Cell", "Column", "Table", "number", "render"]
+__all__ = ["UNDEFINED", "Cell", "Column", "Table", "number", "render"]
+
+# What the page's script sorts last, whichever way.
+UNDEFINED = "none"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Table:
 def number(value: float | None, digits: int = 3, *, unit: str = "", sign: bool = False) -> Cell:
     """A number for people, and its full value for sorting; undefined ones say so."""
     if value is None or math.isnan(value):
-        return Cell("–", float("-inf"), hint="undefined")
+        return Cell("–", UNDEFINED, hint="undefined")
     text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
     return Cell(f"{text.replace('-', '−')}{unit}", float(value))
 

@@ -16,7 +16,7 @@
       const cell = row.cells[column];
       const order = cell.dataset.order;
       if (order === undefined) return cell.textContent.trim();
-      if (order === "-inf") return -Infinity;
+      if (order === "none") return null;
       const number = Number(order);
       return Number.isNaN(number) ? order : number;
     };
@@ -33,7 +33,12 @@
         const sign = descending ? -1 : 1;
         titles.forEach((other) => other.removeAttribute("aria-sort"));
         title.setAttribute("aria-sort", descending ? "descending" : "ascending");
-        rows.sort((a, b) => sign * compare(key(a, column), key(b, column)));
+        rows.sort((a, b) => {
+          const [one, other] = [key(a, column), key(b, column)];
+          // What is undefined comes last either way.
+          if (one === null || other === null) return (one === null) - (other === null);
+          return sign * compare(one, other);
+        });
         body.append(...rows);
         say(`Sorted by ${title.textContent.trim()}, ${descending ? "descending" : "ascending"}`);
       });

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from segmentation.report.page import Cell, Column, Table, number, render
+from segmentation.report.page import UNDEFINED, Cell, Column, Table, number, render
 
 EVIL = "<script>alert(1)</script>"
 
@@ -91,4 +91,4 @@ def test_numbers_read_well(value: float | None, options: dict, text: str) -> Non
 
 def test_undefined_numbers_sort_last_and_say_so() -> None:
     cell = number(float("nan"))
-    assert (cell.order, cell.hint) == (float("-inf"), "undefined")
+    assert (cell.order, cell.hint) == (UNDEFINED, "undefined")

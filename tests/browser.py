@@ -1,0 +1,125 @@
+"""A headless Chromium over its DevTools protocol, as small as the browser test needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_START_S = 60
+
+
+class Browser:
+    """One page in one browser; what it logs and asks of the network is kept."""
+
+    def __init__(self, executable: str) -> None:
+        self._profile = Path(tempfile.mkdtemp(prefix="trinat-browser-"))
+        self._process = subprocess.Popen(
+            [
+                executable,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--remote-debugging-port=0",
+                "--window-size=1300,900",
+                f"--user-data-dir={self._profile}",
+                "about:blank",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._next = 0
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self._run(self._connect())
+
+    def open(self, page: Path) -> None:
+        self._send("Page.navigate", url=page.as_uri())
+        self.wait("document.readyState === 'complete'")
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page; promises are awaited."""
+        answer = self._send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"])
+        return answer["result"].get("value")
+
+    def wait(self, condition: str, limit_s: float = 60) -> None:
+        end = time.monotonic() + limit_s
+        while not self.evaluate(condition):
+            assert time.monotonic() < end, f"never true: {condition}; {self.problems}"
+            time.sleep(0.05)
+
+    def emulate(self, feature: str, value: str) -> None:
+        """Set a media feature, as a user's preference would."""
+        self._send("Emulation.setEmulatedMedia", features=[{"name": feature, "value": value}])
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(timeout=30)
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def _run(self, coroutine: Any) -> Any:
+        return self._loop.run_until_complete(coroutine)
+
+    async def _connect(self) -> None:
+        from tornado.httpclient import AsyncHTTPClient
+        from tornado.websocket import websocket_connect
+
+        port_file = self._profile / "DevToolsActivePort"
+        end = time.monotonic() + _START_S
+        while not port_file.is_file() or len(port_file.read_text().splitlines()) < 2:
+            assert time.monotonic() < end, "the browser did not start"
+            await asyncio.sleep(0.05)
+        port = port_file.read_text().splitlines()[0]
+        client = AsyncHTTPClient()
+        answer = await client.fetch(f"http://127.0.0.1:{port}/json", request_timeout=_START_S)
+        client.close()
+        page = next(t for t in json.loads(answer.body) if t["type"] == "page")
+        self._socket = await websocket_connect(page["webSocketDebuggerUrl"], max_message_size=2**28)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self._ask(f"{domain}.enable", {})
+
+    def _send(self, method: str, **parameters: Any) -> Any:
+        return self._run(self._ask(method, parameters))
+
+    async def _ask(self, method: str, parameters: dict[str, Any]) -> Any:
+        self._next += 1
+        number = self._next
+        await self._socket.write_message(
+            json.dumps({"id": number, "method": method, "params": parameters})
+        )
+        while True:
+            text = await asyncio.wait_for(self._socket.read_message(), 120)
+            assert text is not None, "the browser has gone"
+            message = json.loads(text)
+            if message.get("id") == number:
+                assert "error" not in message, message
+                return message["result"]
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        facts = message.get("params", {})
+        match message.get("method"):
+            case "Runtime.exceptionThrown":
+                self.problems.append(str(facts["exceptionDetails"]))
+            case "Log.entryAdded" if facts["entry"]["level"] in ("warning", "error"):
+                self.problems.append(facts["entry"]["text"])
+            case "Runtime.consoleAPICalled" if facts["type"] in ("warning", "error"):
+                self.problems.append(str(facts["args"]))
+            case "Network.requestWillBeSent":
+                self.requests.append(facts["request"]["url"])
