@@ -340,10 +340,13 @@ def _prepare(job: _Job) -> Outcome:
         if _is_current(job):
             return Outcome(name, "done", was_current=True)
         job.make()
-    except (TrinatError, OSError, MemoryError) as error:
+    except Exception as error:
         # An older state of a subject that cannot be made any more would pass for the new one.
         job.path.unlink(missing_ok=True)
-        return Outcome(name, "failed", " ".join(str(error).split()) or type(error).__name__)
+        reason = " ".join(str(error).split())
+        if not isinstance(error, TrinatError):
+            reason = f"{type(error).__name__}: {reason}"
+        return Outcome(name, "failed", reason)
     return Outcome(name, "done")
 
 

@@ -79,7 +79,7 @@ class Augmenter:
     ) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
 
-        `generator` is on the processor: the same parameters are drawn whatever the device is.
+        With a `generator` on the processor the same parameters are drawn for any device.
         """
         draw = _Draw(generator, len(images), images.device)
         config = self.config
@@ -89,8 +89,7 @@ class Augmenter:
         images = _degrade(images, config, draw)
         for artefact, share in config.artefacts.items():
             for index in draw.happens(share).nonzero().flatten().tolist():
-                seed = int(torch.randint(2**31, (), generator=generator))
-                images[index] = add_artefact(images[index], artefact, seed)
+                images[index] = add_artefact(images[index], artefact, draw.seed())
         return images, labels
 
     def _flip(self, images: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +105,7 @@ class Augmenter:
 
 
 class _Draw:
-    """Random numbers, one row a slice, drawn on the processor and moved to the device."""
+    """Random numbers, one row a slice, drawn where the generator is, for where the slices are."""
 
     def __init__(self, generator: torch.Generator, count: int, device: torch.device) -> None:
         self.generator, self.count, self.device = generator, count, device
@@ -116,16 +115,23 @@ class _Draw:
         return self.uniform(0, 1) < share
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        drawn = torch.rand((self.count, *shape), generator=self.generator)
+        drawn = torch.rand(
+            (self.count, *shape), generator=self.generator, device=self.generator.device
+        )
         return (low + (high - low) * drawn).to(self.device)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn((self.count, *shape), generator=self.generator).to(self.device)
+        drawn = torch.randn(
+            (self.count, *shape), generator=self.generator, device=self.generator.device
+        )
+        return drawn.to(self.device)
+
+    def seed(self) -> int:
+        return int(torch.randint(2**31, (), generator=self.generator, device=self.generator.device))
 
     def device_generator(self) -> torch.Generator:
         """For whole images of noise, which are too large to draw elsewhere and bring over."""
-        seed = int(torch.randint(2**62, (), generator=self.generator))
-        return torch.Generator(self.device).manual_seed(seed)
+        return torch.Generator(self.device).manual_seed(self.seed())
 
 
 def _move(

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.files import atomic_path
+from segmentation.files import atomic_write
 from segmentation.labels import LabelScheme
 from segmentation.views import View, slice_axes, to_slices
 
@@ -34,6 +34,8 @@ __all__ = ["FORMAT", "Quantised", "Statistics", "SubjectFile", "quantise", "writ
 # Raised whenever the same scan would be stored otherwise; older stores are then made anew.
 FORMAT = 1
 
+# Read by every HDF5 since 1.10; without times of writing in it.
+_LIBVER = ("v110", "v110")
 _LEVELS = 4096
 _STRIDE = 65536 // _LEVELS
 _HISTOGRAM_BINS = 64
@@ -100,18 +102,23 @@ def write_subject(
     counts = None if labels is None else _counts_along_axes(labels, len(scheme))
     values = None if image is None else image.values()
     statistics = _describe(values, labels, len(scheme), counts)
-    with (
-        atomic_path(path) as temporary,
-        h5py.File(temporary, "w", libver=("v110", "v110"), track_order=False) as file,
-    ):
-        file.attrs["format"] = FORMAT
-        file.attrs["fingerprint"] = fingerprint
-        file.attrs["scheme"] = json.dumps(scheme_table(scheme))
-        file.attrs["affine"] = affine
-        file.attrs["notes"] = json.dumps(notes)
-        file.attrs["statistics"] = json.dumps(asdict(statistics))
-        if image is not None:
-            file.attrs["image_scale"], file.attrs["image_zero"] = image.scale, image.zero
+    attributes = {
+        "format": FORMAT,
+        "fingerprint": fingerprint,
+        "scheme": json.dumps(scheme_table(scheme)),
+        "affine": affine,
+        "notes": json.dumps(notes),
+        "statistics": json.dumps(asdict(statistics)),
+    }
+    if image is not None:
+        attributes |= {"image_scale": image.scale, "image_zero": image.zero}
+    # Refuses a scheme without a sagittal view before there is a file.
+    merged = scheme.merged if View.SAGITTAL in views and labels is not None else None
+    # Made in memory: where a disk is full, HDF5 itself fails at several places and in disorder.
+    with h5py.File(
+        "slices", "w", driver="core", backing_store=False, block_size=1 << 24, libver=_LIBVER
+    ) as file:
+        file.attrs.update(attributes)
         for view in views:
             group = file.create_group(view.value)
             if image is not None:
@@ -119,12 +126,15 @@ def write_subject(
             if labels is None or counts is None:
                 continue
             stored, per_slice = labels, counts[view]
-            if view is View.SAGITTAL:
-                to_merged = scheme.merged.to_merged
-                stored = to_merged.astype(np.uint8)[labels]
-                per_slice = per_slice @ np.eye(len(scheme.merged.scheme), dtype=np.int64)[to_merged]
+            if view is View.SAGITTAL and merged is not None:
+                stored = merged.to_merged.astype(np.uint8)[labels]
+                per_slice = per_slice @ np.eye(len(merged.scheme), dtype=int)[merged.to_merged]
             _dataset(group, "labels", to_slices(stored, view), **_LABEL_PACKING)
             group.create_dataset("class_counts", data=per_slice.astype(np.uint32))
+        file.flush()
+        content = file.id.get_file_image()
+    with atomic_write(path) as target:
+        target.write(content)
     return statistics
 
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ import pipelines.prepare
 from pipelines.batch.lock import run_lock
 from pipelines.exits import Exit
 from pipelines.prepare import Outcome, PrepareConfig, run
+from segmentation.data.preparing import Cut
+from segmentation.data.source import Subject
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError, LockedError
 
@@ -183,6 +186,42 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     assert killed[:2] == [True, True]
     run(config_of(root), out)
     assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def _with_little_space(root: Path, out: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    summary = run(config_of(root), out)
+    reasons = {row.reason for row in summary.rows}
+    left = [path.name for path in (out / "subjects").iterdir()]
+    os._exit(0 if all("cannot be written" in r for r in reasons) and not left else 1)
+
+
+def test_a_disk_without_space_is_told_and_nothing_half_written_stays(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        freesurfer_subject(tmp_path / "in", name)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_with_little_space, args=(tmp_path / "in", tmp_path / "out"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_an_error_that_nobody_foresaw_is_its_subjects_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        freesurfer_subject(tmp_path / "in", name)
+    real = pipelines.prepare.prepare_subject
+
+    def stumbles(subject: Subject, path: Path, cut: Cut) -> None:
+        if subject.id == "a":
+            raise KeyError("of all things")
+        real(subject, path, cut)
+
+    monkeypatch.setattr(pipelines.prepare, "prepare_subject", stumbles)
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    assert (summary.made, summary.failed) == (1, 1)
+    assert summary.rows[0].reason == "KeyError: 'of all things'"
 
 
 def test_until_it_is_complete_a_store_does_not_open(tmp_path: Path) -> None:

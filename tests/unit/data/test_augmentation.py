@@ -280,3 +280,8 @@ def test_a_gpu_draws_the_same_parameters() -> None:
     there = apply(config, images.cuda(), labels.cuda())
     assert torch.allclose(there[0].cpu(), here[0], atol=1e-3)
     assert (there[1].cpu() == here[1]).float().mean() > 0.999
+    # A generator that lives there is as good.
+    augment = Augmenter(AugmentationConfig(**dict.fromkeys(KINDS, 1.0)), View.AXIAL, QUICKNAT)
+    generator = torch.Generator("cuda").manual_seed(0)
+    moved, _ = augment(images.cuda(), labels.cuda(), generator)
+    assert moved.isfinite().all()
