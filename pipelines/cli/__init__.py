@@ -16,6 +16,7 @@ from pipelines.cli import (
     demo,
     doctor,
     evaluate,
+    export,
     import_weights,
     merge,
     models,
@@ -64,6 +65,7 @@ def _root(
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
 app.command("evaluate", cls=ListOptions)(evaluate.command)
+app.command("export")(export.command)
 app.command("import-weights")(import_weights.command)
 app.command("merge")(merge.command)
 app.command("models")(models.command)

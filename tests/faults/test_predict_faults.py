@@ -109,6 +109,7 @@ def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> Non
         run_serially(scans, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_workers_share_the_work(many, tmp_path: Path) -> None:
     scans, expected = many
     run_serially(scans, tmp_path, engine=lambda s: LocalEngine(s, ["cpu", "cpu"]))

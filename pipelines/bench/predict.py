@@ -1,0 +1,107 @@
+"""One whole head of 256³ voxels at 1 mm, three views, from file to file, against the baseline.
+
+The baseline is the published network run slice by slice, eager, float32, 256x256: a few slices are
+timed in the same run and multiplied. Processor seconds are told beside those of the clock: on a
+machine that does other work too, they are what can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_SLICES = 3 * 256
+_BASELINE = """
+import time, torch
+from segmentation.models.quicknat import PUBLISHED, QuickNat
+torch.set_num_threads({threads})
+network = QuickNat(PUBLISHED).eval().to(memory_format=torch.contiguous_format)
+slice_ = torch.randn(1, 1, 256, 256)
+with torch.inference_mode():
+    network(slice_)
+    clock, processor = time.perf_counter(), time.process_time()
+    for _ in range({count}):
+        network(slice_).argmax(1)
+print((time.perf_counter() - clock) / {count}, (time.process_time() - processor) / {count})
+"""
+
+
+def run(threads: str = "2", repetitions: str = "1") -> None:
+    """Print seconds, ratio and peak memory of `fast` and of `quicknat` with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        scan = _head(root)
+        models = {"fast": "fast", "quicknat": str(_random_quicknat(root / "quicknat"))}
+        clock, processor = (seconds * _SLICES for seconds in _measure_baseline(int(threads)))
+        print(f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}")
+        print(f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)")
+        for name, model in models.items():
+            rounds = [
+                _measure(scan, root / f"{name}-{i}", model, threads)
+                for i in range(int(repetitions))
+            ]
+            seconds, work, peak = (
+                statistics.median(values) for values in zip(*rounds, strict=True)
+            )
+            print(
+                f"{name:10} {seconds:8.1f} s   processor {work:8.1f} s   peak {peak:5.2f} GiB   "
+                f"{clock / seconds:.0f} times faster ({processor / work:.0f} by processor)"
+            )
+
+
+def _head(root: Path) -> Path:
+    """A phantom in a field of 256³, as scanners and FreeSurfer give it."""
+    from segmentation.conform import conform
+    from segmentation.phantom import phantom
+
+    path = root / "head.nii.gz"
+    conform(phantom(0)[0]).volume.write(path)
+    return path
+
+
+def _random_quicknat(folder: Path) -> Path:
+    import torch
+
+    from segmentation.models.checkpoint import save_model
+    from segmentation.models.model_info import Description
+    from segmentation.models.quicknat import PUBLISHED, QuickNat
+    from segmentation.views import View
+
+    torch.manual_seed(0)
+    networks = {
+        view: QuickNat(
+            PUBLISHED.model_copy(update={"classes": 19 if view is View.SAGITTAL else 33})
+        )
+        for view in View
+    }
+    save_model(folder, Description(name="random"), networks)
+    return folder
+
+
+def _measure_baseline(threads: int, count: int = 3) -> tuple[float, float]:
+    """Seconds a slice, by the clock and of the processor."""
+    code = _BASELINE.format(threads=threads, count=count)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    clock, processor = (float(word) for word in done.stdout.split())
+    return clock, processor
+
+
+def _measure(scan: Path, out: Path, model: str, threads: str) -> tuple[float, float, float]:
+    """Seconds from start to end of the command, processor seconds, and the largest process' GiB."""
+    arguments = (str(scan), "--out", str(out), "--model", model, "--threads", threads, "--quiet")
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from pipelines.cli import main; main()", "predict", *arguments]
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"predict ended with {process.returncode}")
+    # Children that were waited for are counted in, and the peak is the largest process's.
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
