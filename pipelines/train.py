@@ -19,7 +19,7 @@ import yaml
 
 from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
-from pipelines.trainpage import write_page
+from pipelines.trainpage import write_example, write_page
 from segmentation.errors import ConfigError, DeviceError, InterruptedRunError, TrainingError
 from segmentation.files import atomic_text
 from segmentation.heads import HeadMaps, load_heads, phantom_heads
@@ -169,7 +169,7 @@ class _JobRun:
             "data": source.fingerprint,
         }
         self._resume(trainer, identity)
-        writer = _Metrics(self.folder, trainer.counters.step)
+        writer = _Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
         saved_at = trainer.counters.step
         over = False
         while trainer.progress < 1 and not over:
@@ -250,6 +250,10 @@ class _JobRun:
         if self.workers.leads:
             scores = {view: self._score(trainer, view, scans(view)) for view in self.job.views}
             mean = float(np.mean([s.mean_dice for s in scores.values()]))
+            for view, score in scores.items():
+                scheme = classes_of(view, self.scheme)
+                step = trainer.counters.step
+                write_example(self.folder, step, view.value, score.example, scheme)
             _append_scores(self.folder, trainer.counters.step, scores, self.scheme)
             self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
             counters = trainer.counters
@@ -278,7 +282,7 @@ class _JobRun:
 class _Metrics:
     """metrics.csv: the mean of the steps since the last line, about every ten seconds."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, *, events: bool) -> None:
         self.path = folder / METRICS
         rows = []
         if step and self.path.is_file():
@@ -289,6 +293,7 @@ class _Metrics:
             csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
         self.pending: list[StepReport] = []
         self.since = time.monotonic()
+        self.events = _open_events(folder, step) if events else None
 
     def add(self, report: StepReport, *, last: bool) -> None:
         self.pending.append(report)
@@ -306,7 +311,21 @@ class _Metrics:
         )
         with self.path.open("a", newline="") as file:
             csv.writer(file).writerow(row)
+        if self.events is not None:
+            for name, value in zip(_METRIC_COLUMNS[2:], row[2:], strict=True):
+                if value != "":
+                    self.events.add_scalar(name, float(value), report.step)
+            self.events.flush()
         self.pending, self.since = [], time.monotonic()
+
+
+def _open_events(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("events need TensorBoard", remedy="install trinat[tracking]") from None
+    # What an earlier attempt wrote after `step` is hidden, not shown twice.
+    return SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
 
 def _append_scores(

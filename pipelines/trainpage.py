@@ -9,12 +9,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from jinja2 import Environment
+from numpy.typing import NDArray
 
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme
+from segmentation.training.validation import Example
 
-__all__ = ["Curve", "read_curves", "write_comparison", "write_page"]
+__all__ = ["Curve", "read_curves", "write_comparison", "write_example", "write_page"]
 
 Curve = tuple[list[float], list[float]]
 
@@ -33,6 +36,9 @@ border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-
 {% for row in rows %}<tr>{% for cell in row %}
 <td{% if loop.index > 1 %} class="n"{% endif %}>{{ cell }}</td>
 {% endfor %}</tr>{% endfor %}</table>{% endfor %}
+{% if examples %}<h2>One validation slice through time: image, truth, prediction</h2>{% endif %}
+{% for caption, image in examples %}<figure><img alt="{{ caption }}"
+ src="data:image/png;base64,{{ image }}"><figcaption>{{ caption }}</figcaption></figure>{% endfor %}
 </body></html>
 """
 
@@ -71,7 +77,34 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
             if int(row["step"]) == last
         ]
         tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
-    _write(job / "run.html", f"{title} ({scheme.name})", picture, tables)
+    examples = [
+        (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", _encoded(path))
+        for path in sorted((job / "examples").glob("*.png"))
+    ]
+    _write(job / "run.html", f"{title} ({scheme.name})", picture, tables, examples)
+
+
+def write_example(job: Path, step: int, view: str, example: Example, scheme: LabelScheme) -> None:
+    """The same validation slice as it is seen at this step: image, truth and prediction."""
+    from matplotlib.image import imsave
+
+    colours = np.array([label.color for label in scheme.labels], np.float32) / 255
+    grey = np.repeat(np.clip(example.image, 0, 1)[..., None], 3, 2)
+    panels = [grey, *(_overlay(grey, colours, x) for x in (example.truth, example.predicted))]
+    folder = job / "examples"
+    folder.mkdir(exist_ok=True)
+    with atomic_write(folder / f"{view}-{step:09d}.png") as file:
+        # Row 0 stands at the bottom.
+        imsave(file, np.concatenate(panels, 1), format="png", origin="lower")
+
+
+def _overlay(
+    grey: NDArray[np.float32], colours: NDArray[np.float32], labels: NDArray[np.uint8]
+) -> NDArray[np.float32]:
+    mixed: NDArray[np.float32] = np.where(
+        labels[..., None] > 0, 0.5 * grey + 0.5 * colours[labels], grey
+    )
+    return mixed
 
 
 def write_comparison(
@@ -81,10 +114,23 @@ def write_comparison(
     _write(out, "Runs compared", _draw(runs), tables)
 
 
-def _write(path: Path, title: str, picture: bytes, tables: Sequence[object]) -> None:
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _write(
+    path: Path,
+    title: str,
+    picture: bytes,
+    tables: Sequence[object],
+    examples: Sequence[tuple[str, str]] = (),
+) -> None:
     template = Environment(autoescape=True).from_string(_PAGE)
     text = template.render(
-        title=title, picture=base64.b64encode(picture).decode("ascii"), tables=tables
+        title=title,
+        picture=base64.b64encode(picture).decode("ascii"),
+        tables=tables,
+        examples=examples,
     )
     with atomic_text(path) as file:
         file.write(text)

@@ -129,6 +129,7 @@ class Recipe(_Config):
     views: tuple[View, ...] = tuple(View)
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
+    events: bool = False  # also for TensorBoard, beside metrics.csv
     stages: tuple[StageConfig, ...] = Field(min_length=1)
 
     @field_validator("views")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from segmentation.errors import TrainingError
 from segmentation.heads import HeadMaps, aim
 from segmentation.labels import LabelScheme
 from segmentation.metrics.overlap import dice, iou, joint_histogram
@@ -18,7 +19,7 @@ from segmentation.synthesis import SynthesisConfig, synthesise_volume
 from segmentation.training.state import seeded
 from segmentation.views import View, to_slices
 
-__all__ = ["Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
+__all__ = ["Example", "Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
 
 _BATCH = 8
 
@@ -33,11 +34,21 @@ class Scan:
 
 
 @dataclass(frozen=True, eq=False)
+class Example:
+    """One slice to look at: image (H, W) and its true and predicted classes."""
+
+    image: NDArray[np.float32]
+    truth: NDArray[np.uint8]
+    predicted: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
 class Scores:
     """Means over scans, (K,); NaN for background and for what no scan has and none was given."""
 
     dice: NDArray[np.float64]
     iou: NDArray[np.float64]
+    example: Example  # of the first scan, always the same slice
 
     @property
     def mean_dice(self) -> float:
@@ -93,13 +104,23 @@ def validate(
     was_training = network.training
     network.eval()
     try:
-        joints = []
+        joints, examples = [], []
         for scan in scans:
             predicted = predict_classes(network, scan.images, channels, device, bf16=bf16)
             joints.append(joint_histogram(scan.labels.numpy(), predicted.numpy(), classes))
+            # The slice with the most structures shows the most.
+            richest = int(np.argmax([len(labels.unique()) for labels in scan.labels]))
+            arrays = (scan.images[richest], scan.labels[richest], predicted[richest])
+            examples.append(Example(*(array.numpy() for array in arrays)))
     finally:
         network.train(was_training)
-    return Scores(_mean_over([dice(j) for j in joints]), _mean_over([iou(j) for j in joints]))
+    if not joints:
+        raise TrainingError("validation has no scan", remedy="give held_out heads or a split")
+    return Scores(
+        _mean_over([dice(joint) for joint in joints]),
+        _mean_over([iou(joint) for joint in joints]),
+        examples[0],
+    )
 
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.image import imread
 
 from pipelines.config import with_settings
 from pipelines.exits import Exit, exit_code
@@ -157,7 +158,12 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
     assert [job.name for job in summarise(run)] == jobs
     for job in jobs:
         assert (run / job / "progress.png").read_bytes().startswith(b"\x89PNG")
-        assert "Validation at step" in (run / job / "run.html").read_text()
+        page = (run / job / "run.html").read_text()
+        assert "Validation at step" in page
+        assert "sagittal, step" in page or "coronal, step" in page
+        # Image, truth and prediction side by side.
+        for example in (run / job / "examples").glob("coronal-*.png"):
+            assert imread(example).shape[1] % 3 == 0
     with (run / jobs[2] / "metrics.csv").open() as file:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
 
@@ -275,6 +281,14 @@ def test_two_processes_train_as_one(recipe_file: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert set(load_model(tmp_path / "run/model").networks) == {View.CORONAL, View.SAGITTAL}
+
+
+def test_events_are_written_for_tensorboard(recipe_file: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(read_recipe(str(recipe_file), ["events=true", "views=[axial]"]), tmp_path / "run", SILENT)
+    events = EventAccumulator(str(tmp_path / "run/train/axial/events")).Reload()
+    assert [event.step for event in events.Scalars("loss")][-1] == 8
 
 
 def test_unknown_recipes_and_views_are_refused(recipe_file: Path, tmp_path: Path) -> None:

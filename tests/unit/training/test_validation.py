@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from segmentation.errors import TrainingError
 from segmentation.heads import HeadMaps
 from segmentation.labels import load_scheme
 from segmentation.synthesis import SynthesisConfig
@@ -42,8 +43,16 @@ def test_scores_are_those_of_the_whole_scan() -> None:
     assert math.isnan(scores.dice[0])
     assert math.isnan(scores.dice[2])
     assert scores.mean_dice == scores.dice[1]
+    # The slice with the most structures, as it was predicted.
+    assert scores.example.truth.sum() == 2
+    assert scores.example.predicted.sum() == 4
     assert network.training
     assert network.norm.num_batches_tracked == 0
+
+
+def test_validation_without_a_scan_is_refused() -> None:
+    with pytest.raises(TrainingError, match="no scan"):
+        validate(Threshold(), [], 3, 1, torch.device("cpu"))
 
 
 def test_neighbours_are_channels_and_empty_beyond_the_ends() -> None:
