@@ -50,8 +50,8 @@ def models_of(frame: pd.DataFrame) -> list[str]:
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
     """Single structures in the order of the label scheme, left and right side by side."""
-    measured = frame[(frame["metric"] == "dice") & ~_is_group(frame)]
-    names = [str(name) for name in measured["structure"].unique()]
+    every = frame.loc[~_is_group(frame), "structure"].unique()
+    names = [str(name) for name in every if name != "background"]
     place = {name.removeprefix("Left-"): n for n, name in reversed(list(enumerate(names)))}
     return sorted(names, key=lambda name: place[name.removeprefix("Left-").removeprefix("Right-")])
 

@@ -1,0 +1,157 @@
+"""From rows to numbers: persons, sessions, order, corrections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from segmentation.metrics.pair import Measurement
+from segmentation.report import summary
+from segmentation.report.figures import short_name
+from segmentation.report.tables import metrics_frame, neutral, read_metrics, write_table
+
+
+def frame_of(rows: list[tuple[str, str, str, str, str, float]]) -> pd.DataFrame:
+    """subject, session, model, structure, metric, value."""
+    return metrics_frame(
+        ({"subject": s, "session": e, "model": m}, [Measurement(t, 1, k, v, "")])
+        for s, e, m, t, k, v in rows
+    )
+
+
+def dice(model: str, values: dict[str, float], structure: str = "Brain-Stem") -> list:
+    return [(s, "", model, structure, "dice", v) for s, v in values.items()]
+
+
+def test_sessions_are_averaged_before_persons() -> None:
+    """Two sessions of one person, one of another: 0.7 and 0.9, not three values."""
+    frame = frame_of(
+        [
+            ("a", "1", "m", "CSF", "dice", 0.6),
+            ("a", "2", "m", "CSF", "dice", 0.8),
+            ("b", "1", "m", "CSF", "dice", 0.9),
+        ]
+    )
+    row = summary.structure_statistics(frame).iloc[0]
+    assert row["persons"] == 2
+    assert row["mean"] == pytest.approx(0.8)
+    assert row["sd"] == pytest.approx(0.2 / np.sqrt(2))
+
+
+def test_undefined_values_are_counted() -> None:
+    frame = frame_of(dice("m", {"a": 0.5, "b": np.nan, "c": 0.7}))
+    row = summary.structure_statistics(frame).iloc[0]
+    assert (row["persons"], row["undefined"], row["mean"]) == (2, 1, pytest.approx(0.6))
+
+
+def test_left_stands_beside_right() -> None:
+    names = ["Left-Putamen", "Left-Caudate", "CSF", "Right-Putamen", "Right-Caudate", "group:all"]
+    frame = frame_of([("a", "", "m", name, "dice", 1.0) for name in names])
+    expected = ["Left-Putamen", "Right-Putamen", "Left-Caudate", "Right-Caudate", "CSF"]
+    assert summary.structures_of(frame) == expected
+    assert list(summary.by_person(frame, "m", "dice").columns) == [*expected, "group:all"]
+
+
+def test_models_are_compared_on_the_persons_of_both() -> None:
+    one = {f"s{n}": 0.5 for n in range(8)}
+    other = {f"s{n}": 0.6 + n / 100 for n in range(1, 9)}
+    table = summary.comparisons(frame_of(dice("one", one) + dice("other", other)))
+    row = table[table["metric"] == "dice"].iloc[0]
+    assert row["persons"] == 7
+    assert row["mean_difference"] == pytest.approx(0.1 + 4 / 100)
+    assert row["p"] == pytest.approx(2 / 2**7)
+    assert row["low"] < row["mean_difference"] < row["high"]
+
+
+def test_groups_are_corrected_apart_from_structures() -> None:
+    """Three structures times p; the group is alone in its family and keeps its p."""
+    values = {f"s{n}": n / 100 for n in range(1, 7)}
+    rows = []
+    for structure in ("A", "B", "C", "group:all"):
+        rows += dice("one", dict.fromkeys(values, 0.0), structure) + dice("two", values, structure)
+    table = summary.comparisons(frame_of(rows)).set_index("structure")
+    p = 2 / 2**6
+    assert table.loc["A", "p_holm"] == pytest.approx(3 * p)
+    assert table.loc["group:all", "p_holm"] == pytest.approx(p)
+
+
+def test_one_model_has_nothing_to_compare() -> None:
+    assert summary.comparisons(frame_of(dice("only", {"a": 1.0}))).empty
+
+
+def test_retest_takes_the_first_two_scans_of_those_who_have_two() -> None:
+    rows = []
+    for subject, volumes in {"a": (90.0, 110.0, 500.0), "b": (50.0, 50.0), "c": (7.0,)}.items():
+        for n, volume in enumerate(volumes):
+            rows += [
+                (subject, f"ses-{n}", "m", "CSF", metric, volume)
+                for metric in ("volume", "truth_volume")
+            ]
+    row = summary.retest(frame_of(rows)).iloc[0]
+    assert row["persons"] == 2
+    assert row["cv_percent"] == pytest.approx(10)
+
+
+def test_confusions_are_shares_of_the_truth() -> None:
+    rows = [
+        ("a", "", "m", "A", "dice", 1.0),
+        ("a", "", "m", "B", "dice", 1.0),
+        ("a", "", "m", "A", "labelled_as:A", 6.0),
+        ("b", "", "m", "A", "labelled_as:B", 2.0),
+        ("b", "", "m", "background", "labelled_as:B", 5.0),
+    ]
+    table = summary.confusion(frame_of(rows), "m")
+    assert table.loc["A"].to_dict() == {"background": 0, "A": 0.75, "B": 0.25}
+    assert table.loc["background", "B"] == 1
+    assert table.loc["B"].isna().all()
+
+
+def test_the_worst_scans_come_with_their_worst_structure() -> None:
+    rows = []
+    for subject, (mean, low) in {"a": (0.9, 0.8), "b": (0.4, 0.1), "c": (0.6, 0.5)}.items():
+        rows += dice("m", {subject: mean}, "group:all") + dice("m", {subject: low}, "A")
+        rows += dice("m", {subject: 1.0}, "B")
+    worst = summary.worst_scans(frame_of(rows), 2)
+    assert worst["subject"].tolist() == ["b", "c"]
+    assert worst["worst_structure"].tolist() == ["A", "A"]
+    assert worst["worst_value"].tolist() == [0.1, 0.5]
+
+
+def test_only_scans_with_most_of_the_overlap_on_the_wrong_side_are_swapped() -> None:
+    frame = frame_of(
+        [
+            ("a", "", "m", "group:all", "side_swap", 0.9),
+            ("b", "", "m", "group:all", "side_swap", 0.2),
+        ]
+    )
+    assert summary.swapped(frame)["subject"].tolist() == ["a"]
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@x", "\tx"])
+def test_cells_that_a_spreadsheet_would_run_are_quoted(cell: str) -> None:
+    assert neutral(cell) == f"'{cell}"
+
+
+def test_numbers_are_not_quoted(tmp_path: Path) -> None:
+    frame = frame_of([("NA", "", "-m", "A", "volume_difference", -3.25)])
+    write_table(tmp_path / "t.csv", frame)
+    again = read_metrics(tmp_path / "t.csv")
+    assert again["value"].tolist() == [-3.25]
+    assert again["subject"].tolist() == ["NA"]
+    assert again["model"].tolist() == ["'-m"]
+
+
+@pytest.mark.parametrize(
+    ("structure", "name"),
+    [
+        ("Left-Cerebral-White-Matter", "L Cerebral White Matter"),
+        ("3rd-Ventricle", "3rd Ventricle"),
+        ("group:all", "All structures"),
+        ("group:white-matter", "White matter, all"),
+    ],
+)
+def test_names_are_short(structure: str, name: str) -> None:
+    assert short_name(structure) == name
