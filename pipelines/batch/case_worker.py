@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import secrets
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +53,6 @@ class CaseWorker:
 
     def __init__(self, settings: RunSettings, device: str) -> None:
         self.settings = settings
-        self.device = device
         self.segmenter = Segmenter.load(
             settings.model,
             device=device,
@@ -97,8 +98,8 @@ class CaseWorker:
         """Write to a folder of the case's own, then rename everything into place."""
         assert job.found is not None
         case, settings = job.case, self.settings
-        staging = settings.staging / hashlib.sha256(case.id.encode()).hexdigest()[:16]
-        shutil.rmtree(staging, ignore_errors=True)
+        # A name of its own: on a cluster a worker given up for dead may still be at this case.
+        staging = settings.staging / secrets.token_hex(8)
         (staging / case.folder).mkdir(parents=True)
         with _timed(job.timings, "write"):
             found, changes = job.found.cleaned() if settings.output.clean else (job.found, {})
@@ -119,7 +120,7 @@ class CaseWorker:
             outputs=outputs,
             result=result,
             timings_s={name: round(seconds, 4) for name, seconds in timings.items()},
-            worker=self.device,
+            worker=f"{socket.gethostname()}:{os.getpid()}:{self.segmenter.device}",
         )
 
     def _write_all(self, root: Path, case: Case, found: Segmentation) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipelines.batch.settings import OutputSettings
 from segmentation.errors import ConfigError
 
-__all__ = ["output_settings", "split_devices"]
+if TYPE_CHECKING:
+    from pipelines.predict import EngineMaker
+
+__all__ = ["engine_on", "output_settings", "split_devices"]
 
 _CHOICES = {
     "--format": ("aseg", "index"),
@@ -42,6 +47,20 @@ def split_devices(text: str) -> tuple[str, ...]:
         raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
     kind = words[0].partition(":")[0]
     return tuple(f"{kind}:{word}" if word.isdecimal() else word for word in words)
+
+
+def engine_on(cluster: str, config: Path | None) -> EngineMaker:
+    """Makes the engine of a run on a cluster."""
+    from pipelines.batch.cluster import DaskEngine, is_cluster
+
+    if not is_cluster(cluster):
+        raise ConfigError(
+            f"--cluster {cluster} is not known",
+            remedy="give local:2, tcp://host:8786, slurm, pbs, sge or lsf",
+        )
+    if importlib.util.find_spec("distributed") is None:
+        raise ConfigError("--cluster needs more packages", remedy="pip install 'trinat[cluster]'")
+    return lambda settings: DaskEngine(settings, cluster, config)
 
 
 def _require(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

@@ -38,6 +38,10 @@ def command(
     timeout: float | None = typer.Option(None, min=0.001, help="Seconds for one scan."),
     allow_cpu: bool = typer.Option(False, "--allow-cpu", help="If GPU memory does not do."),
     shard: str | None = typer.Option(None, help="Part K/N; by itself in a SLURM job array."),
+    cluster: str | None = typer.Option(
+        None, help="local:2, tcp://host:8786, or slurm, pbs, sge, lsf (extra: cluster)."
+    ),
+    cluster_config: Path | None = typer.Option(None, help="YAML: jobs, cores, memory, walltime."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="One line at the end; fit for logs."),
     json_: bool = typer.Option(False, "--json", help="A line of JSON for each scan."),
 ) -> int:
@@ -46,7 +50,7 @@ def command(
     Example: trinat predict scans/ --out labels/
     """
     from pipelines.batch.progress import listener
-    from pipelines.cli.choices import output_settings, split_devices
+    from pipelines.cli.choices import engine_on, output_settings, split_devices
     from pipelines.predict import Plan, Shard, predict
 
     plan = Plan(
@@ -75,6 +79,7 @@ def command(
         allow_cpu=allow_cpu,
         timeout_s=timeout,
         shard=Shard.parse(shard) if shard else Shard.of_slurm(),
+        engine=engine_on(cluster, cluster_config) if cluster else None,
     )
     with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as (
         start,

@@ -1,0 +1,170 @@
+"""The same scans on a cluster, by Dask: on this machine, on a scheduler that runs, or through jobs.
+
+One scan a task and one task a worker at a time: who dies is to blame for no more than its own scan.
+The scheduler is a single point of failure; the ledger covers it, as the same command goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pipelines.batch.inputs import Case
+from pipelines.batch.ledger import Entry
+from pipelines.batch.settings import RunSettings
+from segmentation.errors import ConfigError, TrinatError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from pipelines.batch.case_worker import CaseWorker
+
+__all__ = ["DaskEngine", "is_cluster"]
+
+# A scan that has killed three workers is set aside.
+_ALLOWED_FAILURES = 2
+_POLL_S = 0.5
+_QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "sge": "SGECluster", "lsf": "LSFCluster"}
+
+
+def is_cluster(text: str) -> bool:
+    return text in _QUEUES or text.startswith(("local:", "tcp://", "tls://"))
+
+
+class DaskEngine:
+    """`where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a config file.
+
+    The file holds `jobs`, how many workers to ask for, and what dask-jobqueue's class takes.
+    """
+
+    def __init__(self, settings: RunSettings, where: str, config: Path | None = None) -> None:
+        self._settings = settings
+        self._where = where
+        self._config = config
+
+    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        from distributed import wait
+
+        waiting = iter(cases)
+        with self._client() as client:
+            gpus = any("GPU" in w["resources"] for w in _workers(client))
+            futures: dict[Any, Case] = {}
+            exhausted = False
+            while True:
+                while not exhausted and not stop() and len(futures) < len(_workers(client)):
+                    case = next(waiting, None)
+                    if case is None:
+                        exhausted = True
+                        break
+                    future = client.submit(
+                        _segment,
+                        self._settings,
+                        case,
+                        pure=False,
+                        resources={"GPU": 1} if gpus else None,
+                    )
+                    futures[future] = case
+                if not futures:
+                    if exhausted or stop():
+                        return
+                    # No worker has come yet: the queue decides when.
+                    client.wait_for_workers(1)
+                    continue
+                try:
+                    finished = wait(list(futures), _POLL_S, return_when="FIRST_COMPLETED").done
+                except TimeoutError:
+                    continue
+                for future in finished:
+                    case = futures.pop(future)
+                    error = future.exception()
+                    yield future.result() if error is None else self._failed(case, error)
+
+    @contextmanager
+    def _client(self) -> Iterator[Client]:
+        import dask
+        from distributed import Client
+
+        dask.config.set({"distributed.scheduler.allowed-failures": _ALLOWED_FAILURES})
+        # What matters is said in the ledger; a lost worker needs no traceback on the terminal.
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        cluster = self._cluster()
+        with Client(cluster if cluster is not None else self._where) as client:
+            try:
+                yield client
+            finally:
+                if cluster is not None:
+                    cluster.close()
+
+    def _cluster(self) -> Any:
+        """The cluster to start, or None where one runs already."""
+        if self._where.startswith("local:"):
+            from distributed import LocalCluster
+
+            count = self._where.removeprefix("local:")
+            if not count.isdecimal() or not int(count):
+                raise ConfigError(f"--cluster {self._where}: how many?", remedy="give local:2")
+            return LocalCluster(n_workers=int(count), threads_per_worker=1, dashboard_address=None)
+        if self._where not in _QUEUES:
+            return None
+        import dask_jobqueue
+
+        options = self._read_config()
+        jobs = options.pop("jobs", 1)
+        kind = getattr(dask_jobqueue, _QUEUES[self._where])
+        # One scan at a time a worker, whatever the number of processors it may use.
+        cluster = kind(**{"processes": 1, **options})
+        cluster.scale(jobs=jobs)
+        return cluster
+
+    def _read_config(self) -> dict[str, Any]:
+        if self._config is None:
+            raise ConfigError(
+                f"--cluster {self._where} needs --cluster-config",
+                remedy="a YAML file with jobs, cores, memory, walltime and queue",
+            )
+        content = yaml.safe_load(self._config.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ConfigError("is not a list of settings", where=self._config)
+        return content
+
+    def _failed(self, case: Case, error: BaseException) -> Entry:
+        reason = f"{type(error).__name__}: {error}"
+        if type(error).__name__ == "KilledWorker":
+            reason = f"killed {_ALLOWED_FAILURES + 1} workers, and was set aside"
+        elif isinstance(error, TrinatError):
+            reason = str(error)
+        return Entry(
+            case.id,
+            "failed",
+            input=case.shown,
+            reason="".join(ch if ch.isprintable() else " " for ch in reason),
+            model=self._settings.model_sha256,
+            settings=self._settings.output.digest(),
+            finished=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+
+def _workers(client: Client) -> list[dict[str, Any]]:
+    return list(client.scheduler_info(n_workers=-1)["workers"].values())
+
+
+def _segment(settings: RunSettings, case: Case) -> Entry:
+    """On a worker: one scan, with the model that the worker has loaded once."""
+    return _worker(settings).do(case)
+
+
+@cache
+def _worker(settings: RunSettings) -> CaseWorker:
+    from pipelines.process import prepare_process
+
+    prepare_process(settings.threads)
+    from pipelines.batch.case_worker import CaseWorker
+
+    return CaseWorker(settings, "auto")

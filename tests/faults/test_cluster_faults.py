@@ -1,0 +1,64 @@
+"""A live queue of two workers: one dies in mid-run, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from serial import run_serially, write_scans
+
+from pipelines.batch.inputs import Case
+from pipelines.batch.ledger import Entry, digest_files, read_entries
+from pipelines.batch.settings import RunSettings
+from pipelines.cli.choices import engine_on
+from segmentation.errors import ConfigError
+
+pytest.importorskip("distributed")
+
+
+class _KillsOneWorker:
+    """A local cluster of which one worker is killed when the first scan is done."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.engine = engine_on("local:2", None)(settings)
+        self.killed = 0
+
+    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        for entry in self.engine.run(cases, stop):
+            if not self.killed:
+                self.killed = int(entry.worker.split(":")[1])
+                assert self.killed != os.getpid()
+                psutil.Process(self.killed).kill()
+            yield entry
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(8)))
+    outcome = run_serially(scans, tmp_path / "cluster", engine=_KillsOneWorker)
+    assert (outcome.done, outcome.failed) == (8, 0)
+    run_serially(scans, tmp_path / "alone")
+    for path in (tmp_path / "alone").glob("*.nii.gz"):
+        assert digest_files([path]) == digest_files([tmp_path / "cluster" / path.name])
+    entries = read_entries([tmp_path / "cluster/run.jsonl"])
+    assert len({entry.worker for entry in entries.values()}) >= 2
+
+
+def test_unknown_clusters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--cluster cloud"):
+        engine_on("cloud", None)
+
+
+def test_job_queues_need_a_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--cluster-config"):
+        run_serially(
+            write_scans(tmp_path / "in", "a.nii.gz"),
+            tmp_path / "o",
+            engine=engine_on("slurm", None),
+        )
