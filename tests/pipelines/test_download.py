@@ -7,11 +7,11 @@ import hashlib
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loopback import Behaviour, Handler, Server, cut, serve
 
 from pipelines.catalogue import RemoteFile, archives_of, load_catalogue
 from pipelines.download import CHECKSUMS, Policy, SafeRedirects, fetch
@@ -20,83 +20,20 @@ from segmentation.errors import ConfigError, DownloadError, LockedError
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
-Behaviour = Callable[["Handler"], None]
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Plays the next behaviour of the server's script; the last one stays."""
-
-    def do_GET(self) -> None:
-        script: list[Behaviour] = self.server.script  # type: ignore[attr-defined]
-        self.server.ranges.append(self.headers.get("Range"))  # type: ignore[attr-defined]
-        (script.pop(0) if len(script) > 1 else script[0])(self)
-
-    def start(self) -> int:
-        text = self.headers.get("Range")
-        return int(text.removeprefix("bytes=").rstrip("-")) if text else 0
-
-    def reply(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        fields = {"Content-Length": str(len(body))}
-        fields |= {name.replace("_", "-"): value for name, value in headers.items()}
-        for name, value in fields.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
 
 def honest(h: Handler, content: bytes = CONTENT) -> None:
-    start = h.start()
-    if start == 0:
-        h.reply(200, content, ETag='"v1"')
-    elif start >= len(content):
-        h.reply(416, b"", Content_Range=f"bytes */{len(content)}")
-    else:
-        span = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        h.reply(206, content[start:], Content_Range=span, ETag='"v1"')
+    serve(h, content)
 
 
 def cut_after(count: int) -> Behaviour:
-    """Announces what is left, sends `count` bytes of it and hangs up."""
-
-    def behave(h: Handler) -> None:
-        start = h.start()
-        span = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
-        h.reply(
-            206 if start else 200,
-            CONTENT[start : start + count],
-            Content_Length=str(len(CONTENT) - start),
-            Content_Range=span,
-            ETag='"v1"',
-        )
-
-    return behave
-
-
-class Server:
-    def __init__(self) -> None:
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.ranges = []  # type: ignore[attr-defined]
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def plays(self, *script: Behaviour) -> str:
-        self.http.script = list(script)  # type: ignore[attr-defined]
-        return f"http://127.0.0.1:{self.http.server_port}/data.tar"
-
-    @property
-    def ranges(self) -> list[str | None]:
-        return self.http.ranges  # type: ignore[attr-defined, no-any-return]
+    return lambda h: cut(h, CONTENT, count)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     running = Server()
     yield running
-    running.http.shutdown()
-    running.http.server_close()
+    running.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from loopback import Server, cut, serve
 from miniatures import (
     HEMISPHERES,
     SHAPE,
@@ -24,7 +26,9 @@ from miniatures import (
 from PIL import Image
 from typer.testing import CliRunner
 
+from pipelines.catalogue import load_catalogue
 from pipelines.cli import app
+from pipelines.download import Policy, fetch
 from pipelines.exits import Exit
 from pipelines.prepare import PrepareConfig, Summary, export, read_config, run, run_from_png
 from pipelines.split import split_store
@@ -177,6 +181,36 @@ def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(tmp_p
     assert nib.aff2axcodes(nib.load(scan).affine) == ("L", "A", "S")
     # Another run finds it unpacked.
     assert prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")[0].current == 2
+
+
+@pytest.mark.parametrize("dataset", ["oasis1", "oasis1-freesurfer", "neurite", "ixi"])
+def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(tmp_path: Path, dataset: str) -> None:
+    """Fetched in its own layout and under its own name from a server that cuts, then prepared."""
+    subject, scheme, settings = build(dataset, tmp_path / "original")
+    name, _, part = dataset.partition("-")
+    remote = load_catalogue()[name].files(part=part or "images", discs=(1,))[0]
+    if name == "ixi":  # its labels come from elsewhere
+        (tmp_path / "original/fs").rename(tmp_path / "fs")
+        settings = {"subjects_dir": tmp_path / "fs"}
+    archive = pack(tmp_path / "original", tmp_path / remote.name).read_bytes()
+    server = Server()
+    try:
+        third = len(archive) // 3
+        url = server.plays(
+            lambda h: cut(h, archive, third),
+            lambda h: cut(h, archive, third),
+            lambda h: serve(h, archive),
+        )
+        local = remote.model_copy(update={"urls": (url,), "md5": hashlib.md5(archive).hexdigest()})
+        fetched = fetch(local, tmp_path / "root", policy=Policy(pause=lambda seconds: None))
+        assert server.ranges == [None, f"bytes={third}-", f"bytes={2 * third}-"]
+    finally:
+        server.close()
+    assert fetched.path.name == remote.name
+    summary, store = prepare(name, tmp_path / "root", tmp_path / "out", labels=scheme, **settings)
+    assert (summary.made, summary.failed) == (1, 0)
+    assert store.subjects == (subject,)
+    assert store.participants[0].person == subject.partition("_MR")[0].partition("-")[0]
 
 
 def test_an_archive_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> None:
