@@ -121,8 +121,8 @@ def train(
                 run.go(stop)
         model = out / "model"
         if workers.leads:
-            _save(recipe, chosen, out, model)
-            watcher.say(f"{model}: {len(chosen)} views of {recipe.name}")
+            saved = _save(recipe, out, model)
+            watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
     return model
 
 
@@ -384,18 +384,19 @@ def _read_heads(config: SyntheticConfig) -> HeadMaps:
     return phantom_heads(2) if config.heads == "phantom" else load_heads(Path(config.heads))
 
 
+def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
+    """The folder of the finished job of a stage that trained a view, alone or with others."""
+    folders = (done.parent for done in sorted((out / stage.name).glob(f"*/{DONE}")))
+    return next((folder for folder in folders if view.value in folder.name.split("-")), None)
+
+
 def _trained(recipe: Recipe, stage: StageConfig, view: View, out: Path) -> QuickNat:
     """One view's network as a finished stage left it: the best, or the last."""
-    for job in plan_jobs(recipe, recipe.views):
-        folder = out / job.name
-        if job.stage == stage and view in job.views and folder.is_dir():
-            return _read_network(recipe, folder, job).extract(view)
-    # Together stages of fewer views are named by the views that were asked for.
-    for done in sorted((out / stage.name).glob(f"*/{DONE}")):
-        views = tuple(View(name) for name in done.parent.name.split("-"))
-        if view in views:
-            return _read_network(recipe, done.parent, Job(stage, views)).extract(view)
-    raise TrainingError(f"stage {stage.name} left no {view.value} network", where=out)
+    folder = _finished(out, stage, view)
+    if folder is None:
+        raise TrainingError(f"stage {stage.name} left no {view.value} network", where=out)
+    views = tuple(View(name) for name in folder.name.split("-"))
+    return _read_network(recipe, folder, Job(stage, views)).extract(view)
 
 
 def _read_network(recipe: Recipe, folder: Path, job: Job) -> ViewsNet:
@@ -412,9 +413,10 @@ def _read_network(recipe: Recipe, folder: Path, job: Job) -> ViewsNet:
     return network
 
 
-def _save(recipe: Recipe, views: Sequence[View], out: Path, model: Path) -> None:
-    """The model folder: what inference takes."""
+def _save(recipe: Recipe, out: Path, model: Path) -> list[str]:
+    """The model folder, what inference takes, of all views that are finished so far."""
     stage = recipe.stages[-1]
+    views = [view for view in recipe.views if _finished(out, stage, view)]
     scheme = load_scheme(recipe.scheme)
     networks = {view: _trained(recipe, stage, view, out) for view in views}
     slices = 0
@@ -439,6 +441,7 @@ def _save(recipe: Recipe, views: Sequence[View], out: Path, model: Path) -> None
         precision=recipe.stored,
         overwrite=True,
     )
+    return [view.value for view in views]
 
 
 def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:

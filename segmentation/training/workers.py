@@ -2,7 +2,7 @@
 
 On a CPU, several processes of one thread each take the place of one with several threads: a
 thread that another program has displaced stalls all others at every layer, a process only once a
-step (docs/performance.md).
+step (docs/training.md).
 """
 
 from __future__ import annotations

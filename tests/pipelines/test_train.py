@@ -181,6 +181,14 @@ def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
     assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
 
 
+def test_views_trained_one_after_another_make_one_model(recipe_file: Path, tmp_path: Path) -> None:
+    recipe, run = read_recipe(str(recipe_file)), tmp_path / "run"
+    train(recipe, run, SILENT, views=[View.CORONAL])
+    assert set(load_model(run / "model").networks) == {View.CORONAL}
+    train(recipe, run, SILENT, views=[View.SAGITTAL], resume=True)
+    assert set(load_model(run / "model").networks) == {View.CORONAL, View.SAGITTAL}
+
+
 def test_a_second_run_in_the_same_place_is_refused(recipe_file: Path, tmp_path: Path) -> None:
     recipe = read_recipe(str(recipe_file))
     train(recipe, tmp_path / "run", SILENT)
