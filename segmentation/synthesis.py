@@ -18,6 +18,8 @@ from segmentation.views import View, slice_axes
 __all__ = ["SynthesisConfig", "synthesise", "synthesise_volume"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 class SynthesisConfig(BaseModel):
@@ -37,16 +39,18 @@ class SynthesisConfig(BaseModel):
     shift_mm: float = Field(default=22.0, ge=0)
     elastic_mm: float = Field(default=2.5, ge=0)
     elastic_spacing_mm: float = Field(default=28.0, gt=0)
-    blur_mm: tuple[float, float] = (0.3, 0.8)
+    blur_mm: tuple[Positive, Positive] = (0.3, 0.8)  # standard deviation
     low_resolution: Share = 0.35
     low_resolution_mm: float = Field(default=3.0, ge=1)
+    # Between structures of one class of intensity, standard deviation.
     structure_offset: float = Field(default=0.05, ge=0)
-    texture: tuple[float, float] = (0.3, 1.0)
+    # Part of a class's spread, over its voxels, that is drawn voxel by voxel.
+    texture: tuple[NotNegative, NotNegative] = (0.3, 1.0)
     bias: float = Field(default=0.25, ge=0)
     noise: float = Field(default=0.05, ge=0)
     gamma: float = Field(default=0.15, ge=0)
     # Where white matter ends up on the working grid's scale (1 is the bright end of the head).
-    white_matter: tuple[float, float] = (0.4, 1.15)
+    white_matter: tuple[Positive, Positive] = (0.4, 1.15)
 
 
 def synthesise(

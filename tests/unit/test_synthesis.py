@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from segmentation.heads import HeadMaps, Heads, aim
@@ -155,6 +156,12 @@ def test_thick_slices_blur_along_one_axis_only(heads: Heads) -> None:
     images, _ = draw(heads, config, count=32)
     sharp, _ = draw(heads, STILL, count=32)
     assert (images - sharp).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("wrong", [{"blur_mm": (0, 1)}, {"mirrored": 1.5}, {"skulls": 0.5}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        SynthesisConfig.model_validate(wrong)
 
 
 def test_a_volume_is_the_head_as_it_is(heads: Heads) -> None:
