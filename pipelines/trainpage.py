@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment
-from numpy.typing import NDArray
 
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme
+from segmentation.report.mosaic import label_colors, overlay
 from segmentation.training.validation import Example
 
 __all__ = ["Curve", "read_curves", "write_comparison", "write_example", "write_page"]
@@ -88,23 +88,13 @@ def write_example(job: Path, step: int, view: str, example: Example, scheme: Lab
     """The same validation slice as it is seen at this step: image, truth and prediction."""
     from matplotlib.image import imsave
 
-    colours = np.array([label.color for label in scheme.labels], np.float32) / 255
-    grey = np.repeat(np.clip(example.image, 0, 1)[..., None], 3, 2)
-    panels = [grey, *(_overlay(grey, colours, x) for x in (example.truth, example.predicted))]
+    colors, plain = label_colors(scheme), np.zeros_like(example.truth)
+    panels = [overlay(example.image, x, colors) for x in (plain, example.truth, example.predicted)]
     folder = job / "examples"
     folder.mkdir(exist_ok=True)
     with atomic_write(folder / f"{view}-{step:09d}.png") as file:
         # Row 0 stands at the bottom.
         imsave(file, np.concatenate(panels, 1), format="png", origin="lower")
-
-
-def _overlay(
-    grey: NDArray[np.float32], colours: NDArray[np.float32], labels: NDArray[np.uint8]
-) -> NDArray[np.float32]:
-    mixed: NDArray[np.float32] = np.where(
-        labels[..., None] > 0, 0.5 * grey + 0.5 * colours[labels], grey
-    )
-    return mixed
 
 
 def write_comparison(
