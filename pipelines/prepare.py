@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipelines.batch.lock import run_lock
 from pipelines.exits import Exit, batch_exit
-from pipelines.process import prepare_process
+from pipelines.isolated import isolated
 from pipelines.unpack import unpack_archives
 from segmentation.data.participants import Facts, read_participants, read_rows
 from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
 from segmentation.data.preparing import Cut, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
-from segmentation.data.source import Listing, SourceOptions, Subject
+from segmentation.data.source import Listing, SourceOptions, Subject, safe_name
 from segmentation.data.sources import list_subjects
 from segmentation.data.store import (
     LedgerRow,
@@ -175,7 +169,7 @@ def run_from_png(
     for path, info in zip(exported, infos, strict=True):
         row, known = people.get(path.name, {}), facts.get(path.name, Facts())
         subject = Subject(
-            id=path.name,
+            id=safe_name(path.name),
             person=row.get("person") or path.name,
             session=row.get("session") or None,
             image=None if info.scale is None else path,
@@ -229,7 +223,7 @@ def _bring_up_to_date(
     source: str, out: Path, listing: Listing, todo: list[_Job], jobs: int, finished: Finished
 ) -> Summary:
     outcomes: dict[str, Outcome] = {}
-    for outcome in _work(todo, jobs):
+    for outcome in isolated(_prepare, todo, jobs, killed=_killed):
         outcomes[outcome.subject] = outcome
         finished(outcome, len(outcomes), len(todo))
     return _conclude(source, out, listing, outcomes, todo)
@@ -272,65 +266,10 @@ def _listing(config: PrepareConfig) -> Listing:
     return replace(listing, subjects=tuple(known))
 
 
-def _work(todo: list[_Job], jobs: int) -> Iterator[Outcome]:
-    """Outcomes as they come. A worker that dies takes nothing with it but its own subject."""
-    if jobs <= 1:
-        yield from map(_prepare, todo)
-        return
-    waiting = list(todo)
-    while waiting:
-        crashed: list[_Job] = []
-        with _pool(jobs) as pool:
-            running: dict[Future[Outcome], _Job] = {}
-            while running or (waiting and not crashed):
-                # No more than are at work, so that a broken pool leaves few in doubt.
-                while waiting and not crashed and len(running) < jobs:
-                    job = waiting.pop(0)
-                    try:
-                        running[pool.submit(_prepare, job)] = job
-                    except BrokenProcessPool:
-                        crashed.append(job)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job = running.pop(future)
-                    try:
-                        yield future.result()
-                    except BrokenProcessPool:
-                        crashed.append(job)
-        # Whose fault it was is not told: each suspect gets a process of its own.
-        for job in crashed:
-            yield _alone(job)
-
-
-def _alone(job: _Job) -> Outcome:
-    with _pool(1) as pool:
-        try:
-            return pool.submit(_prepare, job).result()
-        except BrokenProcessPool:
-            reason = "its process was killed (out of memory?): try again with fewer --jobs"
-            job.path.unlink(missing_ok=True)
-            return Outcome(job.subject.id, "failed", reason)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Workers are forked from one clean process that has imported everything once.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return ProcessPoolExecutor(workers, context, _start_worker)
-
-
-def _start_worker() -> None:
-    # Ctrl-C reaches the whole process group: the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nor does a worker outlive a parent that was killed, and write where another run is.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    prepare_process(threads=1)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _killed(job: _Job) -> Outcome:
+    job.path.unlink(missing_ok=True)
+    reason = "its process was killed (out of memory?): try again with fewer --jobs"
+    return Outcome(job.subject.id, "failed", reason)
 
 
 def _prepare(job: _Job) -> Outcome:

@@ -14,9 +14,9 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from segmentation.data.participants import read_participants, read_rows
 from segmentation.data.slices import FORMAT, SubjectFile
@@ -31,6 +31,10 @@ __all__ = ["LedgerRow", "Store", "StoreInfo", "StoredSubject", "subject_path", "
 
 PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
 LEDGER_COLUMNS = ("subject", "status", "reason")
+
+
+# Names become file names: those of a store that came from elsewhere too.
+SubjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
 
 
 class _Strict(BaseModel):
@@ -51,7 +55,7 @@ class StoreInfo(_Strict):
     source: str
     scheme: dict[str, Any]
     views: tuple[View, ...]
-    subjects: dict[str, StoredSubject]
+    subjects: dict[SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
         with atomic_text(root / "store.json") as file:
@@ -175,11 +179,17 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
             }
             theirs = known.get(subject.id, {})
             values = [ours[name] or theirs.get(name) or "n/a" for name in PARTICIPANT_COLUMNS[1:]]
-            writer.writerow([subject.id, *values])
+            writer.writerow([_neutral(value) for value in (subject.id, *values)])
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
     with atomic_text(root / "ledger.tsv") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(LEDGER_COLUMNS)
-        writer.writerows((row.subject, row.status, row.reason) for row in rows)
+        for row in rows:
+            writer.writerow([_neutral(row.subject), row.status, _neutral(row.reason)])
+
+
+def _neutral(cell: str) -> str:
+    """A cell that a spreadsheet would take for a formula becomes text."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell

@@ -320,6 +320,18 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
     assert again.fingerprint == store.fingerprint
 
 
+def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> None:
+    for name in ("s", "=cmd()"):
+        freesurfer_subject(tmp_path / "in", name)
+    (tmp_path / "in/=1+1").mkdir()
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert store.subjects == ("cmd_", "s")
+    assert store.participants[0].person == "'=cmd()"
+    tables = [(tmp_path / "out" / name).read_text() for name in ("ledger.tsv", "participants.tsv")]
+    for line in "\n".join(tables).splitlines():
+        assert not any(cell.startswith("=") for cell in line.split("\t"))
+
+
 def test_a_table_of_age_sex_and_family_can_be_given(tmp_path: Path) -> None:
     for name in ("IXI012-HH-1211", "IXI013-HH-1212"):
         ixi_scan(tmp_path / "in", name)

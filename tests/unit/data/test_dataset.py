@@ -266,6 +266,13 @@ def test_a_store_of_another_format_is_refused(store: Store) -> None:
         Store(store.root)
 
 
+def test_a_store_cannot_name_files_elsewhere(store: Store) -> None:
+    path = store.root / "store.json"
+    path.write_text(path.read_text().replace('"a": {', '"../../a": {'))
+    with pytest.raises(DatasetError, match="cannot be understood"):
+        Store(store.root)
+
+
 def test_a_table_that_lost_a_person_is_refused(store: Store) -> None:
     table = store.root / "participants.tsv"
     table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
