@@ -22,8 +22,7 @@ from pipelines.batch.tables import write_bids_files, write_tables
 from pipelines.exits import Exit, batch_exit
 from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, InputError
-from segmentation.models.checkpoint import MODEL_FILE
-from segmentation.models.zoo import find_model
+from segmentation.models.zoo import MODEL_FILE, find_model
 
 __all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "merge", "predict"]
 

@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from natsort import natsorted
 
 from pipelines.batch.ledger import Entry
 from segmentation.files import atomic_text
-from segmentation.labels import LabelScheme
+
+if TYPE_CHECKING:
+    from segmentation.labels import LabelScheme
 
 __all__ = ["write_bids_files", "write_tables"]
 

@@ -31,11 +31,10 @@ from segmentation.models.model_info import (
     weights_file,
 )
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.zoo import MODEL_FILE
 from segmentation.views import View
 
 __all__ = ["MODEL_FILE", "Model", "load_model", "read_info", "save_model"]
-
-MODEL_FILE = "model.yaml"
 
 _MAX_YAML_BYTES = 1 << 20
 _COPY_AGAIN = "copy or download the model again"

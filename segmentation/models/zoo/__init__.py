@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from segmentation.errors import ModelError
-from segmentation.models.checkpoint import MODEL_FILE
 
-__all__ = ["NOT_YET", "find_model", "shipped_models"]
+__all__ = ["MODEL_FILE", "NOT_YET", "find_model", "shipped_models"]
+
+# Here and not in checkpoint.py, so that finding a model does not wait for torch.
+MODEL_FILE = "model.yaml"
 
 # Known names without weights, and why.
 NOT_YET = {"quicknat": "its three views have to be trained on a GPU first"}
