@@ -11,7 +11,7 @@ small structure 5 % of its volume. What is a tie even so goes to the lowest labe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -135,7 +135,8 @@ def resample_probabilities(probabilities: NDArray[Any] | Tensor, to: GridMap) ->
     least = 0.99 / len(probabilities)
     for k, values in enumerate(probabilities):
         of_class = torch.as_tensor(values)
-        inside = occupied_box(of_class < 1 if k == 0 else of_class >= least)
+        # A voxel more on each side: what the class has there counts between the two.
+        inside = _grown(occupied_box(of_class < 1 if k == 0 else of_class >= least), of_class.shape)
         reached = to.reach(inside)
         if _is_empty(inside) or _is_empty(reached):
             continue
@@ -163,6 +164,16 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
     if not len(found[0]):
         return slice(0, 0), slice(0, 0), slice(0, 0)
     x, y, z = (slice(int(f[0]), int(f[-1]) + 1) for f in found)
+    return x, y, z
+
+
+def _grown(box: Box, shape: Sequence[int]) -> Box:
+    """The box with one voxel more on each side, as far as there are any; an empty one stays."""
+    if _is_empty(box):
+        return box
+    x, y, z = (
+        slice(max(s.start - 1, 0), min(s.stop + 1, n)) for s, n in zip(box, shape, strict=True)
+    )
     return x, y, z
 
 

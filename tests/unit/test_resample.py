@@ -226,6 +226,15 @@ def test_probabilities_are_interpolated_before_the_class_is_chosen(
     np.testing.assert_array_equal(torch_gives, truth)
 
 
+def test_a_class_counts_where_it_is_too_weak_to_win_by_itself() -> None:
+    likely = one_line([0, 0.9, 0.45, 0.1, 0])
+    moved = resample_probabilities(
+        np.stack([1 - likely, likely]), grid_map((0.25, 1, 1), (1, 0, 0), (6, 4, 4))
+    )
+    # 0.9, 0.7875, 0.675, 0.5625 and then 0.45: above a half up to three quarters of the way.
+    assert moved[:, 1, 1].tolist() == [1, 1, 1, 1, 0, 0]
+
+
 def test_certain_probabilities_give_what_labels_give() -> None:
     labels = np.digitize(smooth_noise(), [-0.05, 0.05]).astype(np.uint8)
     to = oblique_map((20, 20, 20), 0.9)
