@@ -39,6 +39,7 @@ __all__ = [
     "OutputError",
     "TrainingError",
     "TrinatError",
+    "one_line",
 ]
 
 
@@ -53,8 +54,7 @@ class TrinatError(Exception):
 
     def __str__(self) -> str:
         parts = (self.where, self.what, self.remedy)
-        # File names may hold line breaks and control characters; a message never does.
-        return ": ".join(_one_line(part) for part in parts if part)
+        return ": ".join(one_line(part) for part in parts if part)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the way back from a worker process with all three parts."""
@@ -121,7 +121,8 @@ class InterruptedRunError(TrinatError):
     pass
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """The text with line breaks and control characters escaped, as file names may hold them."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
 
 

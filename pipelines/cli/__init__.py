@@ -6,6 +6,9 @@ Modules here import only what is light; the work is imported inside each command
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from typing import NoReturn
 
@@ -30,7 +33,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.lists import ListOptions
 from pipelines.exits import Exit, exit_code
-from segmentation.errors import TrinatError
+from segmentation.errors import TrinatError, one_line
 
 __all__ = ["app", "main", "run"]
 
@@ -57,7 +60,9 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show the traceback of an error; may stand anywhere."
+    ),
 ) -> None:
     pass
 
@@ -85,21 +90,22 @@ def main() -> NoReturn:
 
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line; every failure is one line on stderr and a number from `Exit`."""
+    # A name that the terminal's encoding cannot show is shown escaped.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    # Taken wherever it stands: whoever asks for it has just typed the rest of the line.
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        result = app(standalone_mode=False)
+        result = app(arguments, standalone_mode=False)
     except typer.TyperException as error:
         sys.exit(_usage(error))
     except typer.Abort:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
-    except TrinatError as error:
-        if _debug():
+    except Exception as error:
+        if "--debug" in sys.argv:
             raise
-        sys.exit(_say(str(error), exit_code(error)))
-    except OSError as error:
-        if _debug():
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        sys.exit(_say(f"{where}{error.strerror or error}", Exit.ALL_FAILED))
+        sys.exit(_failure(error))
     if result == _TYPER_INTERRUPTED:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else Exit.OK)
@@ -119,10 +125,27 @@ def _usage(error: typer.TyperException) -> Exit:
     return _say(f"{message}: see {command} --help", Exit.USAGE)
 
 
+def _failure(error: Exception) -> Exit:
+    """Say in one line what ended a command."""
+    if isinstance(error, TrinatError):
+        return _say(str(error), exit_code(error))
+    what = str(error).strip().partition("\n")[0]
+    if isinstance(error, OSError):
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        remedy = "free some space there" if error.errno in _FULL else "check path and permissions"
+        what = f"{where}{error.strerror or what}: {remedy}"
+    elif isinstance(error, MemoryError):
+        what = "out of memory: close other programs, or use a larger machine"
+    elif isinstance(error, ImportError):
+        what = f"{what}: trinat doctor says what is missing"
+    else:
+        what = f"{type(error).__name__}: {what}: a fault of trinat; report what --debug prints"
+    return _say(what, Exit.ALL_FAILED)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 def _say(message: str, code: Exit) -> Exit:
-    print(f"trinat: {message}", file=sys.stderr)
+    print(f"trinat: {one_line(message)}", file=sys.stderr)
     return code
-
-
-def _debug() -> bool:
-    return "--debug" in sys.argv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,22 @@ from segmentation import errors
 
 
 def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("from pipelines.cli import main; main()", *arguments)
+
+
+def command(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command line whose one command is this line of Python."""
+    code = f"import typer\ndef only():\n    {line}\napp = typer.Typer(pretty_exceptions_enable=False)\napp.command()(only)\n"
+    return python(f"{code}from pipelines.cli import run; run(app)", *arguments, **environment)
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from pipelines.cli import main; main()", *arguments],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -66,3 +78,33 @@ def test_an_error_survives_pickling_whole() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is errors.GeometryError
     assert str(again) == "a.nii: sheared: mend it"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("OSError(13, 'Permission denied', 'a\\nb')", "a\\nb: Permission denied: check path and"),
+        ("OSError(28, 'No space left on device', 'a')", "a: No space left on device: free some"),
+        ("MemoryError()", "out of memory: close other programs"),
+        ("ModuleNotFoundError('No module named x')", "No module named x: trinat doctor says"),
+        ("ValueError('three\\nlines\\nlong')", "ValueError: three: a fault of trinat"),
+    ],
+)
+def test_whatever_ends_a_command_is_one_line(error: str, line: str) -> None:
+    done = command(f"raise {error}")
+    assert done.stderr.startswith(f"trinat: {line}")
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == Exit.ALL_FAILED
+
+
+def test_debug_shows_the_traceback_wherever_it_stands() -> None:
+    done = command("raise ValueError('odd')", "--debug")
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: odd\n")
+    assert trinat("phantom", "--debug", "--help").returncode == Exit.OK
+    assert trinat("--debug", "phantom", "--help").returncode == Exit.OK
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
+    done = command("typer.echo('a\\udcff')", PYTHONIOENCODING="utf-8:strict")
+    assert (done.stdout, done.stderr) == ("a\\udcff\n", "")
