@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from pipelines.exits import Exit, batch_exit
-from pipelines.pairing import Pair, Pairing, find_files, pair_files
+from pipelines.measuring import (
+    Done,
+    Mappings,
+    Task,
+    measure_all,
+    read_mapping,
+    read_pair,
+    scan_of,
+)
+from pipelines.pairing import Pairing, ScanFile, find_files, pair_files
 from pipelines.printing import print_to_pdf, save_drawing
 from pipelines.process import cpu_count
-from segmentation.data.participants import read_rows
-from segmentation.errors import ConfigError, EvaluationError, GeometryError, TrinatError
+from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme, load_scheme
-from segmentation.metrics import Measurement, compare
 from segmentation.metrics.grid import on_grid_of
 from segmentation.report.tables import metrics_frame, write_table
 from segmentation.volume import Volume
@@ -33,24 +36,7 @@ from segmentation.volume import Volume
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Case
 
-__all__ = [
-    "Mappings",
-    "Model",
-    "Settings",
-    "Task",
-    "evaluate",
-    "measure_all",
-    "named_models",
-    "read_mapping",
-]
-
-
-@dataclass(frozen=True)
-class Mappings:
-    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side."""
-
-    truth: Mapping[int, int] = field(default_factory=dict)
-    prediction: Mapping[int, int] = field(default_factory=dict)
+__all__ = ["Model", "Settings", "evaluate", "named_models"]
 
 
 @dataclass(frozen=True)
@@ -75,32 +61,6 @@ class Settings:
     command: str = ""
 
 
-@dataclass(frozen=True)
-class Task:
-    """One pair to measure, with all that a worker process needs for it."""
-
-    model: str
-    pair: Pair
-    scheme: str
-    mappings: Mappings
-    resample: bool = False
-
-
-@dataclass(frozen=True)
-class _Done:
-    """One pair measured, or the reason why not."""
-
-    task: Task
-    measurements: tuple[Measurement, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
-    failure: str = ""
-
-    @property
-    def subject(self) -> str:
-        return self.task.pair.truth.name
-
-
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Model, ...]:
     """Models by the names given, or else by their folders' names."""
     if names and len(names) != len(predictions):
@@ -112,7 +72,7 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Mod
 
 
 def evaluate(
-    settings: Settings, *, progress: Callable[[_Done, int, int], None] | None = None
+    settings: Settings, *, progress: Callable[[Done, int, int], None] | None = None
 ) -> Exit:
     """Measure every pair, write the tables and the report; failures are in both.
 
@@ -126,6 +86,8 @@ def evaluate(
     pairings = {
         model.name: pair_files(truths, find_files(model.predictions)) for model in settings.models
     }
+    # Before hours of measuring, not after.
+    images = find_files(settings.images, suffix="T1w") if settings.images else []
     tasks = [
         Task(model, pair, settings.labels, mappings, settings.resample)
         for model, pairing in pairings.items()
@@ -153,30 +115,11 @@ def evaluate(
             f"none of {len(done)} pairs could be measured; the first: {done[0].failure}",
             where=settings.out / "pairs.csv",
         )
-    frame = metrics_frame((_scan(result.task), result.measurements) for result in measured)
+    frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
     write_table(settings.out / "metrics.csv", frame)
-    _write_report(settings, scheme, frame, pairs, measured, started)
+    _write_report(settings, scheme, frame, pairs, measured, images, started)
     unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
     return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
-
-
-def read_mapping(path: Path) -> Mappings:
-    """A table with columns `number` and `freesurfer`, and maybe `of`: truth (default), prediction
-    or both."""
-    sides: dict[str, dict[int, int]] = {"truth": {}, "prediction": {}}
-    for line, row in enumerate(read_rows(path, required=("number", "freesurfer")), start=2):
-        of = row.get("of") or "truth"
-        if of not in ("truth", "prediction", "both"):
-            raise ConfigError(
-                f"line {line}: `of` is truth, prediction or both, not {of!r}", where=path
-            )
-        try:
-            number, freesurfer = int(row["number"]), int(row["freesurfer"])
-        except ValueError:
-            raise ConfigError(f"line {line}: label numbers are whole numbers", where=path) from None
-        for side in ("truth", "prediction") if of == "both" else (of,):
-            sides[side][number] = freesurfer
-    return Mappings(sides["truth"], sides["prediction"])
 
 
 def _check(settings: Settings) -> None:
@@ -192,80 +135,17 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
 
 
-def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[_Done]:
-    """Results as they come; one process a job, each takes the next pair when it is free."""
-    if jobs == 1 or len(tasks) == 1:
-        yield from map(_measure, tasks)
-        return
-    # Not fork: the parent may hold threads and locks of numerical libraries.
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        futures = {pool.submit(_measure, task): task for task in tasks}
-        for future in as_completed(futures):
-            result = future.result()
-            # What came back is a copy; the order of the tasks is kept by identity.
-            yield _Done(
-                futures[future], result.measurements, result.facts, result.note, result.failure
-            )
-
-
-def _measure(task: Task) -> _Done:
-    try:
-        truth, true, predicted, facts = _read_pair(task)
-        rows = compare(true, predicted, truth.spacing_mm, load_scheme(task.scheme)).rows()
-    except (TrinatError, OSError) as error:
-        return _Done(task, failure=str(error))
-    return _Done(task, tuple(rows), facts, facts.pop("note"))
-
-
-def _read_pair(
-    task: Task,
-) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
-    """The truth as read, both maps as class indices on its grid, and facts for the table."""
-    truth = Volume.read(task.pair.truth.path, labels=True)
-    prediction = Volume.read(task.pair.prediction.path, labels=True)
-    facts = {
-        "shape": "×".join(map(str, truth.shape)),
-        "spacing_mm": "×".join(f"{s:.4g}" for s in truth.spacing_mm),
-        "truth_sha256": truth.source_sha256 or "",
-        "prediction_sha256": prediction.source_sha256 or "",
-    }
-    try:
-        prediction, note = on_grid_of(prediction, truth, resample=task.resample)
-    except GeometryError as error:
-        error.where = task.pair.prediction.path.name
-        raise
-    if min(truth.shape) == 1:
-        note = "; ".join(filter(None, (note, "a single slice: distances are within the slice")))
-    scheme = load_scheme(task.scheme)
-    true, predicted = (
-        scheme.from_freesurfer(
-            volume.data, spacing_mm=volume.spacing_mm, extra=extra, where=file.path
-        )
-        for volume, extra, file in (
-            (truth, task.mappings.truth, task.pair.truth),
-            (prediction, task.mappings.prediction, task.pair.prediction),
-        )
-    )
-    return truth, true, predicted, facts | {"note": note}
-
-
-def _scan(task: Task) -> dict[str, str]:
-    truth = task.pair.truth
-    return {"subject": truth.subject, "session": truth.scan, "model": task.model}
-
-
 _FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
 
 
-def _pairs_table(done: Iterable[_Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
+def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
     """Every file of both sides: measured, failed, or without a partner."""
     rows = []
     for result in done:
         pair = result.task.pair
         rows.append(
             {
-                **_scan(result.task),
+                **scan_of(result.task),
                 "truth": pair.truth.path.name,
                 "prediction": pair.prediction.path.name,
                 "paired_by": pair.how,
@@ -296,7 +176,8 @@ def _write_report(
     scheme: LabelScheme,
     frame: pd.DataFrame,
     pairs: pd.DataFrame,
-    measured: Sequence[_Done],
+    measured: Sequence[Done],
+    images: Sequence[ScanFile],
     started: datetime,
 ) -> None:
     from segmentation.report.evaluation import evaluate_frame, evaluation_page
@@ -322,7 +203,7 @@ def _write_report(
     folder.mkdir(exist_ok=True)
     for drawing in (*(d for group in drawings.values() for d in group), *evaluation.heat_maps()):
         save_drawing(folder, drawing)
-    cases, notices = _worst_cases(settings, scheme, frame, measured)
+    cases, notices = _worst_cases(settings, scheme, frame, measured, images)
     for number, case in enumerate(cases, start=1):
         with atomic_write(folder / f"worst-{number}.png") as picture:
             picture.write(case.view.still_png)
@@ -347,7 +228,11 @@ def _write_report(
 
 
 def _worst_cases(
-    settings: Settings, scheme: LabelScheme, frame: pd.DataFrame, measured: Sequence[_Done]
+    settings: Settings,
+    scheme: LabelScheme,
+    frame: pd.DataFrame,
+    measured: Sequence[Done],
+    images: Sequence[ScanFile],
 ) -> tuple[list[Case], list[str]]:
     """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
     from segmentation.report.evaluation import Case
@@ -355,15 +240,15 @@ def _worst_cases(
     from segmentation.report.summary import worst_scans
     from segmentation.report.viewer import view_case
 
-    by_scan = {tuple(_scan(result.task).values()): result.task for result in measured}
-    images, notices = _images(settings, measured)
+    by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}
+    scans, notices = _scans_of(measured, images)
     cases = []
     for row in worst_scans(frame).to_dict("records"):
         task = by_scan[row["subject"], row["session"], row["model"]]
-        truth, true, predicted, _ = _read_pair(task)
+        truth, true, predicted, _ = read_pair(task)
         image = None
-        if task.pair.truth.name in images:
-            path = images[task.pair.truth.name]
+        if task.pair.truth.name in scans:
+            path = scans[task.pair.truth.name]
             try:
                 image = on_grid_of(Volume.read(path), truth)[0]
             except (TrinatError, OSError) as error:
@@ -389,14 +274,16 @@ def _worst_cases(
     return cases, notices
 
 
-def _images(settings: Settings, measured: Sequence[_Done]) -> tuple[dict[str, Path], list[str]]:
+def _scans_of(
+    measured: Sequence[Done], images: Sequence[ScanFile]
+) -> tuple[dict[str, Path], list[str]]:
     """The scan of each truth, by the truth's name, and what could not be found."""
-    if settings.images is None:
+    if not images:
         return {}, []
     truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}
-    pairing = pair_files(truths.values(), find_files(settings.images, suffix="T1w"))
+    pairing = pair_files(truths.values(), images)
     missing = len(pairing.truths_alone)
-    notices = [f"{missing} truths have no scan in {settings.images.name}"] if missing else []
+    notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
     return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}, notices
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from segmentation.data.bids import entities
-from segmentation.data.freesurfer import find_labels, person_and_session
+from segmentation.data.freesurfer import find_image, find_labels, person_and_session
 from segmentation.data.pairs import image_files
 from segmentation.data.source import natural_order, without_suffix
 from segmentation.errors import EvaluationError
@@ -67,11 +67,12 @@ def find_files(place: Path, *, suffix: str = "dseg") -> list[ScanFile]:
         for pattern in ("sub-*/anat/", "sub-*/ses-*/anat/")
         for path in place.glob(f"{pattern}*_{suffix}.nii*")
     ]
-    if not found and suffix == "dseg":
+    if not found:
+        find = find_labels if suffix == "dseg" else find_image
         found = [
-            _of_subjects_dir(folder.name, labels)
+            _of_subjects_dir(folder.name, file)
             for folder in place.iterdir()
-            if folder.is_dir() and (labels := find_labels(folder))
+            if folder.is_dir() and (file := find(folder))
         ]
     if not found and suffix == "dseg":
         # Beside label maps, a run may have written entropies and probabilities.

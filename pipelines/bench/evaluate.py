@@ -136,7 +136,7 @@ def _memory(folder: Path, truth: Any, prediction: Any) -> float:
 
 def _spread(folder: Path, truth: Any, prediction: Any) -> None:
     """Pairs an hour through files, with one process and with all processors."""
-    from pipelines.evaluate import Mappings, Task, measure_all
+    from pipelines.measuring import Mappings, Task, measure_all
 
     files = {}
     for name, indices in (("truth", truth), ("prediction", prediction)):

@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipelines.evaluate import Model, Settings, evaluate, named_models, read_mapping
+from pipelines.evaluate import Model, Settings, evaluate, named_models
 from pipelines.exits import Exit
+from pipelines.measuring import read_mapping
 from segmentation.errors import ConfigError, EvaluationError
 from segmentation.report.evaluation import SNIPPET
 from segmentation.report.tables import read_metrics
@@ -291,6 +292,13 @@ def test_nothing_to_pair_is_said(pair: Settings) -> None:
     write(pair.models[0].predictions / "z.nii.gz", brain())
     with pytest.raises(EvaluationError, match="no prediction has a truth"):
         evaluate(pair)
+
+
+def test_images_that_are_not_there_are_said_before_anything_is_measured(pair: Settings) -> None:
+    write(pair.models[0].predictions / "x.nii.gz", brain())
+    with pytest.raises(EvaluationError, match="no such file or folder"):
+        evaluate(replace(pair, images=pair.truth / "nowhere"))
+    assert not pair.out.exists()
 
 
 def test_no_jobs_are_refused(pair: Settings) -> None:

@@ -113,6 +113,11 @@ def test_label_maps_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
     assert [file.name for file in find_files(tmp_path)] == ["a", "b"]
 
 
+def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
+    folder(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
+    assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == ["T1.mgz"]
+
+
 def test_two_files_pair_as_files(tmp_path: Path) -> None:
     folder(tmp_path, "one.nii", "other.nii")
     found = pair_files(find_files(tmp_path / "one.nii"), find_files(tmp_path / "other.nii"))
