@@ -127,12 +127,36 @@ def test_a_range_that_starts_elsewhere_is_not_appended(
     server: Server, policy: Policy, tmp_path: Path
 ) -> None:
     def elsewhere(h: Handler) -> None:
-        span = f"bytes 500-{len(CONTENT) - 1}/{len(CONTENT)}"
-        h.reply(206, CONTENT[500:], Content_Range=span)
+        # What follows is missing a part; as a whole it would have the right length in the end.
+        span = f"bytes 1500-{len(CONTENT) - 1}/{len(CONTENT)}"
+        h.reply(206, CONTENT[1500:], Content_Range=span)
 
     url = server.plays(cut_after(1000), elsewhere, honest)
     assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-", None]
+
+
+def test_more_than_was_announced_is_fetched_afresh(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def too_much(h: Handler) -> None:
+        span = f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}"
+        h.reply(206, CONTENT[1000:] + b"and more", Content_Range=span)
+
+    url = server.plays(cut_after(1000), too_much, honest)
+    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", None]
+
+
+def test_what_was_complete_already_is_not_fetched_again(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def promises_more(h: Handler) -> None:
+        h.reply(200, CONTENT, Content_Length=str(len(CONTENT) + 1))
+
+    url = server.plays(promises_more, honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, f"bytes={len(CONTENT)}-"]
 
 
 def test_a_range_with_the_right_label_and_wrong_bytes_is_fetched_afresh(
@@ -191,11 +215,16 @@ def test_a_body_without_a_length_is_held_to_the_known_size(
     assert got.path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("text/html; charset=utf-8", b"Please log in"),
+        ("application/octet-stream", b"\n<!DOCTYPE html><title>Please log in</title>"),
+    ],
+)
 def test_a_web_page_in_place_of_the_file_is_refused(
-    server: Server, policy: Policy, tmp_path: Path, kind: str
+    server: Server, policy: Policy, tmp_path: Path, kind: str, page: bytes
 ) -> None:
-    page = b"\n<!DOCTYPE html><title>Please log in</title>"
     url = server.plays(lambda h: h.reply(200, page, Content_Type=kind))
     with pytest.raises(DownloadError, match="web page"):
         fetch(remote(url, md5=None), tmp_path, policy=policy)
@@ -261,6 +290,14 @@ def test_a_damaged_file_that_is_there_is_reported_not_replaced(
     with pytest.raises(DownloadError, match="move it away"):
         fetch(remote(server.plays(honest)), tmp_path, policy=policy)
     assert (tmp_path / "data.tar").read_bytes() == CONTENT[:-1]
+
+
+def test_a_file_of_another_size_that_is_there_is_reported(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    (tmp_path / "data.tar").write_bytes(CONTENT[:-1])
+    with pytest.raises(DownloadError, match="has 10239 bytes instead of 10240"):
+        fetch(remote(server.plays(honest), md5=None, size=10240), tmp_path, policy=policy)
 
 
 def test_without_a_published_checksum_the_first_good_copy_becomes_the_measure(

@@ -314,6 +314,16 @@ def test_two_folders_are_paired_by_name(tmp_path: Path) -> None:
     }
 
 
+def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DatasetError, match="no image"):
+        list_subjects("pairs", tmp_path, DEFAULT)
+    for name in ("a.nii", "a.nii.gz"):
+        (tmp_path / "images" / name).touch()
+    with pytest.raises(DatasetError, match=r"both a\.nii and a\.nii\.gz are here"):
+        list_subjects("pairs", tmp_path, DEFAULT)
+
+
 def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
     for name in ("a.nii.gz", "al.nii.gz", "b.nii.gz"):
         (tmp_path / name).touch()

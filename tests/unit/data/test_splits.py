@@ -119,6 +119,12 @@ def test_two_folds_cannot_test_and_validate() -> None:
         make_folds(people(9), 2, seed=0, store="S")
 
 
+def test_fewer_families_than_parts_are_refused() -> None:
+    twins = [Participant("a", "a", family="f"), Participant("b", "b", family="f")]
+    with pytest.raises(DatasetError, match="1 persons or families do not make 2 parts"):
+        make_split(twins, (1, 1, 0), seed=0, store="S")
+
+
 def test_ratios_that_make_no_sense_are_refused() -> None:
     with pytest.raises(DatasetError, match="cannot be met"):
         make_split(people(9), (0, 1, 1), seed=0, store="S")
