@@ -1,95 +1,76 @@
-"""The demo: heads in odd geometries through the whole path, and a picture of what came out."""
+"""The demo: heads in odd geometries, segmented, and held against their truth."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.phantom import write_phantoms
-from segmentation.conform import conform, restore
-from segmentation.files import atomic_write
-from segmentation.labels import load_scheme
-from segmentation.metrics.overlap import dice, joint_histogram, side_swap
-from segmentation.report.mosaic import draw_mosaic
-from segmentation.volume import Volume
+from pipelines.evaluate import Model, Settings, evaluate
+from pipelines.exits import Exit
+from pipelines.predict import Plan, predict
+from segmentation.phantom import phantom
 
-__all__ = ["GEOMETRIES", "Geometry", "Outcome", "run_demo"]
+__all__ = ["GEOMETRIES", "Geometry", "run_demo"]
 
 
 @dataclass(frozen=True)
 class Geometry:
     """A way in which a scanner may lay out a head."""
 
-    name: str
+    subject: str
     spacing_mm: tuple[float, float, float]
     orientation: str
     oblique_deg: float
 
+    def __str__(self) -> str:
+        spacing = " x ".join(f"{mm:g}" for mm in self.spacing_mm)
+        turned = f", oblique by {self.oblique_deg:g} degrees" if self.oblique_deg else ""
+        return f"{self.subject}: {spacing} mm, axes {self.orientation}{turned}"
+
 
 GEOMETRIES = (
-    Geometry("conformed", (1.0, 1.0, 1.0), "LIA", 0),
-    Geometry("oblique", (0.9, 0.9, 1.2), "LPS", 12),
-    Geometry("anisotropic", (1.5, 1.0, 1.0), "PSR", 5),
+    Geometry("sub-conformed", (1.0, 1.0, 1.0), "LIA", 0),
+    Geometry("sub-oblique", (0.9, 0.9, 1.2), "LPS", 12),
+    Geometry("sub-anisotropic", (1.5, 1.0, 1.0), "PSR", 5),
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One head there and back: its picture, and how well its labels came back."""
-
-    geometry: Geometry
-    scan: Path
-    picture: Path
-    mean_dice: float
-    swapped: float  # largest share of a structure that came back with the other side's label
-    seconds: float
-
-
 def run_demo(
-    out: Path, *, seed: int = 0, geometries: Sequence[Geometry] = GEOMETRIES
-) -> Iterator[Outcome]:
-    """Make one phantom a geometry, bring it to the working grid and back, draw it."""
+    out: Path,
+    *,
+    seed: int = 0,
+    model: str = "fast",
+    geometries: Sequence[Geometry] = GEOMETRIES,
+    say: Callable[[str], None] = lambda _: None,
+) -> Exit:
+    """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
+    scans, truth, labels, report = (out / n for n in ("scans", "truth", "labels", "report"))
+    for folder in (scans, truth):
+        folder.mkdir(parents=True, exist_ok=True)
     for number, geometry in enumerate(geometries):
-        start = time.perf_counter()
-        folder = out / geometry.name
-        ((scan, truth),) = write_phantoms(
-            folder,
-            subjects=1,
-            seed=seed + number,
+        say(f"making {geometry}")
+        scan, classes = phantom(
+            np.random.default_rng((seed, number)),
             spacing_mm=geometry.spacing_mm,
             orientation=geometry.orientation,
             oblique_deg=geometry.oblique_deg,
-            force=True,
         )
-        yield _there_and_back(geometry, scan, truth, folder / "mosaic.png", start)
-
-
-def _there_and_back(
-    geometry: Geometry, scan: Path, truth: Path, picture: Path, start: float
-) -> Outcome:
-    scheme = load_scheme("quicknat33")
-    labels = Volume.read(truth, labels=True)
-    classes = scheme.from_freesurfer(labels.data, where=truth)
-    image = conform(Volume.read(scan))
-    on_grid = conform(
-        Volume(classes, labels.affine, labels.codes), labels=True, plan=image.plan
-    ).volume
-    back = restore(on_grid, image.plan, labels=True)
-
-    joint = joint_histogram(classes, back.data, len(scheme))
-    with atomic_write(picture) as file:
-        draw_mosaic(image.volume, on_grid, scheme, title=f"{geometry.name}: {scan.name}").savefig(
-            file, format="png", dpi=110
+        scan.write(scans / f"{geometry.subject}_T1w.nii.gz")
+        classes.write(truth / f"{geometry.subject}_dseg.nii.gz", labels=True)
+    say(f"segmenting {len(geometries)} scans with {model}")
+    outcome = predict(Plan(inputs=[str(scans)], out=labels, model=model))
+    if outcome.exit != Exit.OK:
+        return outcome.exit
+    say("comparing with the truth")
+    return evaluate(
+        Settings(
+            truth=truth,
+            models=(Model(model, labels),),
+            out=report,
+            images=scans,
+            command="trinat demo",
         )
-    return Outcome(
-        geometry=geometry,
-        scan=scan,
-        picture=picture,
-        mean_dice=float(np.nanmean(dice(joint)[1:])),
-        swapped=float(np.nanmax(side_swap(joint, scheme.partner_permutation))),
-        seconds=time.perf_counter() - start,
     )
