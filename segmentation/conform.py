@@ -199,13 +199,18 @@ def _scaled(volume: Volume) -> NDArray[np.float32]:
     steps = [max(1, round(_SAMPLE_MM / s)) for s in volume.spacing_mm]
     sample = volume.data[:: steps[0], :: steps[1], :: steps[2]]
     low, bright = foreground(sample, float(np.prod(np.multiply(steps, volume.spacing_mm))))
-    if bright <= low:
+    # Smaller differences have no inverse in single precision.
+    if bright - low < np.finfo(np.float32).tiny:
         raise FormatError("nothing stands out from its background", remedy="give a scan of a head")
     values = volume.data.astype(np.float32)
     if low:
         values -= np.float32(low)
     values *= np.float32(1 / (bright - low))
-    return np.clip(values, 0, _BRIGHTEST, out=values)
+    np.clip(values, 0, _BRIGHTEST, out=values)
+    # Files with such voxels are not read, but arrays from elsewhere may hold them.
+    if np.isnan(values.min()):
+        raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
+    return values
 
 
 def _require(volume: Volume, shape: Shape, affine: Matrix, what: str) -> None:

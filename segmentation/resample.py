@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
+from segmentation.errors import LabelError
+
 __all__ = ["GridMap", "occupied_box", "resample_image", "resample_labels", "resample_probabilities"]
 
 Shape = tuple[int, int, int]
@@ -38,6 +40,8 @@ _MIXED = -1
 _SLAB_VOXELS = 2**20
 _VOTE_VOXELS = 2**14
 _TABLE_LENGTH = 2**16
+# Every voxel of a vote has a count for each label. FreeSurfer's largest maps have some hundreds.
+_MOST_LABELS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +120,10 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
         return out
     part = data[inside]
     names = np.unique(np.append(np.unique(part), 0))
+    if len(names) > _MOST_LABELS:
+        raise LabelError(
+            f"{len(names)} different labels, as no label map has", remedy="give a label map"
+        )
     indices = _ranks(part, names)
     ballot = _Ballot(torch.from_numpy(indices), int(names.searchsorted(0)), len(names))
     winners = ballot.elect(to.cut(inside, reached)).numpy()
@@ -183,7 +191,7 @@ def _is_empty(box: Box) -> bool:
 
 def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
     """The place of each value in `names`, which are in order and hold them all."""
-    if names[0] < 0 or names[-1] > _TABLE_LENGTH:
+    if data.dtype.kind == "f" or names[0] < 0 or names[-1] > _TABLE_LENGTH:
         return names.searchsorted(data).astype(np.int16)
     table = np.zeros(int(names[-1]) + 1, np.int16)
     table[names] = np.arange(len(names))

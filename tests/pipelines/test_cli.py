@@ -19,8 +19,12 @@ def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def command(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command line whose one command is this line of Python."""
-    code = f"import typer\ndef only():\n    {line}\napp = typer.Typer(pretty_exceptions_enable=False)\napp.command()(only)\n"
-    return python(f"{code}from pipelines.cli import run; run(app)", *arguments, **environment)
+    code = (
+        "import typer\nfrom pipelines.cli import run\n"
+        "app = typer.Typer(pretty_exceptions_enable=False)\n"
+        f"@app.command()\ndef only():\n    {line}\nrun(app)"
+    )
+    return python(code, *arguments, **environment)
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -389,6 +389,22 @@ def test_an_empty_scan_is_refused() -> None:
         conform(Volume(np.zeros((20, 20, 20), np.int16), np.eye(4)))
 
 
+def test_a_scan_of_next_to_nothing_is_refused() -> None:
+    data = np.zeros((40, 40, 40), np.float32)
+    data[10:30, 10:30, 10:30] = 1e-41
+    with pytest.raises(FormatError, match="stands out"):
+        conform(Volume(data, np.diag([4.0, 4, 4, 1])))
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.9])
+def test_voxels_that_are_no_numbers_are_refused(share: float) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.random((30, 30, 30)).astype(np.float32)
+    data[rng.random(data.shape) < share] = np.nan
+    with pytest.raises(FormatError, match="NaN"):
+        conform(Volume(data, np.diag([4.0, 4, 4, 1])), shape=(128, 128, 128))
+
+
 @pytest.mark.parametrize("degrees", [0, 14])
 def test_images_agree_with_nibabels_resampling(degrees: float) -> None:
     spacing = (1.2, 1.0, 1.3)

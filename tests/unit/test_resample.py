@@ -9,6 +9,7 @@ from nibabel.nifti1 import Nifti1Image
 from nibabel.processing import resample_from_to
 from scipy.spatial.transform import Rotation
 
+from segmentation.errors import LabelError
 from segmentation.resample import (
     GridMap,
     occupied_box,
@@ -167,6 +168,17 @@ def test_labels_beyond_any_table_are_ranked_too() -> None:
     data = one_line([0, 70_000, -5, 0], np.int32)
     moved = resample_labels(data, grid_map(start=(0.25, 0, 0)))
     assert moved[:, 1, 1].tolist() == [0, 70_000, -5, 0]
+
+
+def test_label_numbers_may_be_floats() -> None:
+    moved = resample_labels(one_line([0, 41, 2, 0], np.float64), grid_map(start=(0.25, 0, 0)))
+    assert moved[:, 1, 1].tolist() == [0, 41, 2, 0]
+
+
+def test_what_has_thousands_of_labels_is_no_label_map() -> None:
+    image = np.arange(20**3, dtype=np.int32).reshape(20, 20, 20)
+    with pytest.raises(LabelError, match="8000 different labels"):
+        resample_labels(image, grid_map(start=(0.5, 0, 0)))
 
 
 def test_points_just_between_labels_go_to_either_side_in_turn() -> None:
