@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from pipelines.exits import Exit, batch_exit
@@ -256,10 +257,13 @@ def _worst_cases(
         focus = scheme.names.index(row["worst_structure"])
         scan = f"{row['subject']} {row['session']}".strip()
         worst = f"{short_name(row['worst_structure'])} ({row['worst_value']:.2f})"
+        text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
+        if np.array_equal(true, predicted):
+            text = "No voxel differs."
         cases.append(
             Case(
                 f"{scan}, {row['model']}: mean Dice {row['value']:.3f}",
-                f"Lowest Dice: {worst}. The first slices shown pass through most of its errors.",
+                text,
                 f"Truth, prediction and errors of {scan} in three planes",
                 view_case(
                     Volume(true, truth.affine),

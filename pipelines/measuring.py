@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from segmentation.metrics.grid import on_grid_of
 from segmentation.volume import Volume
 
 __all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
+
+_KILLED = "a measuring process was killed, most likely for want of memory: use fewer --jobs"
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,17 @@ def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
     # Not fork: the parent may hold threads and locks of numerical libraries.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        futures = {pool.submit(_measure, task): task for task in tasks}
+        futures = {}
+        for task in tasks:
+            try:
+                futures[pool.submit(_measure, task)] = task
+            except BrokenProcessPool:  # one has died already
+                yield Done(task, failure=_KILLED)
         for future in as_completed(futures):
-            result = future.result()
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                result = Done(futures[future], failure=_KILLED)
             # What came back is a copy; the order of the tasks is kept by identity.
             yield Done(
                 futures[future], result.measurements, result.facts, result.note, result.failure

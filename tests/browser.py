@@ -61,9 +61,10 @@ class Browser:
             assert time.monotonic() < end, f"never true: {condition}; {self.problems}"
             time.sleep(0.05)
 
-    def emulate(self, feature: str, value: str) -> None:
-        """Set a media feature, as a user's preference would."""
-        self._send("Emulation.setEmulatedMedia", features=[{"name": feature, "value": value}])
+    def emulate(self, *, media: str = "", color_scheme: str = "") -> None:
+        """Show the page as on another medium, or as a user's preference would."""
+        feature = {"name": "prefers-color-scheme", "value": color_scheme}
+        self._send("Emulation.setEmulatedMedia", media=media, features=[feature])
 
     def close(self) -> None:
         self._socket.close()

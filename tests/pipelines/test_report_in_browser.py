@@ -180,7 +180,7 @@ def test_the_switch_shows_one_plot_at_a_time(browser: Browser) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_in_either_theme(browser: Browser, scheme: str) -> None:
     """Contrast of at least 4.5 between text and ground, in cards, tables and plots."""
-    browser.emulate("prefers-color-scheme", scheme)
+    browser.emulate(color_scheme=scheme)
     colors = browser.evaluate(
         "(() => { const of = (q, p) => getComputedStyle(document.querySelector(q))[p];"
         " return [of('section', 'backgroundColor'), of('section p', 'color'), of('td', 'color'),"
@@ -192,7 +192,7 @@ def test_text_is_readable_in_either_theme(browser: Browser, scheme: str) -> None
     for ink in inks:
         low, high = sorted((ground, ink))
         assert (high + 0.05) / (low + 0.05) >= 4.5
-    browser.emulate("prefers-color-scheme", "")
+    browser.emulate()
 
 
 def luminance(color: str) -> float:
@@ -209,6 +209,19 @@ def test_every_control_has_a_name(browser: Browser) -> None:
         ".map((e) => e.outerHTML.slice(0, 80))"
     )
     assert nameless == []
+
+
+def test_paper_gets_stills_and_every_plot_and_no_controls(browser: Browser) -> None:
+    browser.emulate(media="print", color_scheme="dark")
+    shown = (
+        "((q) => [...document.querySelectorAll(q)].map("
+        "(e) => getComputedStyle(e).display !== 'none'))"
+    )
+    assert all(browser.evaluate(f"{shown}('.still, .switched')"))
+    assert not any(browser.evaluate(f"{shown}('.viewer, .tools, .switch, nav')"))
+    ground = "getComputedStyle(document.querySelector('section')).backgroundColor"
+    assert luminance(browser.evaluate(ground)) == pytest.approx(1)
+    browser.emulate()
 
 
 def test_the_report_prints(report: Path, chromium: str) -> None:
