@@ -31,16 +31,17 @@ print((time.perf_counter() - clock) / {count}, (time.process_time() - processor)
 """
 
 
-def run(threads: str = "2", repetitions: str = "1") -> None:
+def run(threads: str = "2", repetitions: str = "1", models: str = "fast,quicknat") -> None:
     """Print seconds, ratio and peak memory of `fast` and of `quicknat` with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         scan = _head(root)
-        models = {"fast": "fast", "quicknat": str(_random_quicknat(root / "quicknat"))}
+        folders = {"quicknat": str(_random_quicknat(root / "quicknat"))}
         clock, processor = (seconds * _SLICES for seconds in _measure_baseline(int(threads)))
         print(f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}")
         print(f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)")
-        for name, model in models.items():
+        for name in models.split(","):
+            model = folders.get(name, name)
             rounds = [
                 _measure(scan, root / f"{name}-{i}", model, threads)
                 for i in range(int(repetitions))

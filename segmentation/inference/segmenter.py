@@ -18,6 +18,7 @@ import nibabel as nib
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import ndimage
 from torch import Tensor
 
 from segmentation.conform import Conformed, ConformPlan, conform
@@ -46,8 +47,12 @@ _T = TypeVar("_T")
 _EVERY = 8
 # ... and given this much room: half of those 8 mm, and the error of a first look.
 _ROOM = 16
-# A structure that reaches so near to the end of the room may go on beyond it.
-_TOUCHES = 3
+# Specks that a network sees in the neck are left out: parts below this share of the largest.
+_SPECK = 0.05
+# Brain that lies so near to the end of the room, in voxels, may go on beyond it ...
+_NEAR_EDGE = 3
+# ... if there is more of it than specks.
+_MANY_VOXELS = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +202,13 @@ class Segmenter:
         view = self.views[0]
         axes = self.model.info.preprocessing.slice_axes(view)
         seen = torch.zeros(_shape(image), dtype=torch.bool)
+        looked = []
         for start, part in self._networks[view].probabilities(image, axes, every=_EVERY):
-            to_slices(seen, axes)[start : start + 1] = (part.argmax(-1) != 0).cpu()
+            to_slices(seen, axes)[start] = (part[0].argmax(-1) != 0).cpu()
+            looked.append(start)
+        slices = to_slices(seen, axes)
+        # Slices that were not looked at lie between them, and would keep all apart.
+        slices[looked] &= _large_parts(slices[looked])
         box = occupied_box(seen)
         if box[0].start == box[0].stop:
             return _whole(image)
@@ -211,12 +221,11 @@ class Segmenter:
     def _touches_edge(self, fused: Fusion, box: Box, image: Tensor) -> bool:
         """Whether brain reaches an end of the box where the image goes on."""
         for axis, (part, length) in enumerate(zip(box, image.shape, strict=True)):
-            lower = fused.sum.narrow(axis, 0, _TOUCHES)
-            upper = fused.sum.narrow(axis, part.stop - part.start - _TOUCHES, _TOUCHES)
-            if part.start > 0 and bool(lower.argmax(-1).any()):
-                return True
-            if part.stop < length and bool(upper.argmax(-1).any()):
-                return True
+            lower = fused.sum.narrow(axis, 0, _NEAR_EDGE)
+            upper = fused.sum.narrow(axis, part.stop - part.start - _NEAR_EDGE, _NEAR_EDGE)
+            for goes_on, rim in ((part.start > 0, lower), (part.stop < length, upper)):
+                if goes_on and int((rim.argmax(-1) != 0).sum()) > _MANY_VOXELS:
+                    return True
         return False
 
     def _sample(self, image: Tensor, count: int, seed: int) -> Uncertainty:
@@ -283,6 +292,16 @@ class Segmenter:
                         f"{self.device} has too little memory for one slice at a time",
                         remedy="free some of it, or use --device cpu",
                     ) from error
+
+
+def _large_parts(mask: Tensor) -> Tensor:
+    """A mask without parts that are small beside the largest."""
+    parts, count = ndimage.label(mask.numpy())
+    if count < 2:
+        return mask
+    sizes = np.bincount(parts.ravel())
+    sizes[0] = 0
+    return torch.from_numpy((sizes >= _SPECK * sizes.max())[parts] & mask.numpy())
 
 
 def _rescaled(volume: Volume, conformed: Conformed) -> Conformed:

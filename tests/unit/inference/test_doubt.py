@@ -16,6 +16,7 @@ from segmentation.inference.segmenter import Segmenter
 from segmentation.inference.uncertainty import Samples, entropy_of
 from segmentation.labels import Label, LabelScheme
 from segmentation.views import View
+from segmentation.volume import Volume
 
 
 def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
@@ -128,3 +129,9 @@ def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> N
     verdict = grade(found, Limits(**settings))
     assert verdict.name == name
     assert reason in verdict.reasons[0]
+
+
+def test_noise_that_is_no_head_fails_with_the_shipped_limits() -> None:
+    noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
+    found = Segmenter.load(overfitted_model(), device="cpu").segment(Volume(noise, np.eye(4)))
+    assert grade(found).name == "fail"
