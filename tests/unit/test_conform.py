@@ -64,11 +64,14 @@ def field(spacing_mm: tuple[float, ...], field_mm: float = FIELD_MM) -> tuple[in
 def squared_radius(
     world: np.ndarray, centre: tuple[float, ...], axes: tuple[float, ...]
 ) -> np.ndarray:
-    return (((world - centre) / axes) ** 2).sum(axis=-1)
+    return sum(((world[..., n] - centre[n]) / axes[n]) ** 2 for n in range(3))
 
 
 def world_of(affine: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return apply_affine(affine, np.moveaxis(np.indices(shape), 0, -1))
+    """(X, Y, Z, 3), the last axis slowest in memory; far quicker than nibabel's apply_affine."""
+    i, j, k = np.ogrid[tuple(slice(n) for n in shape)]
+    rows = affine[:3].astype(np.float32)
+    return np.moveaxis(np.stack([a * i + b * j + (c * k + t) for a, b, c, t in rows]), 0, -1)
 
 
 def ellipsoids(affine: np.ndarray, shape: tuple[int, ...]) -> Volume:
@@ -147,7 +150,7 @@ def test_oblique_scans_keep_places_and_volumes(
     "spacing", [(0.5, 0.5, 0.5), (0.7, 0.7, 0.7), (0.9, 0.9, 1.0), (0.5, 1.0, 0.8)]
 )
 def test_fine_scans_keep_places_and_volumes(spacing: tuple[float, float, float]) -> None:
-    shape = field(spacing, 100)
+    shape = field(spacing, 86)
     labels = ellipsoids(affine_of("PSR", spacing, shape, (0, 0, 0)), shape)
     assert_keeps_places_and_volumes(labels)
 
@@ -312,8 +315,8 @@ def test_a_scan_too_tall_for_the_grid_keeps_its_top() -> None:
 
 def test_a_wide_oblique_field_is_centred_on_the_head() -> None:
     """256 mm across and turned: the grid cannot hold the corners, but it holds the head."""
-    shape = (128, 128, 128)
-    affine = affine_of("LPS", (2, 2, 2), shape, (0, 0, 30), (-60, 20, 0))
+    shape = (64, 64, 64)
+    affine = affine_of("LPS", (4, 4, 4), shape, (0, 0, 30), (-60, 20, 0))
     conformed = conform(head(affine, shape))
     world = world_of(conformed.volume.affine, (1, 1, 1))[0, 0, 0]
     assert np.all(world[:2] + 0.5 < np.array([-46, -52]) - 10)

@@ -35,7 +35,7 @@ def scan_and_brain(
     radius = np.sqrt(((own / BRAIN_MM) ** 2).sum(axis=-1))
     outer = np.sqrt(((own / SCALP_MM) ** 2).sum(axis=-1))
     brain = radius < 1
-    values = np.zeros(shape)
+    values = np.zeros(shape, np.float32)
     if not stripped:
         values[outer < 1] = 950
         values[outer < 0.93] = 60
@@ -44,8 +44,8 @@ def scan_and_brain(
     # The cortex is half as bright as the fat around the skull, as it is in T1.
     values[brain] = 420
     values[radius < 0.75] = 640
-    noise = np.random.default_rng(11).normal(0, 18, (2, *shape))
-    return Volume(np.hypot(values + noise[0], noise[1]).astype(np.float32), affine), brain
+    noise = 18 * np.random.default_rng(11).standard_normal((2, *shape), np.float32)
+    return Volume(np.hypot(values + noise[0], noise[1]), affine), brain
 
 
 def assert_holds(box: Box, brain: np.ndarray, spacing_mm: float, margin_mm: float = 5) -> None:
