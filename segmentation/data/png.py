@@ -104,10 +104,6 @@ def import_png(folder: Path, path: Path) -> PngInfo:
     scheme = scheme_from_table(dict(info.scheme))
     codes = _stack(folder / whole.value / "images", np.uint16)
     labels = _stack(folder / whole.value / "labels", np.uint8)
-    if labels is not None and int(labels.max()) >= len(scheme):
-        raise DatasetError(
-            f"label {labels.max()} in a scheme of {len(scheme)} classes", where=folder
-        )
     image = None
     if codes is not None:
         if info.scale is None or info.zero is None:

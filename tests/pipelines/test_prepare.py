@@ -414,6 +414,14 @@ def test_pictures_are_exact_and_make_the_same_store(tmp_path: Path) -> None:
     assert run_from_png(folder, tmp_path / "again").current == 2
 
 
+def test_sagittal_pictures_alone_are_refused(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s")
+    prepare("freesurfer", tmp_path / "in", tmp_path / "out", views=("sagittal",))
+    summary = run_from_png(export(tmp_path / "out"), tmp_path / "again")
+    assert summary.exit is Exit.ALL_FAILED
+    assert "left and right are one" in summary.rows[0].reason
+
+
 def test_an_edited_picture_changes_its_subject_alone(tmp_path: Path) -> None:
     for name in ("s1", "s2"):
         freesurfer_subject(tmp_path / "in", name)

@@ -124,6 +124,11 @@ def test_empty_slices_are_left_out_by_the_rule(
     assert len(dataset) == 2 * len(list(expected))
 
 
+def test_a_rule_that_leaves_nothing_is_refused(store: Store) -> None:
+    with pytest.raises(DatasetError, match="no slice to train on"):
+        SliceDataset(store, ["a"], View.AXIAL, empty=EmptySlices(min_foreground=999, keep_every=0))
+
+
 def test_voxels_per_class_are_those_of_the_items(store: Store) -> None:
     dataset = SliceDataset(
         store, ["a", "b"], View.AXIAL, empty=EmptySlices(min_foreground=1, keep_every=0)
