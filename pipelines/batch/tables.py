@@ -33,7 +33,7 @@ _BIDS_LABELS = {
 }
 # What BIDS has no names for, and nothing else.
 _BIDSIGNORE = (
-    *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
+    *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "report/"),
     *("*_qc.png", "*_entropy.nii.gz", "*_stats.stats", ".trinat-work/"),
 )
 
