@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines.batch.engine import Engine, LocalEngine
-from pipelines.batch.inputs import Case, Found, find_cases
+from pipelines.batch.inputs import Case, Found, Refusal, find_cases
 from pipelines.batch.ledger import Entry, Ledger, digest_files, ledgers_in, read_entries
 from pipelines.batch.lock import run_lock
 from pipelines.batch.settings import OutputSettings, RunSettings
@@ -162,7 +162,7 @@ def _run(
     plan: Plan,
     found: Found,
     cases: Sequence[Case],
-    refused: Sequence,
+    refused: Sequence[Refusal],
     settings: RunSettings,
     known: dict[str, Entry],
     ledger: Ledger,
