@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +17,7 @@ import yaml
 
 from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
+from pipelines.trainlog import Metrics, append_scores
 from pipelines.trainpage import write_example, write_page
 from segmentation.errors import ConfigError, DeviceError, InterruptedRunError, TrainingError
 from segmentation.files import atomic_text
@@ -38,11 +37,8 @@ from segmentation.views import View
 
 __all__ = ["Job", "read_recipe", "train"]
 
-CONFIG, METRICS, VALIDATIONS, DONE = "config.yaml", "metrics.csv", "validations.csv", "done.json"
+CONFIG, DONE = "config.yaml", "done.json"
 BEST = "best.state"
-_METRIC_COLUMNS = ("step", "epoch", "loss", "rate", "gradient_norm", "slices_per_second")
-# Lines of metrics.csv: dense enough for a curve, few enough for a long run.
-_REPORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class _JobRun:
             "data": source.fingerprint,
         }
         self._resume(trainer, identity)
-        writer = _Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
+        writer = Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
         saved_at = trainer.counters.step
         over = False
         while trainer.progress < 1 and not over:
@@ -254,7 +250,7 @@ class _JobRun:
                 scheme = classes_of(view, self.scheme)
                 step = trainer.counters.step
                 write_example(self.folder, step, view.value, score.example, scheme)
-            _append_scores(self.folder, trainer.counters.step, scores, self.scheme)
+            append_scores(self.folder, trainer.counters.step, scores, self.scheme)
             self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
             counters = trainer.counters
             if counters.best is None or mean > counters.best:
@@ -277,72 +273,6 @@ class _JobRun:
             self.device,
             bf16=self.job.stage.precision == "bf16",
         )
-
-
-class _Metrics:
-    """metrics.csv: the mean of the steps since the last line, about every ten seconds."""
-
-    def __init__(self, folder: Path, step: int, *, events: bool) -> None:
-        self.path = folder / METRICS
-        rows = []
-        if step and self.path.is_file():
-            with self.path.open(newline="") as file:
-                # What was written after the state that the run goes on from, is done again.
-                rows = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
-        with atomic_text(self.path) as file:
-            csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
-        self.pending: list[StepReport] = []
-        self.since = time.monotonic()
-        self.events = _open_events(folder, step) if events else None
-
-    def add(self, report: StepReport, *, last: bool) -> None:
-        self.pending.append(report)
-        if not last and time.monotonic() - self.since < _REPORT_SECONDS:
-            return
-        losses = [r.loss for r in self.pending if np.isfinite(r.loss)]
-        spent = sum(r.seconds for r in self.pending)
-        row = (
-            report.step,
-            report.epoch,
-            f"{np.mean(losses):.6f}" if losses else "",
-            f"{report.rate:.6g}",
-            f"{report.gradient_norm:.4g}",
-            f"{sum(r.slices for r in self.pending) / max(spent, 1e-9):.2f}",
-        )
-        with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow(row)
-        if self.events is not None:
-            for name, value in zip(_METRIC_COLUMNS[2:], row[2:], strict=True):
-                if value != "":
-                    self.events.add_scalar(name, float(value), report.step)
-            self.events.flush()
-        self.pending, self.since = [], time.monotonic()
-
-
-def _open_events(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("events need TensorBoard", remedy="install trinat[tracking]") from None
-    # What an earlier attempt wrote after `step` is hidden, not shown twice.
-    return SummaryWriter(str(folder / "events"), purge_step=step + 1)
-
-
-def _append_scores(
-    folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme
-) -> None:
-    """validations.csv: one row a view and structure."""
-    path = folder / VALIDATIONS
-    is_new = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if is_new:
-            writer.writerow(("step", "view", "structure", "dice", "iou"))
-        for view, score in scores.items():
-            names = classes_of(view, scheme).names
-            for name, dice, iou in zip(names, score.dice, score.iou, strict=True):
-                if np.isfinite(dice):
-                    writer.writerow((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
 
 
 def _open_data(

@@ -1,0 +1,56 @@
+"""What a training writes down: once for each step, also after it was killed."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.trainlog import Metrics, append_scores
+from segmentation.labels import load_scheme
+from segmentation.training.loop import StepReport
+from segmentation.training.validation import Example, Scores
+from segmentation.views import View
+
+SCHEME = load_scheme("tissue4")
+BLANK = np.zeros((1, 1), np.uint8)
+
+
+def scores(dice: float) -> dict[View, Scores]:
+    values = np.array([np.nan, dice, np.nan, 0.5])
+    return {View.AXIAL: Scores(values, values / 2, Example(BLANK.astype(np.float32), BLANK, BLANK))}
+
+
+def report(step: int, loss: float) -> StepReport:
+    return StepReport(step, 0, loss, 0.1, 1.0, 0.5, 4)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_scores_stand_once_for_each_step_and_defined_structure(tmp_path: Path) -> None:
+    for step, dice in ((10, 0.25), (20, 0.5), (20, 0.75)):
+        append_scores(tmp_path, step, scores(dice), SCHEME)
+    found = [(row["step"], row["dice"]) for row in rows(tmp_path / "validations.csv")]
+    assert found == [("10", "0.2500"), ("10", "0.5000"), ("20", "0.7500"), ("20", "0.5000")]
+
+
+def test_metrics_after_the_state_that_a_run_goes_on_from_are_dropped(tmp_path: Path) -> None:
+    for step in (3, 6):
+        Metrics(tmp_path, step - 3, events=False).add(report(step, 1.0), last=True)
+    Metrics(tmp_path, 3, events=False).add(report(6, 2.0), last=True)
+    found = [(row["step"], float(row["loss"])) for row in rows(tmp_path / "metrics.csv")]
+    assert found == [("3", 1.0), ("6", 2.0)]
+
+
+def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, 0, events=False)
+    for step, loss in ((1, 1.0), (2, float("nan")), (3, 2.0)):
+        metrics.add(report(step, loss), last=step == 3)
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert float(row["loss"]) == 1.5
+    # 3 steps of 4 slices in half a second each.
+    assert float(row["slices_per_second"]) == 8
