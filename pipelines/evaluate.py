@@ -32,7 +32,7 @@ from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.metrics.grid import on_grid_of
 from segmentation.report.tables import metrics_frame, write_table
-from segmentation.volume import Volume
+from segmentation.volume import TrustAffine, Volume
 
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Case
@@ -55,6 +55,7 @@ class Settings:
     mapping: Path | None = None
     images: Path | None = None
     resample: bool = False
+    trust_affine: TrustAffine | None = None
     jobs: int | None = None
     show_heads: bool = False
     tables_only: bool = False
@@ -90,7 +91,7 @@ def evaluate(
     # Before hours of measuring, not after.
     images = find_files(settings.images, suffix="T1w") if settings.images else []
     tasks = [
-        Task(model, pair, settings.labels, mappings, settings.resample)
+        Task(model, pair, settings.labels, mappings, settings.resample, settings.trust_affine)
         for model, pairing in pairings.items()
         for pair in pairing.pairs
     ]
@@ -251,7 +252,8 @@ def _worst_cases(
         if task.pair.truth.name in scans:
             path = scans[task.pair.truth.name]
             try:
-                image = on_grid_of(Volume.read(path), truth)[0]
+                read = Volume.read(path, trust_affine=settings.trust_affine)
+                image = on_grid_of(read, truth)[0]
             except (TrinatError, OSError) as error:
                 notices.append(f"shown without its scan: {error}")
         focus = scheme.names.index(row["worst_structure"])

@@ -18,7 +18,7 @@ from segmentation.errors import ConfigError, GeometryError, TrinatError
 from segmentation.labels import load_scheme
 from segmentation.metrics import Measurement, compare
 from segmentation.metrics.grid import on_grid_of
-from segmentation.volume import Volume
+from segmentation.volume import TrustAffine, Volume
 
 __all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
 
@@ -42,6 +42,7 @@ class Task:
     scheme: str
     mappings: Mappings
     resample: bool = False
+    trust_affine: TrustAffine | None = None
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,10 @@ def read_pair(
     task: Task,
 ) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
     """The truth as read, both maps as class indices on its grid, and facts for the table."""
-    truth = Volume.read(task.pair.truth.path, labels=True)
-    prediction = Volume.read(task.pair.prediction.path, labels=True)
+    truth, prediction = (
+        Volume.read(file.path, labels=True, trust_affine=task.trust_affine)
+        for file in (task.pair.truth, task.pair.prediction)
+    )
     facts = {
         "shape": "×".join(map(str, truth.shape)),
         "spacing_mm": "×".join(f"{s:.4g}" for s in truth.spacing_mm),

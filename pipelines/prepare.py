@@ -36,6 +36,7 @@ from segmentation.data.store import (
 from segmentation.errors import ConfigError, DatasetError, TrinatError
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.views import View
+from segmentation.volume import TrustAffine
 
 __all__ = ["Outcome", "PrepareConfig", "Summary", "export", "read_config", "run", "run_from_png"]
 
@@ -61,6 +62,8 @@ class PrepareConfig(BaseModel):
     participants: Path | None = None  # a table of age, sex and family by person
     extra: dict[int, int] = Field(default_factory=dict)  # label number -> FreeSurfer number
     ignore: tuple[int, ...] = ()  # label numbers that are background
+    trust_affine: TrustAffine | None = None  # what to believe where headers do not say
+    fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,13 @@ def run(
 ) -> Summary:
     """Bring the store at `out` up to date with its source; what is current stays as it is."""
     scheme = load_scheme(config.labels)
-    cut = Cut(scheme, _views(config, scheme), config.grid)
+    cut = Cut(
+        scheme,
+        _views(config, scheme),
+        config.grid,
+        trust_affine=config.trust_affine,
+        fill_nonfinite=config.fill_nonfinite,
+    )
     with _store_to_write(out):
         unpack_archives(config.source, config.root, say)
         listing = _listing(config)

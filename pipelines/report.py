@@ -26,7 +26,7 @@ from segmentation.labels import LabelScheme, load_scheme
 from segmentation.report.cohort import Picture, cohort_drawings, cohort_page
 from segmentation.report.cohort_data import Cohort, Range, Scan, cohort_of
 from segmentation.report.tables import write_table
-from segmentation.volume import Volume
+from segmentation.volume import TrustAffine, Volume
 
 __all__ = ["Settings", "read_ranges", "report"]
 
@@ -41,6 +41,7 @@ class Settings:
     participants: Path | None = None
     reference: Path | None = None
     images: Path | None = None
+    trust_affine: TrustAffine | None = None
     jobs: int | None = None
     pdf: bool = False
     command: str = ""
@@ -148,7 +149,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
 
 def _measure_all(files: Sequence[ScanFile], settings: Settings) -> Iterator[_Measured]:
-    measure = partial(_measure, scheme_name=settings.labels)
+    measure = partial(_measure, scheme_name=settings.labels, trust_affine=settings.trust_affine)
     jobs = min(settings.jobs or cpu_count(), len(files))
     if jobs <= 1:
         yield from map(measure, files)
@@ -158,11 +159,11 @@ def _measure_all(files: Sequence[ScanFile], settings: Settings) -> Iterator[_Mea
         yield from pool.map(measure, files)
 
 
-def _measure(file: ScanFile, scheme_name: str) -> _Measured:
+def _measure(file: ScanFile, scheme_name: str, trust_affine: TrustAffine | None) -> _Measured:
     """Volumes of the structures that are there; 0 for one of the scheme's that is not."""
     scheme = load_scheme(scheme_name)
     try:
-        labels = Volume.read(file.path, labels=True)
+        labels = Volume.read(file.path, labels=True, trust_affine=trust_affine)
         indices = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm, where=file.path)
     except (TrinatError, OSError) as error:
         return _Measured(file, None, str(error))
@@ -233,7 +234,9 @@ def _pictures(
     for n in order[:_MOST_PICTURES]:
         png = _existing_picture(files[n].path)
         if png is None and files[n].name in images:
-            png = _drawn_picture(images[files[n].name], files[n].path, scheme)
+            png = _drawn_picture(
+                images[files[n].name], files[n].path, scheme, settings.trust_affine
+            )
         if png:
             scan = cohort.scans[n]
             pictures.append(Picture(scan.name, scan.notes or scan.grade, png))
@@ -247,7 +250,9 @@ def _existing_picture(labels: Path) -> bytes | None:
     return picture.read_bytes() if found and picture.is_file() else None
 
 
-def _drawn_picture(image: Path, labels: Path, scheme: LabelScheme) -> bytes | None:
+def _drawn_picture(
+    image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
+) -> bytes | None:
     """A mosaic on the working grid; None where the scan cannot be read."""
     import io
 
@@ -255,8 +260,9 @@ def _drawn_picture(image: Path, labels: Path, scheme: LabelScheme) -> bytes | No
     from segmentation.report.mosaic import draw_mosaic
 
     try:
-        scan = conform(Volume.read(image))
-        numbers = conform(Volume.read(labels, labels=True), labels=True, plan=scan.plan).volume
+        scan = conform(Volume.read(image, trust_affine=trust_affine))
+        drawn = Volume.read(labels, labels=True, trust_affine=trust_affine)
+        numbers = conform(drawn, labels=True, plan=scan.plan).volume
     except (TrinatError, OSError):
         return None
     indices = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)

@@ -68,6 +68,15 @@ def write_nifti(path: Path, array: np.ndarray, axes: str = "RAS") -> Path:
     return path
 
 
+def without_orientation(path: Path) -> None:
+    """Take both forms' codes away from a NIfTI file."""
+    image = nib.load(path)
+    image.header["qform_code"] = image.header["sform_code"] = 0
+    bare = nib.Nifti1Image(np.asarray(image.dataobj), None, image.header)
+    path.unlink()
+    nib.save(bare, path)
+
+
 def write_mgz(path: Path, array: np.ndarray) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     data, affine = turned(array, "LIA")

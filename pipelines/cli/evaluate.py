@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -31,6 +32,9 @@ def command(
     resample: bool = typer.Option(
         False, "--resample", help="Bring predictions on another grid to the truth's."
     ),
+    trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
+        None, "--trust-affine", help="What to believe where a header's two forms disagree."
+    ),
     jobs: int | None = typer.Option(None, "--jobs", help="Processes; all processors if not given."),
     show_heads: bool = typer.Option(
         False, "--show-heads", help="Show whole heads, faces included, not the brain alone."
@@ -57,6 +61,7 @@ def command(
         mapping=mapping,
         images=images,
         resample=resample,
+        trust_affine=trust_affine,
         jobs=jobs,
         show_heads=show_heads,
         tables_only=tables_only,

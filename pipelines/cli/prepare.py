@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -33,6 +34,12 @@ def command(
         None, help="Table with participant_id and any of age, sex, family (twins)."
     ),
     config: Path = typer.Option(None, help="YAML file with any of these settings, extra, ignore."),
+    trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
+        None, "--trust-affine", help="What to believe where a header's two forms disagree."
+    ),
+    fill_nonfinite: bool = typer.Option(
+        None, "--fill-nonfinite", help="NaN and infinite voxels become 0."
+    ),
     jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Subjects at a time."),
     export: str = typer.Option(None, help="png: also write all slices as pictures."),
     from_png: Path = typer.Option(None, help="Make the store from such pictures instead."),
@@ -65,6 +72,8 @@ def command(
                 "label_maps": label_maps,
                 "subjects_dir": subjects_dir,
                 "participants": participants,
+                "trust_affine": trust_affine,
+                "fill_nonfinite": fill_nonfinite,
             }
             settings = read_config(config, given)
             summary = run(settings, out, jobs=jobs, say=say, finished=finished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -24,6 +25,9 @@ def command(
         help="TSV with columns structure, low_mm3, high_mm3 and maybe sex, age_from, age_to.",
     ),
     images: Path | None = typer.Option(None, "--images", help="The T1 scans, for pictures."),
+    trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
+        None, "--trust-affine", help="What to believe where a header's two forms disagree."
+    ),
     jobs: int | None = typer.Option(None, "--jobs", help="Processes; all processors if not given."),
     pdf: bool = typer.Option(False, "--pdf", help="Also print the report to PDF, with Chromium."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
@@ -45,6 +49,7 @@ def command(
         participants=participants,
         reference=reference,
         images=images,
+        trust_affine=trust_affine,
         jobs=jobs,
         pdf=pdf,
         command=shlex.join(["trinat", *sys.argv[1:]]),

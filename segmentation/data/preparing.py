@@ -17,7 +17,7 @@ from segmentation.data.source import Subject
 from segmentation.errors import GeometryError
 from segmentation.labels import LabelScheme
 from segmentation.views import View
-from segmentation.volume import Volume
+from segmentation.volume import TrustAffine, Volume
 
 __all__ = ["Cut", "Prepared", "fingerprint", "prepare_subject", "read_on_working_grid"]
 
@@ -32,6 +32,8 @@ class Cut:
     scheme: LabelScheme
     views: tuple[View, ...]
     grid: tuple[int, int, int] = (256, 256, 256)
+    trust_affine: TrustAffine | None = None  # what to believe where headers do not say
+    fill_nonfinite: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +66,20 @@ def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
     notes: tuple[str, ...] = (subject.note,) if subject.note else ()
     image = classes = None
     if subject.image is not None:
-        image = Volume.read(subject.image, axes=subject.image_axes)
+        image = Volume.read(
+            subject.image,
+            axes=subject.image_axes,
+            trust_affine=cut.trust_affine,
+            fill_nonfinite=cut.fill_nonfinite,
+        )
         notes += image.notes
     if subject.labels is not None:
-        raw = Volume.read(subject.labels, labels=True, axes=subject.labels_axes)
+        raw = Volume.read(
+            subject.labels,
+            labels=True,
+            axes=subject.labels_axes,
+            trust_affine=cut.trust_affine,
+        )
         if image is not None:
             _require_same_grid(image, raw, subject)
         # Folding comes first: which side is nearest shows on the map as it was drawn.
@@ -100,6 +112,7 @@ def fingerprint(subject: Subject, cut: Cut) -> str:
         "scheme": scheme_table(cut.scheme),
         "views": sorted(view.value for view in cut.views),
         "grid": cut.grid,
+        "reading": [cut.trust_affine, cut.fill_nonfinite],
         "axes": [subject.image_axes, subject.labels_axes],
         "extra": sorted(subject.extra.items()),
         "ignore": sorted(subject.ignore),

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from miniatures import without_orientation
 
 from pipelines.evaluate import Model, Settings, evaluate, named_models
 from pipelines.exits import Exit
@@ -83,6 +84,23 @@ def settings(study: Path) -> Settings:
 def report(settings: Settings) -> Path:
     assert evaluate(settings) == Exit.SOME_FAILED
     return settings.out
+
+
+def test_maps_without_orientation_are_measured_when_told_what_to_trust(tmp_path: Path) -> None:
+    for side in ("truth", "pred"):
+        path = tmp_path / side / "sub-01.nii.gz"
+        write(path, brain())
+        without_orientation(path)
+    untold = Settings(
+        tmp_path / "truth",
+        named_models([tmp_path / "pred"], []),
+        tmp_path / "out",
+        tables_only=True,
+        jobs=1,
+    )
+    with pytest.raises(EvaluationError, match="--trust-affine"):
+        evaluate(untold)
+    assert evaluate(replace(untold, trust_affine="header")) == Exit.OK
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from miniatures import (
     neurite_session,
     oasis_session,
     pack,
+    without_orientation,
     write_nifti,
 )
 from PIL import Image
@@ -588,3 +589,22 @@ def test_the_miniature_head_is_lateralised() -> None:
     for left, right in zip(HEMISPHERES["left"], HEMISPHERES["right"], strict=True):
         if left != 3 and left != 2:
             assert (labels == left).sum() > (labels == right).sum()
+
+
+def test_scans_that_need_a_decision_are_prepared_once_it_is_made(tmp_path: Path) -> None:
+    spoilt = head_image(head_labels()).astype(np.float32)
+    spoilt[3, 4, 5] = np.nan
+    write_nifti(tmp_path / "in/images/a.nii.gz", spoilt, "RAS")
+    write_nifti(tmp_path / "in/labels/a.nii.gz", head_labels(), "RAS")
+    for path in (tmp_path / "in").glob("*/a.nii.gz"):
+        without_orientation(path)
+    reasons = []
+    for settings in ({}, {"trust_affine": "header"}):
+        config = PrepareConfig(source="pairs", root=tmp_path / "in", grid=GRID, **settings)
+        (row,) = run(config, tmp_path / "out").rows
+        reasons.append(row.reason)
+    assert "--trust-affine" in reasons[0]
+    assert "--fill-nonfinite" in reasons[1]
+    both = {"trust_affine": "header", "fill_nonfinite": True}
+    summary, _ = prepare("pairs", tmp_path / "in", tmp_path / "out", **both)
+    assert summary.exit is Exit.OK

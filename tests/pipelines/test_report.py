@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from miniatures import without_orientation
 
 from pipelines.batch.ledger import Entry, Ledger
 from pipelines.exits import Exit
@@ -60,6 +61,17 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(1, SCANS + 1):
             file.write(f"sub-{n:02d}\t{'MF'[n % 2]}\t{20 + n}\t{'north' if n < 5 else 'south'}\n")
     return root
+
+
+def test_maps_without_orientation_are_read_when_told_what_to_trust(tmp_path: Path) -> None:
+    path = tmp_path / "maps/sub-01_dseg.nii.gz"
+    path.parent.mkdir()
+    Volume(labels(1), AFFINE).write(path, labels=True)
+    without_orientation(path)
+    untold = Settings(path.parent, tmp_path / "out", jobs=1)
+    with pytest.raises(EvaluationError, match="--trust-affine"):
+        report(untold)
+    assert report(replace(untold, trust_affine="header")) == Exit.OK
 
 
 @pytest.fixture(scope="module")
