@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import typer
 
@@ -22,6 +22,10 @@ def command(
     model: str = typer.Option("fast", help="A shipped model or a model's folder."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:0,1."),
     n_cpus: int | None = typer.Option(None, "--n_cpus", "--n-cpus", min=1, help="Threads."),
+    fill_nonfinite: bool = typer.Option(False, "--fill-nonfinite", help="NaN and infinite are 0."),
+    trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
+        None, help="What to believe where a header's two forms disagree."
+    ),
     skip_bids_validation: bool = typer.Option(
         False, "--skip_bids_validation", "--skip-bids-validation", help="Taken and not needed."
     ),
@@ -31,6 +35,7 @@ def command(
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
     from pipelines.batch.progress import listener
+    from pipelines.batch.settings import OutputSettings
     from pipelines.cli.choices import split_devices
     from pipelines.predict import Plan, merge, predict
     from segmentation.errors import ConfigError, InputError
@@ -49,6 +54,7 @@ def command(
         inputs=[str(bids_dir)],
         out=output_dir,
         model=model,
+        output=OutputSettings(fill_nonfinite=fill_nonfinite, trust_affine=trust_affine),
         devices=split_devices(device),
         threads=n_cpus,
         participants=participant_label,

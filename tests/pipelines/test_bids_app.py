@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from miniatures import without_orientation
 from overfitted import random_model
 from serial import write_scans
 
@@ -25,7 +26,9 @@ def test_participants_then_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02", "03")))
     (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
-    options = ("--model", random_model(), "--n_cpus", 1, "--participant_label", "01", "sub-03")
+    without_orientation(raw / "sub-03/anat/sub-03_T1w.nii.gz")
+    options = ("--model", random_model(), "--n_cpus", 1, "--trust-affine", "header")
+    options += ("--participant_label", "01", "sub-03")
     assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
     assert set(read_entries([out / "run.jsonl"])) == {"sub-01/anat/sub-01", "sub-03/anat/sub-03"}
     (out / "volumes.tsv").unlink()
