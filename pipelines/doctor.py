@@ -97,7 +97,7 @@ def _package(name: str, bounds: str) -> Finding:
 def _torch() -> list[Finding]:
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
         return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
     # The fast path on a processor is bfloat16 in hardware; elsewhere float32 is used.
     capability = torch.backends.cpu.get_cpu_capability()

@@ -31,6 +31,19 @@ def test_too_little_memory_is_wrong(gib: float, severity: str) -> None:
     assert doctor._at_least("memory", gib, 4, "free some").severity == severity
 
 
+@pytest.mark.parametrize("error", [ImportError, OSError])
+def test_a_torch_that_cannot_be_imported_is_wrong(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr("builtins.__import__", fail)
+    (finding,) = doctor._torch()
+    assert finding.severity == "wrong"
+    assert "libtorch_cpu.so" in finding.value
+
+
 def test_every_declared_dependency_is_examined() -> None:
     subjects = {finding.subject for finding in doctor.examine().findings}
     assert {"torch", "monai", "torchio", "nibabel", "natsort", "matplotlib", "GPU"} <= subjects
