@@ -1,7 +1,7 @@
 """Processes that train together: each draws its part of a batch, gradients are averaged.
 
-On a busy CPU, several processes of one thread each may do better than one with several threads: they
-wait for each other once a step, threads at every layer (docs/training.md).
+On a busy CPU, several processes of one thread each may do better than one with several threads:
+they wait for each other once a step, threads at every layer (docs/training.md).
 """
 
 from __future__ import annotations
