@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from matplotlib.image import imread
 
@@ -61,6 +63,15 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("heads") / "heads.npz"
     phantom_heads(4).save(path)
     TINY["data"]["synthetic"]["heads"] = str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the processes that tests start: sums in another order have other last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
