@@ -99,9 +99,11 @@ def _torch() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
         return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
+    from segmentation.models.hardware import computes_bfloat16
+
     # The fast path on a processor is bfloat16 in hardware; elsewhere float32 is used.
     capability = torch.backends.cpu.get_cpu_capability()
-    bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported() if torch.backends.mkldnn.enabled else False
+    bf16 = computes_bfloat16(torch.device("cpu"))
     threads = torch.get_num_threads()
     findings = [
         Finding("CPU instructions", f"{capability}, bfloat16 {'yes' if bf16 else 'no'}"),

@@ -164,6 +164,8 @@ class _JobRun:
             "processes": self.workers.count,
             "data": source.fingerprint,
         }
+        if self.job.stage.precision == "bf16" and not trainer.bf16:
+            self.watcher.say(f"{self.device} does not compute in bfloat16: float32 is used")
         self._resume(trainer, identity)
         writer = Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
         saved_at = trainer.counters.step
@@ -271,7 +273,7 @@ class _JobRun:
             len(classes_of(view, self.scheme)),
             self.recipe.network.channels,
             self.device,
-            bf16=self.job.stage.precision == "bf16",
+            bf16=trainer.bf16,
         )
 
 

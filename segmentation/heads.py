@@ -144,6 +144,7 @@ class Heads:
     mirrored_targets: Tensor  # (E,) uint8, after left and right have changed places
     sideless: Tensor  # (E,) entry of the left partner, or itself
     is_brain: Tensor  # (E,) bool
+    is_outside: Tensor  # (E,) bool: scalp, skull, face and neck
     white_matter: int  # entry of the left's
     points: Tensor  # (M, T, P, 3) voxels of each class to learn
     extent: Tensor  # (M, 2, 3) first and last voxel of the head
@@ -179,6 +180,7 @@ def aim(
         mirrored_targets=tensor(mirrored),
         sideless=tensor(_pair_sides(maps.numbers)),
         is_brain=tensor(np.array([0 < n < _FIRST_OUTSIDE and n != _SURROUNDINGS for n in folded])),
+        is_outside=tensor(maps.numbers >= _FIRST_OUTSIDE),
         white_matter=_entry_of(maps.numbers, _WHITE_MATTER),
         points=tensor(points),
         extent=tensor(extent),

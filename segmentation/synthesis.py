@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-from torch.nn.functional import conv2d, interpolate, max_pool2d
+from torch.nn.functional import conv2d, interpolate
 
 from segmentation.heads import Heads
 from segmentation.views import View, slice_axes
@@ -32,7 +32,18 @@ class SynthesisConfig(BaseModel):
     skull_stripped: Share = 0.4
     defaced: Share = 0.2
     # Part of the slices through a voxel of a random structure; the others lie anywhere in the head.
-    balanced: Share = 0.7
+    balanced: Share = 0.6
+    # Part of the planes centred anywhere in the head, not near the brain: faces, necks, air.
+    astray: Share = 0.15
+    # Part of the heads with random contrast outside the brain, and how patchy it may be there.
+    outside_contrast: Share = 0.5
+    clutter: float = Field(default=0.3, ge=0)
+    clutter_spacing_mm: float = Field(default=7.0, gt=0)
+    # Part of the scans whose field of view ends within the head, and of those blurred by motion.
+    cropped: Share = 0.08
+    cropped_mm: tuple[Positive, Positive] = (35.0, 80.0)  # from the middle of the brain
+    motion: Share = 0.08
+    motion_mm: float = Field(default=3.0, ge=1)
     rotation_deg: float = Field(default=8.0, ge=0)
     scaling: float = Field(default=0.12, ge=0, lt=1)
     shearing: float = Field(default=0.06, ge=0)
@@ -68,6 +79,8 @@ def synthesise(
     mirrored = draw.chance(count, config.mirrored)
     head = draw.below(len(heads.labels), count)
     entries, points = _cut(heads, config, view, head, size, draw, neighbours, mirrored)
+    # What the scanner's field of view leaves out is neither seen nor learned.
+    entries = entries * _find_view(heads, config, head, points, draw)
     middle = entries[:, neighbours].long()
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[middle], heads.targets[middle]
@@ -121,6 +134,7 @@ def _render(
     images, white = _paint(heads, config, entries, draw)
     outside = _find_outside(heads, config, head, entries, points, draw)
     images = _blur(images, config, draw)
+    images = _move(images, config, draw)
     images = _corrupt(images, white, config, draw)
     # As conform does it: vessels go beyond 1, what goes beyond 2 is cut off.
     return images.clamp_(max=2).masked_fill_(outside, 0)
@@ -184,11 +198,12 @@ def _choose_centres(
     structure = draw.below(heads.points.shape[1], count)
     point = draw.below(heads.points.shape[2], count)
     by_structure = heads.points[head, structure, point][:, along].float()
-    low, high = heads.extent[head, :, along].float().unbind(1)
-    anywhere = low + (high - low) * draw.uniform(0, 1, count)
+    low, high = heads.extent[head].float().unbind(1)
+    anywhere = (low + (high - low) * draw.uniform(0, 1, count, 1))[:, along]
     centre = heads.centre[head] + draw.uniform(-1, 1, count, 3) * config.shift_mm
     centre[:, along] = torch.where(draw.chance(count, config.balanced), by_structure, anywhere)
-    return centre
+    astray = draw.chance(count, config.astray)[:, None]
+    return torch.where(astray, low + (high - low) * draw.uniform(0, 1, count, 3), centre)
 
 
 def _random_affine(config: SynthesisConfig, count: int, draw: _Draw) -> Tensor:
@@ -214,21 +229,47 @@ def _paint(
 
     mean, spread = around(heads.means), around(heads.spreads)
     wild = draw.chance(count, config.random_contrast)[:, None]
-    mean = torch.where(wild, draw.uniform(5, 250, count, classes), mean)
-    spread = torch.where(wild, draw.uniform(2, 25, count, classes), spread)
-    spread = spread * draw.uniform(*config.texture, count, 1)
+    strange_mean = draw.uniform(5, 250, count, classes)
+    strange_spread = draw.uniform(2, 25, count, classes)
+    mean = torch.where(wild, strange_mean, mean)
+    spread = torch.where(wild, strange_spread, spread)
     # Structures of one class differ a little (the caudate is brighter than the cortex).
     offset = draw.normal(count, len(heads.classes))[:, heads.sideless]
     white = mean[:, heads.classes[heads.white_matter]].clamp(min=40)
     table = mean[:, heads.classes] + offset * (config.structure_offset * white[:, None])
+    # Necks and faces differ more than the priors of a few scans say.
+    beyond = draw.chance(count, config.outside_contrast)[:, None] & heads.is_outside
+    table = torch.where(beyond, strange_mean[:, heads.classes], table)
+    spreads = torch.where(beyond, strange_spread[:, heads.classes], spread[:, heads.classes])
+    spreads = spreads * draw.uniform(*config.texture, count, 1)
     # Empty air in half of the heads, as scanners' and defacing software's masks leave it.
     empty = draw.chance(count, 0.5)
     table[:, 0] = torch.where(empty, 0, table[:, 0])
-    spreads = spread[:, heads.classes]
     spreads[:, 0] = torch.where(empty, 0, spreads[:, 0])
     flat = entries.view(count, -1).long()
     images = table.gather(1, flat).addcmul_(spreads.gather(1, flat), draw.normal(*flat.shape))
-    return images.view(entries.shape), white
+    images = images.view(entries.shape)
+    # Muscle, fat and bone are patchy where the maps have one label.
+    size = entries.shape[2:]
+    knots = [max(2, round(n / config.clutter_spacing_mm) + 1) for n in size]
+    patches = draw.normal(count, 1, *knots) * draw.uniform(0, config.clutter, count, 1, 1, 1)
+    patches = interpolate(patches, size, mode="bilinear", align_corners=True).exp_()
+    return torch.where(heads.is_outside[entries.long()], images * patches, images), white
+
+
+def _find_view(
+    heads: Heads, config: SynthesisConfig, head: Tensor, points: Tensor, draw: _Draw
+) -> Tensor:
+    """Voxels in the scanner's field of view, (B, C, H, W); it may end within the head."""
+    count = len(head)
+    side = draw.below(6, count)
+    axis, sign = side // 2, 1.0 - 2 * (side % 2)
+    each = torch.arange(count, device=draw.device)
+    away = points[each, axis] - heads.centre[head, axis][:, None, None, None]
+    edge = torch.where(
+        draw.chance(count, config.cropped), draw.uniform(*config.cropped_mm, count), torch.inf
+    )
+    return away * sign[:, None, None, None] < edge[:, None, None, None]
 
 
 def _find_outside(
@@ -241,12 +282,11 @@ def _find_outside(
 ) -> Tensor:
     """Voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
     count = len(entries)
-    brain = heads.is_brain[entries.long()].to(torch.float32)
-    far = max_pool2d(brain, 7, 1, 3)
+    far = _grow(heads.is_brain[entries.long()], 3)
     # Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
-    tight, near = (-max_pool2d(-far, size, 1, size // 2) for size in (7, 3))
+    tight, near = (~_grow(~far, reach) for reach in (3, 1))
     margin = draw.below(3, count)[:, None, None, None]
-    kept = torch.where(margin == 0, tight, torch.where(margin == 1, near, far)) > 0
+    kept = torch.where(margin == 0, tight, torch.where(margin == 1, near, far))
     stripped = draw.chance(count, config.skull_stripped)[:, None, None, None]
     # Defacing cuts along a plane in front of and below the brain; x goes left to right.
     normal = torch.stack(
@@ -261,7 +301,20 @@ def _find_outside(
     level = (heads.centre[head] * normal).sum(1) + draw.uniform(50, 90, count)
     cut = away > level[:, None, None, None]
     defaced = draw.chance(count, config.defaced)[:, None, None, None]
-    return (stripped & ~kept) | (defaced & cut & (far == 0))
+    return (stripped & ~kept) | (defaced & cut & ~far)
+
+
+def _grow(mask: Tensor, reach: int) -> Tensor:
+    """Dilate slices by a square; six times as fast as max_pool2d on a CPU."""
+    for axis in (-2, -1):
+        length = mask.shape[axis]
+        grown = mask.clone()
+        for step in range(1, min(reach, length - 1) + 1):
+            low, high = (grown.narrow(axis, at, length - step) for at in (0, step))
+            low |= mask.narrow(axis, step, length - step)
+            high |= mask.narrow(axis, 0, length - step)
+        mask = grown
+    return mask
 
 
 def _blur(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
@@ -291,6 +344,34 @@ def _blur(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
     across = torch.exp(-0.5 * ((distance[:, None] - distance) / sigma[:, 2, None, None]) ** 2)
     across = across / across.sum(-1, keepdim=True)
     return torch.einsum("bcd,bdhw->bchw", across, x)
+
+
+def _move(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
+    """Motion during the scan: some lines of k-space were measured with the head elsewhere."""
+    count, _, rows, _ = images.shape
+    moved = draw.chance(count, config.motion)
+    angle = draw.uniform(0, 2 * torch.pi, count)
+    way = draw.uniform(0, config.motion_mm, count)
+    # Bands of lines, from the one where the head moved to the one where it came back.
+    start, length = draw.uniform(0, 1, count, 1), draw.uniform(0.05, 0.4, count, 1)
+    if not moved.any():
+        return images
+    chosen = images[moved]
+    spectrum = torch.fft.rfft2(chosen)
+    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
+    along_columns = torch.fft.rfftfreq(chosen.shape[-1], device=draw.device)
+    phase = 2 * torch.pi * way[moved, None, None]
+    turn = angle[moved, None, None]
+    shift = torch.polar(
+        torch.ones_like(phase * along_rows * along_columns),
+        phase * (turn.cos() * along_rows + turn.sin() * along_columns),
+    )
+    line = torch.arange(rows, device=draw.device) / rows
+    hit = ((line - start[moved]) % 1 < length[moved])[:, None, :, None]
+    spectrum = torch.where(hit, spectrum * shift[:, None], spectrum)
+    images = images.clone()
+    images[moved] = torch.fft.irfft2(spectrum, s=chosen.shape[-2:])
+    return images
 
 
 def _corrupt(images: Tensor, white: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from segmentation.errors import DeviceError
+from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
 from segmentation.views import SliceAxes, to_slices
 
@@ -43,11 +44,7 @@ def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes in it, else float32."""
     if name != "auto":
         return torch.bfloat16 if name == "bfloat16" else torch.float32
-    if device.type == "cuda":
-        fast = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        fast = bool(torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if computes_bfloat16(device) else torch.float32
 
 
 class ViewNetwork:

@@ -283,7 +283,7 @@ def _load_network(
             raise ModelError(f"{name} has values that are not finite", where=path)
         tensors[name] = tensor.float()
     network.load_state_dict({**tensors, **counters}, assign=True)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.arrange(torch.channels_last)
     return network.eval().requires_grad_(False)
 
 

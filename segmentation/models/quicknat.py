@@ -77,13 +77,18 @@ class QuickNat(nn.Module):
         # In the order in which they run, the deepest first.
         self.decoders = nn.ModuleList(block(2 * filters) for _ in range(config.depth))
         self.classifier = nn.Conv2d(filters, config.classes, 1)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.arrange(torch.channels_last)
+
+    def arrange(self, layout: torch.memory_format) -> None:
+        """Keep weights and activations in this order in memory."""
+        self.layout = layout
+        self.to(memory_format=layout)  # type: ignore[call-overload]
 
     def forward(self, slices: Tensor) -> Tensor:
         rows, columns = slices.shape[-2:]
         multiple = 2**self.config.depth
         x = pad(slices, (0, -columns % multiple, 0, -rows % multiple))
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=self.layout)
 
         passed = []
         for encoder in self.encoders:
@@ -105,7 +110,7 @@ class QuickNat(nn.Module):
         for module in folded.modules():
             if isinstance(module, Layer):
                 module.fold()
-        folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        folded.arrange(torch.channels_last)
         return folded
 
 

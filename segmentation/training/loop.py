@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from segmentation.errors import DeviceError, TrainingError
+from segmentation.models.hardware import computes_bfloat16, training_layout
 from segmentation.models.losses import build_loss
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
@@ -57,13 +58,13 @@ class Trainer:
         self.recipe, self.stage, self.views = recipe, stage, tuple(views)
         self.source, self.device, self.workers = source, device, workers
         self.network = network.to(device)
-        # Channels last is where CPU and GPU convolutions are fastest.
-        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network.trunk.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.optimiser = _build_optimiser(self.network, stage)
         self.losses = {
             view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
         }
+        self.bf16 = stage.precision == "bf16" and computes_bfloat16(device)
         self.counters = Counters()
         self.epoch_steps = max(
             1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
@@ -162,9 +163,7 @@ class Trainer:
         images = torch.cat([batch.images for batch in batches]).to(self.device, non_blocking=True)
         counts = [(view, count) for view, _, count in groups]
         try:
-            with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=self.stage.precision == "bf16"
-            ):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 logits = self._run(images, counts)
             loss = torch.stack(
                 [

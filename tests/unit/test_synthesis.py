@@ -21,6 +21,11 @@ STILL = SynthesisConfig(
     mirrored=0,
     skull_stripped=0,
     defaced=0,
+    astray=0,
+    outside_contrast=0,
+    clutter=0,
+    cropped=0,
+    motion=0,
     rotation_deg=0,
     scaling=0,
     shearing=0,
@@ -131,6 +136,57 @@ def test_balanced_slices_go_through_the_brain(heads: Heads, view: View) -> None:
     config = STILL.model_copy(update={"balanced": 1})
     _, classes = draw(heads, config, view=view, count=16)
     assert (classes > 0).flatten(1).any(1).all()
+
+
+def test_planes_go_astray(heads: Heads) -> None:
+    """Centred at any voxel from 1 to 18, a plane of 20 shows the head's edge and air beyond."""
+    config = STILL.model_copy(update={"astray": 1})
+    images, _ = draw(heads, config, count=64)
+    head = images[:, 1] > 0.1
+    # Its middle row shows the head from the first column on in some, up to the last in others.
+    assert head[:, :, 0].any()
+    assert head[:, :, 19].any()
+    assert (draw(heads, STILL, count=64)[0][:, 1, :, 0] < 1e-3).all()
+
+
+def test_outside_the_brain_contrast_is_random_for_some(heads: Heads) -> None:
+    images, classes = draw(heads, STILL.model_copy(update={"outside_contrast": 1}), count=8)
+    middle, brain = images[:, 1], classes > 0
+    assert torch.allclose(middle[brain], torch.tensor(1.0), atol=1e-3)
+    # Scalp, whose prior is 0.75, and its random spread.
+    assert (middle[~brain] - 0.75).abs().max() > 0.5
+
+
+def test_clutter_leaves_the_brain_alone(heads: Heads) -> None:
+    plain, _ = draw(heads, STILL)
+    images, classes = draw(heads, STILL.model_copy(update={"clutter": 0.5}))
+    changed = (images - plain).abs()[:, 1] > 1e-3
+    assert changed.any()
+    assert not changed[classes > 0].any()
+    # CSF is no clutter either: only scalp, 0.75 of white matter, changes.
+    assert torch.allclose(plain[:, 1][changed], torch.tensor(0.75), atol=1e-3)
+
+
+def test_what_lies_beyond_the_field_of_view_is_neither_seen_nor_learned(heads: Heads) -> None:
+    """The brain, 5 to 14, has its middle at 9.5: with 2.5 mm each way one side keeps 2 voxels."""
+    config = STILL.model_copy(update={"cropped": 1, "cropped_mm": (2.5, 2.5)})
+    images, classes = draw(heads, config, count=48)
+    assert torch.equal(classes > 0, images[:, 1] > 0.9)
+    areas = set((classes > 0).flatten(1).sum(1).tolist())
+    # 10 x 10 pixels, or 10 x 7 where a side in the plane is cut, or nothing above and below.
+    assert areas <= {0, 70, 100}
+    assert 70 in areas
+
+
+def test_motion_shifts_a_part_of_the_lines(heads: Heads) -> None:
+    plain, _ = draw(heads, STILL, count=16)
+    moved, _ = draw(heads, STILL.model_copy(update={"motion": 1, "motion_mm": 3.0}), count=16)
+    difference = (moved - plain).abs()
+    assert (difference.flatten(1).max(1).values > 1e-3).sum() > 12
+    assert difference.mean() < 0.3 * plain.mean()
+    some, _ = draw(heads, STILL.model_copy(update={"motion": 0.5}), count=16)
+    still = (some - plain).flatten(1).abs().max(1).values < 1e-5
+    assert 0 < still.sum() < 16
 
 
 def test_deformation_moves_image_and_classes_together(heads: Heads) -> None:
