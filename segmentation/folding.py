@@ -16,12 +16,27 @@ from scipy.spatial import cKDTree
 
 from segmentation.errors import LabelError
 
-__all__ = ["MAX_CLASSES", "Folding", "folding_table", "outer_rim"]
+__all__ = [
+    "GENERATION_FIRST_OUTSIDE",
+    "GENERATION_FOLDED",
+    "GENERATION_SURROUNDINGS",
+    "MAX_CLASSES",
+    "Folding",
+    "folding_table",
+    "outer_rim",
+]
 
 # Indices are uint8; the two values above the last class mark voxels with no class (yet).
 MAX_CLASSES = 254
 _SIDELESS, _UNKNOWN = 254, 255
 _MAX_NUMBER = 2**20  # bounds the lookup table; FreeSurfer's own numbers end near 15,000
+
+# How label maps for generation number what FreeSurfer does not. 136 and 163 line the ventricles,
+# 137 and 164 their inferior horns; 25 and 57 are lesions in white matter.
+GENERATION_FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
+# There, 24 is all CSF around the brain and in the neck, not FreeSurfer's small 24: no structure.
+GENERATION_SURROUNDINGS = 24
+GENERATION_FIRST_OUTSIDE = 500  # from here on: skull, scalp, eyes and so on
 
 
 @cache

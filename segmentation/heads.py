@@ -20,17 +20,16 @@ from torch import Tensor
 from segmentation.anatomy import load_anatomy
 from segmentation.errors import DatasetError, IntegrityError
 from segmentation.files import atomic_write
+from segmentation.folding import (
+    GENERATION_FIRST_OUTSIDE,
+    GENERATION_FOLDED,
+    GENERATION_SURROUNDINGS,
+)
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.volume import Volume
 
 __all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
 
-# How label maps for generation number what FreeSurfer does not. 136 and 163 line the ventricles,
-# 137 and 164 their inferior horns; 25 and 57 are lesions in white matter.
-_FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
-# There, 24 is all CSF around the brain and in the neck, not FreeSurfer's small 24: no target.
-_SURROUNDINGS = 24
-_FIRST_OUTSIDE = 500
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 _POINTS = 64
 _WHITE_MATTER = 2
@@ -119,7 +118,7 @@ def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
     ids = load_scheme("quicknat33").fs_ids
     # Where a tissue is, the truth says which structure; the others lie outside the brain.
     first = np.unique(anatomy.tissues, return_index=True)
-    numbers = np.arange(_FIRST_OUTSIDE, _FIRST_OUTSIDE + count)
+    numbers = np.arange(GENERATION_FIRST_OUTSIDE, GENERATION_FIRST_OUTSIDE + count)
     for tissue, place in zip(*first, strict=True):
         structure = int(ids[anatomy.truth.flat[place]])
         numbers[tissue] = structure or (numbers[tissue] if tissue else 0)
@@ -158,9 +157,11 @@ def aim(
 
     The label maps themselves are on the device once.
     """
-    folded = [_FOLDED.get(int(n), int(n)) for n in maps.numbers]
+    folded = [GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers]
     by_number = {number: label.index for label in scheme.labels for number in label.numbers}
-    targets = np.array([0 if n == _SURROUNDINGS else by_number.get(n, 0) for n in folded], np.uint8)
+    targets = np.array(
+        [0 if n == GENERATION_SURROUNDINGS else by_number.get(n, 0) for n in folded], np.uint8
+    )
     mirrored = scheme.partner_permutation[targets].astype(np.uint8)
     if not targets.any():
         raise DatasetError(f"label maps hold nothing that {scheme.name} names")
@@ -179,8 +180,12 @@ def aim(
         targets=tensor(targets),
         mirrored_targets=tensor(mirrored),
         sideless=tensor(_pair_sides(maps.numbers)),
-        is_brain=tensor(np.array([0 < n < _FIRST_OUTSIDE and n != _SURROUNDINGS for n in folded])),
-        is_outside=tensor(maps.numbers >= _FIRST_OUTSIDE),
+        is_brain=tensor(
+            np.array(
+                [0 < n < GENERATION_FIRST_OUTSIDE and n != GENERATION_SURROUNDINGS for n in folded]
+            )
+        ),
+        is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
         white_matter=_entry_of(maps.numbers, _WHITE_MATTER),
         points=tensor(points),
         extent=tensor(extent),

@@ -11,12 +11,15 @@ from pathlib import Path
 from segmentation.data.pairs import image_files
 from segmentation.data.source import Listing, SourceOptions, Subject, safe_name
 from segmentation.errors import DatasetError
+from segmentation.folding import (
+    GENERATION_FIRST_OUTSIDE,
+    GENERATION_FOLDED,
+    GENERATION_SURROUNDINGS,
+)
 
 __all__ = ["find"]
 
-# As heads.py reads the same maps; it is not imported here, because it brings torch along.
-FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
-OUTSIDE = (24, *range(500, 600))
+OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 
 def find(root: Path, options: SourceOptions) -> Listing:
@@ -31,7 +34,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
                 person=name,
                 image=None,
                 labels=path,
-                extra={**FOLDED, **options.extra},
+                extra={**GENERATION_FOLDED, **options.extra},
                 ignore=tuple({*OUTSIDE, *options.ignore}),
             )
             for name, path in files.items()
