@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,8 +60,15 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
     return result
 
 
-def check(model: type[Checked], content: Mapping[str, Any], where: str | Path) -> Checked:
-    """`content` as a `model`, or a ConfigError that names the file and the first bad key."""
+def check(
+    model: type[Checked],
+    content: Mapping[str, Any],
+    where: str | Path,
+    *,
+    typed: Collection[str] = (),
+) -> Checked:
+    """`content` as a `model`, or a ConfigError that names the first bad key and where it stands:
+    in the file `where`, or on the command line if it is one of the keys `typed` there."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -70,7 +77,10 @@ def check(model: type[Checked], content: Mapping[str, Any], where: str | Path) -
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             message = "there is no such setting"
-        raise ConfigError(f"{key}: {message}" if key else message, where=where) from error
+        elif first["type"] == "missing":
+            message = "is missing"
+        origin = "command line" if key.partition(".")[0] in typed else where
+        raise ConfigError(f"{key}: {message}" if key else message, where=origin) from error
 
 
 def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
+from pipelines.config import check, read_yaml
 from segmentation.data.augmentation import AugmentationConfig, Augmenter
 from segmentation.data.dataset import EmptySlices, SliceDataset
 from segmentation.data.store import Store
-from segmentation.errors import ConfigError, DatasetError
+from segmentation.errors import DatasetError
 from segmentation.files import atomic_write
 from segmentation.report.mosaic import draw_mosaic, label_colors, overlay
 from segmentation.views import View, from_slices, to_slices
@@ -102,16 +101,7 @@ def read_augmentation(path: Path | None) -> AugmentationConfig:
     """Settings of a YAML file; without one, the defaults."""
     if path is None:
         return AugmentationConfig()
-    try:
-        return AugmentationConfig.model_validate(yaml.safe_load(path.read_text("utf-8")) or {})
-    except FileNotFoundError:
-        raise ConfigError("no such file", where=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not YAML ({error})", where=path) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{key}: {first['msg']}", where=path) from None
+    return check(AugmentationConfig, read_yaml(path), path)
 
 
 def _across(image: NDArray[Any], labels: NDArray[Any], colors: Picture) -> list[Picture]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from natsort import natsorted
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipelines.batch.lock import run_lock
+from pipelines.config import check, read_yaml
 from pipelines.exits import Exit, batch_exit
 from pipelines.isolated import isolated
 from pipelines.unpack import unpack_archives
@@ -110,24 +110,9 @@ class _Job:
 
 def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
     """The settings of a YAML file, with those of the command line in front."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = yaml.safe_load(path.read_text("utf-8")) or {}
-        except FileNotFoundError:
-            raise ConfigError("no such file", where=path) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"not YAML ({error})", where=path) from None
-        if not isinstance(values, dict):
-            raise ConfigError("does not hold keys and values", where=path)
+    values = {} if path is None else read_yaml(path)
     given = {key: value for key, value in overrides.items() if value is not None}
-    try:
-        return PrepareConfig.model_validate({**values, **given})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        origin = path if key.partition(".")[0] not in given else "command line"
-        raise ConfigError(f"{key}: {first['msg']}", where=origin) from None
+    return check(PrepareConfig, {**values, **given}, path or "command line", typed=given)
 
 
 def run(

@@ -500,11 +500,11 @@ def test_terms_must_be_accepted_before_anything_is_fetched(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("suorce: bids", "suorce: Extra inputs"),
+        ("suorce: bids", "suorce: there is no such setting"),
         ("views: [oblique]", "views.0: Input should be"),
         ("grid: [60, 64, 64]", "grid.0: Input should be a multiple of 16"),
-        ("- a list", "does not hold keys"),
-        ("a: [", "not YAML"),
+        ("- a list", "holds no settings"),
+        ("a: [", "is not readable YAML, line 1"),
     ],
 )
 def test_a_wrong_setting_names_its_key_and_file(tmp_path: Path, text: str, reason: str) -> None:
@@ -513,7 +513,7 @@ def test_a_wrong_setting_names_its_key_and_file(tmp_path: Path, text: str, reaso
     with pytest.raises(ConfigError, match=reason) as caught:
         read_config(tmp_path / "c.yaml", given)
     assert "c.yaml" in str(caught.value)
-    with pytest.raises(ConfigError, match="source: Field required"):
+    with pytest.raises(ConfigError, match="source: is missing"):
         read_config(None, {"root": tmp_path})
 
 
