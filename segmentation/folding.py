@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from segmentation.errors import LabelError
 
@@ -209,6 +208,9 @@ def _distances_mm(
     inside = mask[box]
     if not inside.size:
         return np.full(len(points), np.inf)
+    # Imported here: class names and numbers, all that training wants, need no SciPy.
+    from scipy.spatial import cKDTree
+
     # The nearest voxel always lies on the mask's surface, which is a tenth of it.
     surface = np.argwhere(outer_rim(~np.pad(inside, 1))) - 1 + [lines.start for lines in box]
     spacing = np.asarray(spacing_mm)

@@ -13,7 +13,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from nibabel.orientations import apply_orientation, io_orientation
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from segmentation.folding import (
     GENERATION_SURROUNDINGS,
 )
 from segmentation.labels import LabelScheme, load_scheme
-from segmentation.volume import Volume
 
 __all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
 
@@ -199,6 +197,11 @@ def aim(
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
     """One label map, turned to RAS axes, as entries."""
+    # Imported here: a heads file is read, and trained from, with NumPy alone.
+    from nibabel.orientations import apply_orientation, io_orientation
+
+    from segmentation.volume import Volume
+
     volume = Volume.read(path, labels=True)
     if not np.allclose(volume.spacing_mm, 1, atol=0.01):
         raise DatasetError("is not on a grid of 1 mm", where=path, remedy="resample it")
@@ -247,17 +250,24 @@ def _survey(
     head: NDArray[np.uint8], targets: NDArray[np.uint8], learned: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int16], NDArray[np.int16], NDArray[np.float32]]:
     """Some voxels of each class (T, P, 3), the head's extent (2, 3) and the brain's middle (3,)."""
-    occupied = np.argwhere(head > 0)
-    classes = targets[head[tuple(occupied.T)]]
-    brain = occupied[classes > 0]
+    classes = targets[head].ravel()
+    brain = np.flatnonzero(classes)
     if not len(brain):
         raise DatasetError("a label map holds no structure to learn")
-    points = []
-    for k in learned:
-        voxels = occupied[classes == k]
+    # Brain voxels class by class, each class in the order of memory.
+    order = brain[np.argsort(classes[brain], kind="stable")]
+    bounds = np.searchsorted(classes[order], [learned, learned + 1])
+    chosen = []
+    for first, last in bounds.T:
         # A head without this structure gives any voxel of its brain instead.
-        voxels = voxels if len(voxels) else brain
-        points.append(voxels[np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)])
-    extent = np.stack([occupied.min(0), occupied.max(0)])
-    middle = (brain.min(0) + brain.max(0)) / 2
-    return np.stack(points).astype(np.int16), extent.astype(np.int16), middle.astype(np.float32)
+        voxels = order[first:last] if first < last else brain
+        chosen.append(voxels[np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)])
+    points = np.stack(np.unravel_index(np.stack(chosen), head.shape), -1)
+    middle = _extent(classes.reshape(head.shape) > 0).sum(0) / 2
+    return points.astype(np.int16), _extent(head > 0), middle.astype(np.float32)
+
+
+def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
+    """First and last voxel along each axis, (2, 3)."""
+    lines = [np.flatnonzero(mask.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    return np.array([[line[end] for line in lines] for end in (0, -1)], np.int16)

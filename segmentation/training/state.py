@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -71,6 +70,9 @@ def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
 
 def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
     """Write `state` and drop all but the last two; a named one (best) stands beside them."""
+    # Imported here: drawing and training alone need torch and NumPy.
+    import safetensors.torch
+
     tensors = {
         f"{group}/{key}": value.detach().cpu().contiguous()
         for group in ("network", "average", "optimiser")
@@ -90,6 +92,8 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
 
 def read_state(path: Path) -> State:
     """Read one state, checksum first."""
+    import safetensors.torch
+
     content = path.read_bytes()
     head, newline, payload = content.partition(b"\n")
     if not newline or not head.startswith(_MAGIC):
