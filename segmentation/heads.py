@@ -142,7 +142,7 @@ class Heads:
     sideless: Tensor  # (E,) entry of the left partner, or itself
     is_brain: Tensor  # (E,) bool
     is_outside: Tensor  # (E,) bool: scalp, skull, face and neck
-    white_matter: int  # entry of the left's
+    white_matter: int  # its class of intensity
     points: Tensor  # (M, T, P, 3) voxels of each class to learn
     extent: Tensor  # (M, 2, 3) first and last voxel of the head
     centre: Tensor  # (M, 3) middle of the brain
@@ -184,7 +184,7 @@ def aim(
             )
         ),
         is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
-        white_matter=_entry_of(maps.numbers, _WHITE_MATTER),
+        white_matter=int(maps.classes[_entry_of(maps.numbers, _WHITE_MATTER)]),
         points=tensor(points),
         extent=tensor(extent),
         centre=tensor(centre),

@@ -1,10 +1,13 @@
 """T1-like slices drawn from label maps, on the fly, in torch, on whatever device the maps are.
 
 Everything is drawn in batches from one generator: a seed fixes the slices on a given device.
+Nothing here asks a GPU for a number, chooses by a mask or copies from the host: each of these
+would make the host wait for all that is queued.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -158,7 +161,8 @@ def _cut(
     count = len(head)
     centre = _choose_centres(heads, config, along, head, draw)
     # Step in voxels along rows, columns and slices of the drawn plane: a random affine, (B, 3, 3).
-    frame = _random_affine(config, count, draw)[:, :, [rows, columns, along]]
+    affine = _random_affine(config, count, draw)
+    frame = torch.stack([affine[:, :, axis] for axis in (rows, columns, along)], -1)
     # A mirrored head is cut by a mirrored plane: its left is painted on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
 
@@ -211,7 +215,11 @@ def _random_affine(config: SynthesisConfig, count: int, draw: _Draw) -> Tensor:
     angles = draw.normal(count, 3) * (config.rotation_deg * torch.pi / 180)
     skew = torch.zeros(count, 3, 3, device=draw.device)
     skew[:, 0, 1], skew[:, 0, 2], skew[:, 1, 2] = angles.unbind(1)
-    rotation = torch.linalg.matrix_exp(skew - skew.mT)
+    skew = skew - skew.mT
+    # Rodrigues: 1 + sin(a)/a K + (1 - cos a)/a^2 K^2; torch's matrix_exp asks the GPU for norms.
+    angle = angles.norm(dim=1)[:, None, None] / torch.pi
+    rotation = torch.eye(3, device=draw.device) + angle.sinc() * skew
+    rotation = rotation + 0.5 * (angle / 2).sinc() ** 2 * (skew @ skew)
     shear = torch.triu(draw.normal(count, 3, 3) * config.shearing, 1)
     scale = torch.exp(draw.uniform(-1, 1, count, 3) * config.scaling)
     affine: Tensor = rotation @ (shear + torch.diag_embed(scale))
@@ -235,7 +243,7 @@ def _paint(
     spread = torch.where(wild, strange_spread, spread)
     # Structures of one class differ a little (the caudate is brighter than the cortex).
     offset = draw.normal(count, len(heads.classes))[:, heads.sideless]
-    white = mean[:, heads.classes[heads.white_matter]].clamp(min=40)
+    white = mean[:, heads.white_matter].clamp(min=40)
     table = mean[:, heads.classes] + offset * (config.structure_offset * white[:, None])
     # Necks and faces differ more than the priors of a few scans say.
     beyond = draw.chance(count, config.outside_contrast)[:, None] & heads.is_outside
@@ -348,29 +356,26 @@ def _blur(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
 
 def _move(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
     """Motion during the scan: some lines of k-space were measured with the head elsewhere."""
-    count, _, rows, _ = images.shape
-    moved = draw.chance(count, config.motion)
-    angle = draw.uniform(0, 2 * torch.pi, count)
-    way = draw.uniform(0, config.motion_mm, count)
+    # Slices of a batch are alike: the first so many may be moved, and which of them are need not
+    # be known here, so that transforms are made of few.
+    count = math.ceil(config.motion * len(images))
+    if not count:
+        return images
+    rows, columns = images.shape[2:]
+    moved = draw.chance(count, config.motion * len(images) / count)
+    turn = draw.uniform(0, 2 * torch.pi, count, 1, 1)
+    phase = 2 * torch.pi * draw.uniform(0, config.motion_mm, count, 1, 1)
     # Bands of lines, from the one where the head moved to the one where it came back.
     start, length = draw.uniform(0, 1, count, 1), draw.uniform(0.05, 0.4, count, 1)
-    if not moved.any():
-        return images
-    chosen = images[moved]
-    spectrum = torch.fft.rfft2(chosen)
-    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
-    along_columns = torch.fft.rfftfreq(chosen.shape[-1], device=draw.device)
-    phase = 2 * torch.pi * way[moved, None, None]
-    turn = angle[moved, None, None]
-    shift = torch.polar(
-        torch.ones_like(phase * along_rows * along_columns),
-        phase * (turn.cos() * along_rows + turn.sin() * along_columns),
-    )
     line = torch.arange(rows, device=draw.device) / rows
-    hit = ((line - start[moved]) % 1 < length[moved])[:, None, :, None]
-    spectrum = torch.where(hit, spectrum * shift[:, None], spectrum)
+    hit = ((line - start) % 1 < length) & moved[:, None]
+    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
+    along_columns = torch.fft.rfftfreq(columns, device=draw.device)
+    turned = phase * (turn.cos() * along_rows + turn.sin() * along_columns)
+    shift = torch.polar(torch.ones_like(turned), turned * hit[:, :, None])
+    spectrum = torch.fft.rfft2(images[:count]) * shift[:, None]
     images = images.clone()
-    images[moved] = torch.fft.irfft2(spectrum, s=chosen.shape[-2:])
+    images[:count] = torch.fft.irfft2(spectrum, s=(rows, columns))
     return images
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from segmentation.heads import HeadMaps, Heads, aim
 from segmentation.labels import load_scheme
@@ -81,6 +82,38 @@ def test_a_seed_fixes_images_and_classes(heads: Heads) -> None:
     assert torch.equal(one[0], same[0])
     assert torch.equal(one[1], same[1])
     assert not torch.equal(one[0], other[0])
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operations for which a host has to wait until a GPU is done."""
+
+    names = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "matrix_exp")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        masks = "index" in name and isinstance(args[1], list | tuple)
+        by_mask = masks and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if by_mask or any(wait in name for wait in self.names):
+            self.found.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_drawing_never_waits_for_the_device(heads: Heads) -> None:
+    with Waits() as waits:
+        draw(heads, SynthesisConfig())
+    assert waits.found == []
+
+
+def test_what_waits_is_noticed() -> None:
+    x = torch.arange(4)
+    for wait in (lambda: x[x > 2], lambda: x[[0, 1]], lambda: bool(x.any()), lambda: x[x[1]]):
+        with Waits() as waits:
+            wait()
+        assert waits.found
 
 
 def test_left_is_at_the_low_end_of_columns(heads: Heads) -> None:
