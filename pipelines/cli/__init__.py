@@ -15,6 +15,7 @@ from typing import NoReturn
 import typer
 
 from pipelines.cli import (
+    bundle,
     data,
     demo,
     doctor,
@@ -67,6 +68,7 @@ def _root(
     pass
 
 
+app.command("bundle")(bundle.command)
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
 app.command("evaluate", cls=ListOptions)(evaluate.command)

@@ -17,15 +17,17 @@ import safetensors.torch
 import torch
 import yaml
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
 from segmentation.errors import LabelError, ModelError, OutputError
+from segmentation.files import atomic_write
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.models.model_info import (
     FORMAT,
     Description,
+    Fusion,
     ModelInfo,
     Precision,
     weights_file,
@@ -34,7 +36,15 @@ from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.zoo import MODEL_FILE
 from segmentation.views import View
 
-__all__ = ["MODEL_FILE", "Model", "load_model", "read_info", "save_model"]
+__all__ = [
+    "MODEL_FILE",
+    "Model",
+    "class_weights",
+    "load_model",
+    "read_info",
+    "save_fusion",
+    "save_model",
+]
 
 _MAX_YAML_BYTES = 1 << 20
 _COPY_AGAIN = "copy or download the model again"
@@ -67,21 +77,30 @@ class Model:
 
     def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
         """(V, K) weights of these views for each class of the scheme; columns sum to 1."""
-        fusion = self.info.fusion
-        columns = [
-            [fusion.per_class.get(name, fusion.weights).get(view, 0.0) for view in views]
-            for name in self.scheme.names
-        ]
-        weights = np.array(columns, np.float32).T
-        total = weights.sum(0)
-        if not (total > 0).all():
-            raise ModelError(
-                f"the views {', '.join(v.value for v in views)} have no weight for some structure",
-                where=self.folder / MODEL_FILE,
-                remedy="run more views, or give them weights under fusion",
-            )
-        normalised: NDArray[np.float32] = weights / total
-        return normalised
+        return class_weights(self.info.fusion, self.scheme, views, self.folder / MODEL_FILE)
+
+
+def class_weights(
+    fusion: Fusion, scheme: LabelScheme, views: Collection[View], where: str | Path
+) -> NDArray[np.float32]:
+    """(V, K) weights of some views for each class of a scheme; `where` they were written."""
+    for name in fusion.per_class:
+        if name not in scheme.names:
+            raise ModelError(f"{name} is no structure of {scheme.name}", where=where)
+    columns = [
+        [fusion.per_class.get(name, fusion.weights).get(view, 0.0) for view in views]
+        for name in scheme.names
+    ]
+    weights = np.array(columns, np.float32).T
+    total = weights.sum(0)
+    if not (total > 0).all():
+        raise ModelError(
+            f"the views {', '.join(v.value for v in views)} have no weight for some structure",
+            where=where,
+            remedy="run more views, or give them weights under fusion",
+        )
+    normalised: NDArray[np.float32] = weights / total
+    return normalised
 
 
 def save_model(
@@ -118,10 +137,23 @@ def save_model(
         files={name: _sha256(data) for name, data in contents.items()},
     )
     _check_labels(info, scheme, final)
-    text = yaml.safe_dump(info.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    contents[MODEL_FILE] = text.encode()
+    contents[MODEL_FILE] = _to_yaml(info)
     _write_folder(final, contents)
     return info
+
+
+def save_fusion(
+    folder: str | Path, fusion: Fusion, metrics: Mapping[str, JsonValue] | None = None
+) -> ModelInfo:
+    """Give a model other fusion weights, and add to its metrics; its networks stay as they are."""
+    folder = Path(folder)
+    info = read_info(folder)
+    updated = info.model_copy(
+        update={"fusion": fusion, "metrics": {**info.metrics, **(metrics or {})}}
+    )
+    with atomic_write(folder / MODEL_FILE) as file:
+        file.write(_to_yaml(updated))
+    return updated
 
 
 def load_model(folder: str | Path, views: Collection[View] | None = None) -> Model:
@@ -196,6 +228,11 @@ class _PlainLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)
+
+
+def _to_yaml(info: ModelInfo) -> bytes:
+    text: str = yaml.safe_dump(info.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text.encode()
 
 
 def _scheme(name: str, table: str | Path | None, where: Path) -> LabelScheme:

@@ -19,7 +19,17 @@ from pydantic import (
 from segmentation.models.quicknat import QuickNatConfig
 from segmentation.views import SliceAxes, View, slice_axes
 
-__all__ = ["FORMAT", "Description", "Fusion", "ModelInfo", "Precision", "Preprocessing", "Training"]
+__all__ = [
+    "FORMAT",
+    "Description",
+    "Fusion",
+    "ModelInfo",
+    "Origin",
+    "Precision",
+    "Preprocessing",
+    "Quality",
+    "Training",
+]
 
 FORMAT = 1
 
@@ -81,6 +91,17 @@ class Fusion(_Part):
     per_class: dict[str, dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
 
 
+class Quality(_Part):
+    """What the agreement between views is worth: a model's own limits, as it was calibrated.
+
+    A structure whose views agree less than the first should be looked at, less than the second
+    has failed.
+    """
+
+    agreement: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
+    origin: str = ""
+
+
 class Training(_Part):
     """Where the weights come from, for those who must know what they may do with them."""
 
@@ -88,6 +109,17 @@ class Training(_Part):
     licence: str = ""
     recipe: str = ""
     slices_seen: int | None = Field(default=None, ge=0)
+
+
+class Origin(_Part):
+    """What was said of a view's network where it was trained; of a model that joins several."""
+
+    name: Name
+    model_sha256: Sha256  # of the model.yaml that said it
+    training: Training
+    not_predicted: tuple[str, ...] = ()
+    metrics: dict[str, JsonValue] = {}
+    versions: dict[str, str] = {}
 
 
 class Description(_Part):
@@ -99,8 +131,10 @@ class Description(_Part):
     fusion: Fusion = Fusion()
     # Structures of the scheme that the model was never taught: no volume is printed for them.
     not_predicted: tuple[str, ...] = ()
+    quality: Quality | None = None
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
+    origins: dict[View, Origin] = {}
 
 
 class ModelInfo(Description):
