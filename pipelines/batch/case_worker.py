@@ -29,6 +29,7 @@ from segmentation.inference.quality import grade, mean_agreement, total_brain_mm
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Prepared, Segmenter
 from segmentation.labels import LabelScheme
+from segmentation.maps import write_maps
 from segmentation.views import View
 from segmentation.volume import Volume
 
@@ -147,15 +148,14 @@ class CaseWorker:
         return str(picture.relative_to(root))
 
     def _write_probabilities(self, name: _Names, case: Case, found: Segmentation) -> None:
-        """One map a structure: label-<abbreviation>, as BIDS has it."""
-        for label in found.scheme.labels[1:]:
-            if label.name in found.not_predicted:
-                continue
-            short = "".join(ch for ch in label.abbreviation if ch.isalnum())
-            path = name.path("probseg", ".nii.gz", label=short)
-            found.probabilities(label.name).write(path)
-            if self.settings.bids:
-                _write_json(path, ".nii.gz", _sidecar(case) | {"LabelMap": [label.name]})
+        """One 4D file, background first, and what each of its maps is of, as BIDS has it."""
+        known = [label for label in found.scheme.labels if label.name not in found.not_predicted]
+        path = name.path("probseg", ".nii.gz")
+        write_maps(path, (found.probabilities(label.name) for label in known), len(known))
+        source = _sidecar(case) if self.settings.bids else {}
+        # The abbreviations of the label table that lies beside the label maps.
+        label_map = {"LabelMap": [label.abbreviation for label in known]}
+        _write_json(path, ".nii.gz", source | label_map)
 
 
 @dataclass(frozen=True)
@@ -164,26 +164,24 @@ class _Names:
     case: Case
     bids: bool
 
-    def path(self, suffix: str, ending: str, *, plain: str = "", label: str = "") -> Path:
+    def path(self, suffix: str, ending: str, *, plain: str = "") -> Path:
         """Where a product of this case goes; `plain` is its suffix where names are not BIDS."""
         folder = self.root / self.case.folder
         if not self.bids:
-            middle = f"_{label}" if label else ""
-            return folder / f"{self.case.stem}{middle}_{plain or suffix}{ending}"
-        added = {"space": "orig", "desc": "trinat"} | ({"label": label} if label else {})
-        return folder / f"{bids_name(self.case.entities, suffix, **added)}{ending}"
+            return folder / f"{self.case.stem}_{plain or suffix}{ending}"
+        stem = bids_name(self.case.entities, suffix, space="orig", desc="trinat")
+        return folder / f"{stem}{ending}"
 
 
 def failure(case: Case, error: BaseException, settings: RunSettings) -> Entry:
     """The entry of a case that raised."""
     if isinstance(error, TrinatError):
         # The input is named beside it; its full path is nobody's business in a shared table.
-        remedy = f": {error.remedy}" if error.remedy else ""
-        reason = f"{type(error).__name__}: {error.what}{remedy}"
+        reason = f"{error.what}: {error.remedy}" if error.remedy else error.what
     elif isinstance(error, MemoryError | torch.OutOfMemoryError):
         reason = "out of memory: close other programs or use a machine with more"
     else:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}: a fault of trinat"
     reason = "".join(ch if ch.isprintable() else " " for ch in reason)
     return _entry(case, settings, status="failed", reason=reason)
 

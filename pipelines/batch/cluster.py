@@ -44,10 +44,18 @@ class DaskEngine:
     The file holds `jobs`, how many workers to ask for, and what dask-jobqueue's class takes.
     """
 
-    def __init__(self, settings: RunSettings, where: str, config: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        where: str,
+        config: Path | None = None,
+        *,
+        device: str = "auto",
+    ) -> None:
         self._settings = settings
         self._where = where
         self._config = config
+        self._device = device
 
     def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
         from distributed import wait
@@ -67,6 +75,7 @@ class DaskEngine:
                         _segment,
                         self._settings,
                         case,
+                        self._device,
                         pure=False,
                         resources={"GPU": 1} if gpus else None,
                     )
@@ -155,16 +164,16 @@ def _workers(client: Client) -> list[dict[str, Any]]:
     return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
 
-def _segment(settings: RunSettings, case: Case) -> Entry:
+def _segment(settings: RunSettings, case: Case, device: str) -> Entry:
     """On a worker: one scan, with the model that the worker has loaded once."""
-    return _worker(settings).do(case)
+    return _worker(settings, device).do(case)
 
 
 @cache
-def _worker(settings: RunSettings) -> CaseWorker:
+def _worker(settings: RunSettings, device: str) -> CaseWorker:
     from pipelines.process import prepare_process
 
     prepare_process(settings.threads)
     from pipelines.batch.case_worker import CaseWorker
 
-    return CaseWorker(settings, "auto")
+    return CaseWorker(settings, device)

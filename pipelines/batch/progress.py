@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.batch.ledger import Entry
+from segmentation.errors import one_line
 
 if TYPE_CHECKING:
     from pipelines.predict import Outcome
@@ -50,7 +51,7 @@ def _end_json(outcome: Outcome, out: Path) -> None:
 
 
 def _complain(entry: Entry) -> None:
-    sys.stderr.write(f"{_plain(entry.input or entry.case)}: {_plain(entry.reason)}\n")
+    sys.stderr.write(f"{_complaint(entry)}\n")
 
 
 def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
@@ -63,8 +64,9 @@ def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
         sys.stderr.write("stopped before the end: the same command goes on\n")
 
 
-def _plain(text: str) -> str:
-    return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
+def _complaint(entry: Entry) -> str:
+    """As every message of trinat: who speaks, where, what is wrong and what to do."""
+    return f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}"
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def _bar() -> Iterator[Parts]:
             done += entry.status == "done"
             failed += entry.status == "failed"
             if entry.status == "failed":
-                console.print(f"{_plain(entry.input)}: {_plain(entry.reason)}", markup=False)
+                console.print(_complaint(entry), markup=False, highlight=False, soft_wrap=True)
             rate = 60 * done / (time.monotonic() - began)
             progress.update(
                 task,

@@ -6,6 +6,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,8 @@ def _write_report(out: Path, entries: Sequence[Entry]) -> None:
     """One page: counts, failures, and each scan's grade with its picture beside the page."""
     from jinja2 import Environment, PackageLoader
 
+    from segmentation.report.page import digest
+
     # Every value is escaped: file names may hold anything.
     page = Environment(loader=PackageLoader("pipelines.batch", "."), autoescape=True)
     rows = [
@@ -158,11 +161,22 @@ def _write_report(out: Path, entries: Sequence[Entry]) -> None:
         }
         for entry in sorted(entries, key=_most_urgent_first)
     ]
+    style = (resources.files("pipelines.batch") / "report.css").read_text("utf-8")
+    # This style sheet, pictures beside the page, and nothing else.
+    policy = (
+        f"default-src 'none'; img-src 'self'; style-src '{digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
     counts = Counter(entry.result.get("grade") or entry.status for entry in entries)
     with atomic_text(out / "report.html") as file:
         file.write(
             page.get_template("report.html").render(
-                rows=rows, counts=dict(counts), total=len(rows), version=version("trinat")
+                rows=rows,
+                counts=dict(counts),
+                total=len(rows),
+                version=version("trinat"),
+                style=style,
+                policy=policy,
             )
         )
 

@@ -49,8 +49,15 @@ def split_devices(text: str) -> tuple[str, ...]:
     return tuple(f"{kind}:{word}" if word.isdecimal() else word for word in words)
 
 
-def engine_on(cluster: str, config: Path | None) -> EngineMaker:
-    """Makes the engine of a run on a cluster."""
+def engine_on(
+    cluster: str,
+    config: Path | None,
+    *,
+    devices: tuple[str, ...] = ("auto",),
+    workers: int = 1,
+    timeout_s: float | None = None,
+) -> EngineMaker:
+    """Makes the engine of a run on a cluster; what a cluster decides itself is refused."""
     from pipelines.batch.cluster import DaskEngine, is_cluster
 
     if not is_cluster(cluster):
@@ -58,9 +65,24 @@ def engine_on(cluster: str, config: Path | None) -> EngineMaker:
             f"--cluster {cluster} is not known",
             remedy="give local:2, tcp://host:8786, slurm, pbs, sge or lsf",
         )
+    if len(devices) > 1:
+        raise ConfigError(
+            f"--device {','.join(devices)} with --cluster: a worker has one device",
+            remedy="give one, as cuda, and start a worker for each GPU",
+        )
+    if workers > 1:
+        raise ConfigError(
+            f"--workers {workers} with --cluster: the cluster says how many there are",
+            remedy=f"leave it out, or give --cluster local:{workers}",
+        )
+    if timeout_s is not None:
+        raise ConfigError(
+            "--timeout with --cluster: a scan on another machine cannot be stopped from here",
+            remedy="leave it out; the walltime in --cluster-config ends a job that hangs",
+        )
     if importlib.util.find_spec("distributed") is None:
         raise ConfigError("--cluster needs more packages", remedy="pip install 'trinat[cluster]'")
-    return lambda settings: DaskEngine(settings, cluster, config)
+    return lambda settings: DaskEngine(settings, cluster, config, device=devices[0])
 
 
 def _require(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

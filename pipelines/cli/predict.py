@@ -53,6 +53,7 @@ def command(
     from pipelines.cli.choices import engine_on, output_settings, split_devices
     from pipelines.predict import Plan, Shard, predict
 
+    devices = split_devices(device)
     plan = Plan(
         inputs=inputs,
         out=out,
@@ -72,14 +73,18 @@ def command(
             probabilities=probabilities,
             fill_nonfinite=fill_nonfinite,
         ),
-        devices=split_devices(device),
+        devices=devices,
         workers=workers,
         threads=threads,
         batch=batch,
         allow_cpu=allow_cpu,
         timeout_s=timeout,
         shard=Shard.parse(shard) if shard else Shard.of_slurm(),
-        engine=engine_on(cluster, cluster_config) if cluster else None,
+        engine=engine_on(
+            cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout
+        )
+        if cluster
+        else None,
     )
     with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as (
         start,

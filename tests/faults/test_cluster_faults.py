@@ -62,3 +62,17 @@ def test_job_queues_need_a_config(tmp_path: Path) -> None:
             tmp_path / "o",
             engine=engine_on("slurm", None),
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": ("cuda:0", "cuda:1")}, "a worker has one device: give one"),
+        ({"workers": 2}, "give --cluster local:2"),
+        ({"timeout_s": 60}, "walltime"),
+    ],
+)
+def test_what_the_cluster_decides_is_refused_in_one_line(options, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        engine_on("local:2", None, **options)
+    assert message in str(refused.value)

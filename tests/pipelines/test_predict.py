@@ -54,7 +54,7 @@ def test_every_input_has_its_entry_and_the_broken_one_its_reason(three) -> None:
     _, out = three
     assert statuses(out) == {"a": "done", "b/c": "done", "broken": "failed"}
     reason = read_entries([out / "run.jsonl"])["broken"].reason
-    assert reason.startswith("IntegrityError: not gzip")
+    assert reason.startswith("not gzip")
 
 
 def test_labels_lie_on_the_scans_own_grid_as_labels(three) -> None:
@@ -163,10 +163,25 @@ def test_clean_up_uncertainty_entropy_and_probabilities_are_written(tmp_path: Pa
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
     assert 0 <= entry.result["iou"]["Left-Cerebral-Cortex"] <= 1
     names = set(entry.outputs)
-    assert {"a_dseg.nii.gz", "a_entropy.nii.gz", "a_qc.png", "a_LCWM_probseg.nii.gz"} <= names
-    probability = np.asarray(nib.load(tmp_path / "out/a_LCWM_probseg.nii.gz").dataobj)
-    assert probability.min() >= 0
-    assert 0.9 < probability.max() <= 1.001
+    assert {"a_dseg.nii.gz", "a_entropy.nii.gz", "a_qc.png", "a_probseg.nii.gz"} <= names
+
+
+def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(QUICK, probabilities=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
+    image = nib.load(tmp_path / "out/a_probseg.nii.gz")
+    names = json.loads((tmp_path / "out/a_probseg.json").read_text())["LabelMap"]
+    assert names[:2] == ["BG", "L-CWM"]
+    assert "CSF" not in names  # which that model was never taught
+    scan = nib.load(scans / "a.nii.gz")
+    assert image.shape == (*scan.shape, len(names))
+    np.testing.assert_allclose(image.affine, scan.affine)
+    values = image.get_fdata()
+    np.testing.assert_allclose(values.sum(-1), 1, atol=5e-3)
+    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    assert values[labels == 2][:, 1].min() > 1 / len(names)
+    assert values[..., 1].max() > 0.9
 
 
 def test_shards_divide_the_cases_and_merge_joins_them(tmp_path: Path) -> None:
@@ -212,7 +227,7 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     )
     (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
     out = tmp_path / "out"
-    output = replace(QUICK, picture=True, entropy=True, stats=True)
+    output = replace(QUICK, picture=True, entropy=True, stats=True, probabilities=True)
     run_serially(raw, out, output=output)
     labels = out / "sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_space-orig_desc-trinat_dseg.nii.gz"
     assert labels.exists()
