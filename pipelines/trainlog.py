@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from segmentation.files import atomic_text
 from segmentation.labels import LabelScheme
 from segmentation.training.loop import StepReport
 from segmentation.training.network import classes_of
-from segmentation.training.validation import Scores
 from segmentation.views import View
+
+if TYPE_CHECKING:
+    # Not at run time: it knows of all metrics, and through them of SciPy and nibabel.
+    from segmentation.training.validation import Scores
 
 __all__ = ["METRICS", "VALIDATIONS", "Metrics", "append_scores"]
 

@@ -35,6 +35,12 @@ def test_warm_up_rises_evenly_and_ends() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
 
 
+def test_warm_up_of_a_slow_device_ends_with_a_twentieth_of_its_time() -> None:
+    slow = ScheduleConfig(kind="constant", seconds=100, warmup_steps=999)
+    rates = [learning_rate(slow, 1.0, at(step=9, seconds=s)) for s in (0, 2.5, 5, 50)]
+    assert rates == pytest.approx([0.01, 0.5, 1.0, 1.0])
+
+
 def test_progress_by_steps_epochs_and_seconds() -> None:
     assert progress(ScheduleConfig(steps=40), at(step=10)) == 0.25
     assert progress(ScheduleConfig(epochs=4), at(step=10)) == 0.25
