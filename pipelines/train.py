@@ -19,7 +19,13 @@ from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
 from pipelines.trainlog import Metrics, append_scores
 from pipelines.trainpage import write_example, write_page
-from segmentation.errors import ConfigError, DeviceError, InterruptedRunError, TrainingError
+from segmentation.errors import (
+    ConfigError,
+    DatasetError,
+    DeviceError,
+    InterruptedRunError,
+    TrainingError,
+)
 from segmentation.files import atomic_text
 from segmentation.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.labels import LabelScheme, load_scheme
@@ -30,7 +36,15 @@ from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
 from segmentation.training.loop import StepReport, Trainer
 from segmentation.training.network import ViewsNet, classes_of, copy_matching
 from segmentation.training.sources import MixedSource, Source, SyntheticSource
-from segmentation.training.state import State, check_identity, read_latest, read_state, write_state
+from segmentation.training.state import (
+    State,
+    check_identity,
+    from_bytes,
+    read_latest,
+    read_state,
+    to_bytes,
+    write_state,
+)
 from segmentation.training.validation import Scan, Scores, synthetic_scans, validate
 from segmentation.training.workers import ALONE, Workers
 from segmentation.views import View
@@ -99,26 +113,29 @@ def train(
     resume: bool = False,
     device: str = "cpu",
     workers: Workers = ALONE,
+    told_to_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Train all of a recipe's jobs in the folder `out`; returns the folder of the model."""
+    """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
+
+    Of several processes the leader alone reads and writes there, and tells the others.
+    """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
     target = _device(device)
-    out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stop = stack.enter_context(_stop_on_signals(leads=workers.leads))
+        signalled = stack.enter_context(_signals())
         if workers.leads:
+            out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_lock(out / ".lock"))
             _claim(recipe, out, resume=resume)
         for job in plan_jobs(recipe, chosen):
             run = _JobRun(recipe, job, out, watcher, target, workers)
             if not run.is_done:
-                run.go(stop)
+                run.go(lambda: signalled.is_set() or told_to_stop())
         model = out / "model"
-        if workers.leads:
-            saved = _save(recipe, out, model)
-            watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
+        saved = workers.share(lambda: _save(recipe, out, model))
+        watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
     return model
 
 
@@ -137,15 +154,18 @@ class _JobRun:
         self.recipe, self.job, self.out, self.watcher = recipe, job, out, watcher
         self.device, self.workers = device, workers
         self.folder = out / job.name
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.scheme = load_scheme(recipe.scheme)
 
     @property
     def is_done(self) -> bool:
-        return (self.folder / DONE).is_file()
+        return self.workers.share((self.folder / DONE).is_file)
 
-    def go(self, stop: threading.Event) -> None:
+    def go(self, stop: Callable[[], bool]) -> None:
+        leads = self.workers.leads
+        if leads:
+            self.folder.mkdir(parents=True, exist_ok=True)
         source, scans = _open_data(self.recipe, self.job, self.scheme, self.device)
+        self._check_same(source)
         trainer = Trainer(
             self.recipe,
             self.job.stage,
@@ -166,34 +186,55 @@ class _JobRun:
         }
         if self.job.stage.precision == "bf16" and not trainer.bf16:
             self.watcher.say(f"{self.device} does not compute in bfloat16: float32 is used")
-        self._resume(trainer, identity)
-        writer = Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
-        saved_at = trainer.counters.step
-        over = False
+        if leads:
+            self._resume(trainer, identity)
+        self._begin_alike(trainer)
+        writer = (
+            Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
+            if leads
+            else None
+        )
+        saved_at, told = trainer.counters.step, False
+        # A run that was killed when its patience had ended does not begin anew to be patient.
+        over = self._out_of_patience(trainer)
         while trainer.progress < 1 and not over:
             report = trainer.step()
+            if trainer.not_compiled and not told:
+                told = True
+                self.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
             self.watcher.step(self.job, report, trainer.progress)
-            writer.add(report, last=trainer.progress >= 1)
+            if writer is not None:
+                writer.add(report, last=trainer.progress >= 1)
             # All processes stop at the same step, or those left would wait for ever.
-            stopped = self.workers.largest(float(stop.is_set())) > 0
+            stopped = self.workers.largest(float(stop())) > 0
             at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
             if at_rest:
                 over = self._validate(trainer, scans, identity, trainer.progress >= 1)
             due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
-            if self.workers.leads and (due or at_rest or stopped):
+            if leads and (due or at_rest or stopped):
                 write_state(self.folder, trainer.state(identity))
                 saved_at = report.step
-            if self.workers.leads and at_rest:
+            if leads and at_rest:
                 write_page(self.folder, self.job.name, self.scheme)
             if stopped and trainer.progress < 1:
+                # Whoever ends first may take the others along: not before the state is written.
+                self.workers.share(lambda: None)
                 raise InterruptedRunError(
                     f"stopped at step {report.step}; its state is saved",
                     where=self.folder,
                     remedy="the same command with --resume goes on",
                 )
-        if self.workers.leads:
+        if leads:
             with atomic_text(self.folder / DONE) as file:
                 json.dump(asdict(trainer.counters), file)
+
+    def _check_same(self, source: Source) -> None:
+        """Machines that train together must have the same data."""
+        if self.workers.share(lambda: source.fingerprint) != source.fingerprint:
+            raise DatasetError(
+                f"process {self.workers.rank} does not have the data that process 0 has",
+                remedy="give all machines the same files",
+            )
 
     def _resume(self, trainer: Trainer, identity: dict[str, Any]) -> None:
         state, problems = read_latest(self.folder)
@@ -205,6 +246,14 @@ class _JobRun:
         trainer.load(state)
         self.watcher.say(f"{self.job.name}: goes on at step {state.counters.step}")
 
+    def _begin_alike(self, trainer: Trainer) -> None:
+        """All processes start where the leader does: a disk may show each another state."""
+        if self.workers.count == 1:
+            return
+        state = self.workers.share(lambda: to_bytes(trainer.state({})))
+        if not self.workers.leads:
+            trainer.load(from_bytes(state))
+
     def _start(self) -> ViewsNet:
         """A network with its first weights: of the stage before, of a model, or drawn."""
         torch.manual_seed(self.recipe.seed)
@@ -212,7 +261,8 @@ class _JobRun:
             self.recipe.network,
             {view: len(classes_of(view, self.scheme)) for view in self.job.views},
         )
-        for view in self.job.views:
+        # The others get theirs from the leader.
+        for view in self.job.views if self.workers.leads else ():
             source = self._weights_to_start_from(view)
             if source is not None:
                 kept = copy_matching(network, view, source)
@@ -244,7 +294,6 @@ class _JobRun:
         epoch = trainer.counters.step // trainer.epoch_steps
         if config is None or not (last or epoch % config.every_epochs == 0):
             return False
-        patience_ends = 0.0
         if self.workers.leads:
             scores = {view: self._score(trainer, view, scans(view)) for view in self.job.views}
             mean = float(np.mean([s.mean_dice for s in scores.values()]))
@@ -255,15 +304,20 @@ class _JobRun:
             append_scores(self.folder, trainer.counters.step, scores, self.scheme)
             self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
             counters = trainer.counters
-            if counters.best is None or mean > counters.best:
+            # A mean of nothing is no number: it is neither the best nor to be beaten.
+            if np.isfinite(mean) and (counters.best is None or mean > counters.best):
                 counters.best, counters.best_step = mean, counters.step
                 counters.validations_since_best = 0
                 write_state(self.folder, trainer.state(identity), name=BEST)
             else:
                 counters.validations_since_best += 1
-            if config.patience is not None:
-                patience_ends = float(counters.validations_since_best >= config.patience)
-        return self.workers.largest(patience_ends) > 0
+        return self.workers.share(lambda: self._out_of_patience(trainer))
+
+    def _out_of_patience(self, trainer: Trainer) -> bool:
+        config = self.job.stage.validation
+        if config is None or config.patience is None:
+            return False
+        return trainer.counters.validations_since_best >= config.patience
 
     def _score(self, trainer: Trainer, view: View, scans: Iterator[Scan]) -> Scores:
         network = trainer.best_weights.extract(view).to(self.device)
@@ -399,15 +453,14 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _stop_on_signals(*, leads: bool) -> Iterator[threading.Event]:
-    """Set the event at SIGTERM, SIGUSR1 (from clusters) or Ctrl-C; helpers follow the leader."""
+def _signals() -> Iterator[threading.Event]:
+    """Set the event at SIGTERM, SIGUSR1 (from clusters) or Ctrl-C."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    handler = (lambda *_: stop.set()) if leads else signal.SIG_IGN
-    before = [signal.signal(number, handler) for number in signals]
+    before = [signal.signal(number, lambda *_: stop.set()) for number in signals]
     try:
         yield stop
     finally:

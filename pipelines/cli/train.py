@@ -17,7 +17,7 @@ def command(
     resume: bool = typer.Option(False, "--resume", help="Go on where the run in --out stands."),
     device: str = typer.Option("cpu", help="cpu, cuda or cuda:1."),
     nproc: int = typer.Option(
-        1, min=1, help="Processes that share each batch; on a CPU one per core, one thread each."
+        1, min=1, help="Processes that share each batch: one a GPU, or one a core of a CPU."
     ),
     seconds: float = typer.Option(
         None, min=1, help="Length of the whole run, in place of the recipe's steps or epochs."
@@ -28,19 +28,20 @@ def command(
 
     Example: trinat train fast --set data.synthetic.heads=labelmaps --out runs/fast --nproc 2
     """
+    from functools import partial
+
     from pipelines.cli.training_progress import training_progress
     from pipelines.launch import launch
     from pipelines.train import read_recipe
 
     recipe = read_recipe(config, settings or (), seconds=seconds)
-    with training_progress(quiet) as watcher:
-        launch(
-            recipe,
-            out or Path("runs") / recipe.name,
-            watcher,
-            view=view,
-            resume=resume,
-            device=device,
-            processes=nproc,
-        )
+    launch(
+        recipe,
+        out or Path("runs") / recipe.name,
+        partial(training_progress, quiet),
+        view=view,
+        resume=resume,
+        device=device,
+        processes=nproc,
+    )
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ class Trainer:
         self.network = network.to(device)
         self.network.trunk.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
+        if workers.count > 1 and device.type == "cuda":
+            # Norms see the whole batch; for tensors on a CPU torch has no such norm.
+            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = _build_optimiser(self.network, stage)
         self.losses = {
             view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
@@ -69,6 +73,7 @@ class Trainer:
         self.epoch_steps = max(
             1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
         )
+        self.not_compiled = ""  # why, where it should be
         self._run: Callable[..., list[Tensor]] = (
             torch.compile(self.network) if stage.compile else self.network
         )
@@ -113,11 +118,12 @@ class Trainer:
         # A bad batch would stay in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
         self.optimiser.zero_grad(set_to_none=True)
-        total, what = 0.0, []
+        total = 0.0
+        parts = []
         for part in range(self.stage.accumulate):
             loss, batches = self._backward(part)
             total += loss / self.stage.accumulate
-            what += [batch.what for batch in batches]
+            parts.append((loss, "; ".join(batch.what for batch in batches)))
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         for parameter in parameters:
             # A view that this batch had no slice of; other processes may have had one.
@@ -125,12 +131,12 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
         total = self.workers.average(parameters, total)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip))
-        if torch.isfinite(torch.tensor([total, norm])).all():
+        if math.isfinite(total) and math.isfinite(norm):
             self.optimiser.step()
             update_average(self.average, self.network, self.stage.ema, self.counters.step)
             self.counters.bad_in_a_row = 0
         else:
-            self._skip(statistics, what)
+            self._skip(statistics, parts)
         self.counters.step += 1
         seconds = time.perf_counter() - began
         self.counters.seconds += self.workers.largest(seconds)
@@ -164,7 +170,7 @@ class Trainer:
         counts = [(view, count) for view, _, count in groups]
         try:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                logits = self._run(images, counts)
+                logits = self._forward(images, counts)
             loss = torch.stack(
                 [
                     self.losses[view](z, batch.labels.to(self.device)) * (count / share)
@@ -176,22 +182,46 @@ class Trainer:
             raise DeviceError(
                 f"out of memory with a batch of {share} slices of {tuple(images.shape[1:])}",
                 where=str(self.device),
-                remedy=f"set batch to {max(1, self.stage.batch // 2)} and accumulate to "
+                remedy=f"set batch to {max(1, share // 2) * self.workers.count} and accumulate to "
                 f"{self.stage.accumulate * 2}: the same steps in half the memory",
             ) from error
         return float(loss.detach()), batches
 
-    def _skip(self, statistics: list[Tensor], what: list[str]) -> None:
+    def _forward(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor]:
+        """Logits of each view's slices; without the compiler where it cannot do its work."""
+        try:
+            return self._run(images, counts)
+        except Exception as error:
+            if not self.stage.compile or not isinstance(error, _compiler_failed()):
+                raise
+            self._run = self.network
+            self.not_compiled = str(error).strip().partition("\n")[0]
+            logits: list[Tensor] = self._run(images, counts)
+            return logits
+
+    def _skip(self, statistics: list[Tensor], parts: list[tuple[float, str]]) -> None:
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
-        if self.counters.bad_in_a_row >= self.stage.max_bad_steps:
-            raise TrainingError(
-                f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, "
-                f"the last at step {self.counters.step} with {'; '.join(what)}",
-                remedy="lower optimiser.rate, or look at those slices",
-            )
+        if self.counters.bad_in_a_row < self.stage.max_bad_steps:
+            return
+        # All processes come here together: what they go by is the mean of their losses.
+        of_all = [part for theirs in self.workers.gather(parts) for part in theirs]
+        # Where each loss is a number, and a gradient is not, it may have been any of them.
+        to_blame = [what for loss, what in of_all if not math.isfinite(loss)]
+        raise TrainingError(
+            f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
+            f"at step {self.counters.step} with {'; '.join(to_blame or [w for _, w in of_all])}",
+            remedy="lower optimiser.rate, or look at those slices",
+        )
+
+
+def _compiler_failed() -> type[Exception]:
+    # Imported when a step of a compiled network has failed: it takes seconds.
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
 
 
 def _divide(first: int, count: int, views: Sequence[View]) -> list[tuple[View, int, int]]:

@@ -27,9 +27,11 @@ __all__ = [
     "State",
     "check_identity",
     "differences",
+    "from_bytes",
     "read_latest",
     "read_state",
     "seeded",
+    "to_bytes",
     "write_state",
 ]
 
@@ -70,16 +72,7 @@ def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
 
 def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
     """Write `state` and drop all but the last two; a named one (best) stands beside them."""
-    # Imported here: drawing and training alone need torch and NumPy.
-    import safetensors.torch
-
-    tensors = {
-        f"{group}/{key}": value.detach().cpu().contiguous()
-        for group in ("network", "average", "optimiser")
-        for key, value in getattr(state, group).items()
-    }
-    facts = {"counters": asdict(state.counters), "identity": state.identity}
-    payload = safetensors.torch.save(tensors, {"trinat": json.dumps(facts)})
+    payload = to_bytes(state)
     path = folder / (name or f"state-{state.counters.step:09d}.state")
     with atomic_write(path) as file:
         file.write(_MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n")
@@ -92,14 +85,34 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
 
 def read_state(path: Path) -> State:
     """Read one state, checksum first."""
-    import safetensors.torch
-
     content = path.read_bytes()
     head, newline, payload = content.partition(b"\n")
     if not newline or not head.startswith(_MAGIC):
         raise IntegrityError("is no state of a training run", where=path)
     if hashlib.sha256(payload).hexdigest().encode() != head[len(_MAGIC) :]:
         raise IntegrityError("is torn or damaged: its checksum does not fit", where=path)
+    return from_bytes(payload)
+
+
+def to_bytes(state: State) -> bytes:
+    """The state as safetensors, for a file or for another process."""
+    # Imported here: drawing and training alone need torch and NumPy.
+    import safetensors.torch
+
+    tensors = {
+        f"{group}/{key}": value.detach().cpu().contiguous()
+        for group in ("network", "average", "optimiser")
+        for key, value in getattr(state, group).items()
+    }
+    facts = {"counters": asdict(state.counters), "identity": state.identity}
+    payload: bytes = safetensors.torch.save(tensors, {"trinat": json.dumps(facts)})
+    return payload
+
+
+def from_bytes(payload: bytes) -> State:
+    """The state that `to_bytes` was given; its tensors on the CPU."""
+    import safetensors.torch
+
     length = int.from_bytes(payload[:8], "little")
     facts = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["trinat"])
     groups: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "optimiser": {}}

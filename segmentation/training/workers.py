@@ -1,19 +1,25 @@
 """Processes that train together: each draws its part of a batch, gradients are averaged.
 
-On a busy CPU, several processes of one thread each may do better than one with several threads:
-they wait for each other once a step, threads at every layer (docs/training.md).
+What they compute is what DistributedDataParallel would: the mean over processes of each one's
+loss and gradients. It is done here, in one message after the last backward pass, because a batch
+may lack a view whose classifier then has no gradient, and because one process need not know that
+there could be more. On a busy CPU, several processes of one thread each may do better than one
+with several threads: they wait for each other once a step, threads at every layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import distributed
 from torch.nn import Parameter
 
 __all__ = ["ALONE", "Workers"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,22 @@ class Workers:
         tensor = torch.tensor([value], dtype=torch.float64, device=device)
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
         return float(tensor)
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What the leader makes, on all; the others wait for it and make nothing."""
+        if self.count == 1:
+            return make()
+        shared = [make() if self.leads else None]
+        distributed.broadcast_object_list(shared, src=0)
+        return shared[0]  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """All processes' values, by rank, on all."""
+        if self.count == 1:
+            return [value]
+        values: list[T | None] = [None] * self.count
+        distributed.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
 
 
 ALONE = Workers()
