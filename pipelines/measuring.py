@@ -18,6 +18,7 @@ from segmentation.errors import ConfigError, GeometryError, TrinatError
 from segmentation.labels import load_scheme
 from segmentation.metrics import Measurement, compare
 from segmentation.metrics.grid import on_grid_of
+from segmentation.metrics.sparse import drawn_slices
 from segmentation.volume import TrustAffine, Volume
 
 __all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
@@ -107,7 +108,11 @@ def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
 def _measure(task: Task) -> Done:
     try:
         truth, true, predicted, facts = read_pair(task)
-        rows = compare(true, predicted, truth.spacing_mm, load_scheme(task.scheme)).rows()
+        spacing_mm = truth.spacing_mm
+        if drawn := drawn_slices(true, spacing_mm):
+            true, predicted = drawn.alone(true), drawn.alone(predicted)
+            spacing_mm = drawn.spacing_mm(spacing_mm)
+        rows = compare(true, predicted, spacing_mm, load_scheme(task.scheme)).rows()
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))
@@ -132,8 +137,9 @@ def read_pair(
     except GeometryError as error:
         error.where = task.pair.prediction.path.name
         raise
+    notes = [note] if note else []
     if min(truth.shape) == 1:
-        note = "; ".join(filter(None, (note, "a single slice: distances are within the slice")))
+        notes.append("a single slice: distances are within the slice")
     scheme = load_scheme(task.scheme)
     true, predicted = (
         scheme.from_freesurfer(
@@ -144,7 +150,10 @@ def read_pair(
             (prediction, task.mappings.prediction, task.pair.prediction),
         )
     )
-    return truth, true, predicted, facts | {"note": note}
+    if drawn := drawn_slices(true, truth.spacing_mm):
+        notes.append(drawn.note)
+        predicted = drawn.blank_between(predicted)
+    return truth, true, predicted, facts | {"note": "; ".join(notes)}
 
 
 def scan_of(task: Task) -> dict[str, str]:

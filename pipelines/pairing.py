@@ -11,7 +11,7 @@ from segmentation.data.bids import entities
 from segmentation.data.freesurfer import find_image, find_labels, person_and_session
 from segmentation.data.pairs import image_files
 from segmentation.data.source import natural_order, without_suffix
-from segmentation.errors import EvaluationError
+from segmentation.errors import ConfigError, EvaluationError
 
 __all__ = ["Pair", "Pairing", "ScanFile", "find_files", "pair_files"]
 
@@ -61,7 +61,11 @@ def find_files(place: Path, *, suffix: str = "dseg") -> list[ScanFile]:
     if place.is_file():
         return [_named(place)]
     if not place.is_dir():
-        raise EvaluationError("no such file or folder", where=place)
+        raise ConfigError(
+            "no such file or folder",
+            where=place,
+            remedy="check the path; a relative one starts at the current folder",
+        )
     found = [
         _named(path)
         for pattern in ("sub-*/anat/", "sub-*/ses-*/anat/")

@@ -7,7 +7,6 @@ from itertools import product
 import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from segmentation.errors import GeometryError
 from segmentation.volume import Volume
@@ -22,7 +21,8 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
     """The label map voxel by voxel against the reference, and a note on what was done for that.
 
     Axes that only run in another order or direction are reordered, which loses nothing. Any other
-    difference is refused, or with `resample` each voxel takes the label of the nearest one.
+    difference is refused, or with `resample` each label's indicator is interpolated linearly and
+    the largest wins, as where trinat restores its own results.
     """
     same_axes = _reordered(labels, reference)
     if _corners_agree(same_axes, reference):
@@ -34,17 +34,11 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
             f"not on the truth's grid: {difference}",
             remedy="use --resample to bring it there, and the report will say so",
         )
-    to_labels = np.linalg.inv(labels.affine) @ reference.affine
-    # "constant" would take a place a hair outside the first voxel's centre for empty space.
-    data = ndimage.affine_transform(
-        labels.data,
-        to_labels[:3, :3],
-        to_labels[:3, 3],
-        reference.shape,
-        order=0,
-        mode="grid-constant",
-    )
-    note = f"resampled to the truth's grid, nearest voxel ({difference})"
+    from segmentation.resample import GridMap, resample_labels  # brings torch along
+
+    to = GridMap.between(labels.affine, reference.affine, reference.shape)
+    data = resample_labels(labels.data, to)
+    note = f"resampled to the truth's grid, label by label ({difference})"
     return Volume(data, reference.affine, reference.codes), note
 
 

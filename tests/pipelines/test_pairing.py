@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.pairing import Pairing, find_files, pair_files
-from segmentation.errors import EvaluationError
+from segmentation.errors import ConfigError, EvaluationError
 
 
 def folder(root: Path, *names: str) -> Path:
@@ -127,5 +127,5 @@ def test_two_files_pair_as_files(tmp_path: Path) -> None:
 def test_an_empty_or_absent_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="no label map"):
         find_files(tmp_path)
-    with pytest.raises(EvaluationError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         find_files(tmp_path / "nowhere")
