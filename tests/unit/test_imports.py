@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 STAGES = (
     ("errors", "files"),
     ("labels", "label_tables", "folding"),
-    ("volume", "orientation", "headers", "streams"),
+    ("volume", "orientation", "headers", "streams", "maps"),
     ("resample", "conform", "localise", "views"),
     ("anatomy", "heads", "synthesis", "phantom"),
     ("data",),
