@@ -1,0 +1,76 @@
+"""Two processes that train as one, for tests: this one is the leader, the other is started here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from known import KnownSlices
+from torch import distributed
+
+from segmentation.training.config import Recipe
+from segmentation.training.loop import Trainer
+from segmentation.training.network import ViewsNet
+from segmentation.training.workers import Workers
+from segmentation.views import View
+
+
+def in_both(work: Callable[..., Any], *args: object) -> list[Any]:
+    """What `work(workers, *args)` gives in each of two processes; it must be importable."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = context.Pipe()
+        meeting = Path(folder) / "meeting"
+        other = context.Process(target=_follow, args=(theirs, meeting, work, args), daemon=True)
+        other.start()
+        results = [_meet(0, meeting, work, args), ours.recv()]
+        other.join()
+    return results
+
+
+def _follow(pipe: Connection, meeting: Path, work: Callable[..., Any], args: Any) -> None:
+    torch.set_num_threads(1)
+    pipe.send(_meet(1, meeting, work, args))
+
+
+def _meet(rank: int, meeting: Path, work: Callable[..., Any], args: Any) -> Any:
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(minutes=5),
+    )
+    try:
+        return work(Workers(rank, 2), *args)
+    finally:
+        distributed.destroy_process_group()
+
+
+def losses(workers: Workers, recipes: Sequence[Recipe], steps: int = 3) -> list[list[float]]:
+    """The losses of each recipe's first steps on the same slices, statistics of norms frozen."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand((20, 16, 16), generator=generator)
+    source = KnownSlices({View.AXIAL: (images, (images * 3).to(torch.uint8))}, 3)
+    return [_losses(workers, recipe, source, steps) for recipe in recipes]
+
+
+def _losses(workers: Workers, recipe: Recipe, source: KnownSlices, steps: int) -> list[float]:
+    torch.manual_seed(0)
+    network = ViewsNet(recipe.network, {View.AXIAL: source.classes})
+    device = torch.device("cpu")
+    trainer = Trainer(recipe, recipe.stages[0], [View.AXIAL], network, source, device, workers)
+    trainer._train_mode = trainer.network.eval  # type: ignore[assignment,method-assign]
+    return [trainer.step().loss for _ in range(steps)]
+
+
+def exchange(workers: Workers, value: str) -> tuple[str, list[str], float]:
+    """What each has of the leader's value, of both, and of the larger rank."""
+    mine = f"{value}{workers.rank}"
+    return workers.share(lambda: mine), workers.gather(mine), workers.largest(workers.rank)

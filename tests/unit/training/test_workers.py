@@ -1,0 +1,75 @@
+"""Processes that train together: they compute what one does, and know what each other knows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import exchange, in_both, losses
+
+from segmentation.heads import HeadMaps
+from segmentation.training.config import Recipe
+from segmentation.training.loop import Trainer
+from segmentation.training.network import ViewsNet
+from segmentation.training.sources import SyntheticSource
+from segmentation.training.workers import ALONE, Workers
+from segmentation.views import View
+
+PIXELS_ALIKE = {"dice": 0, "boundary": 0, "balance": 0}
+
+
+def recipe_of(recipe: Recipe, **stage: object) -> Recipe:
+    content = recipe.model_dump(mode="json")
+    content["network"] |= {"channels": 1, "dropout": 0}
+    content["stages"][0] |= {"precision": "fp32", **stage}
+    return Recipe.model_validate(content)
+
+
+def test_two_processes_have_the_losses_of_one(recipe: Recipe) -> None:
+    # Where each pixel counts alike, the mean of two halves is the mean of the batch ...
+    mean = recipe_of(recipe, batch=8, loss=PIXELS_ALIKE)
+    # ... and a loss of sums over a batch is that of the halves, accumulated.
+    dice = recipe_of(recipe, batch=8)
+    halves = recipe_of(recipe, batch=4, accumulate=2)
+    leader, other = in_both(losses, (mean, dice))
+    assert leader == other
+    for found, expected in zip(leader, losses(ALONE, (mean, halves)), strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+        # They learn: the same numbers without an update would prove little.
+        assert found[-1] < found[0]
+
+
+def test_each_knows_what_the_leader_and_all_know() -> None:
+    assert in_both(exchange, "of ") == [("of 0", ["of 0", "of 1"], 1.0)] * 2
+
+
+def test_one_process_alone_asks_nobody() -> None:
+    assert exchange(ALONE, "of ") == ("of 0", ["of 0"], 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2])
+def test_norms_see_the_whole_batch_where_there_are_several_gpus(
+    recipe: Recipe, maps: HeadMaps, count: int
+) -> None:
+    from segmentation.labels import load_scheme
+
+    data = recipe.stages[0].data
+    assert data.synthetic is not None
+    scheme = load_scheme("quicknat33")
+    size, channels = (data.rows, data.columns), recipe.network.channels
+    source = SyntheticSource(maps, scheme, data.synthetic.synthesis, size, channels, "cuda")
+    network = ViewsNet(recipe.network, {View.AXIAL: 33})
+    trainer = Trainer(
+        recipe,
+        recipe.stages[0],
+        [View.AXIAL],
+        network,
+        source,
+        torch.device("cuda"),
+        Workers(0, count),
+    )
+    norms = [m for m in trainer.network.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    assert bool(norms) == (count > 1)
+    # What is validated and shipped is plain, and has the same names.
+    assert trainer.average.state_dict().keys() == trainer.network.state_dict().keys()
+    assert not [m for m in trainer.average.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
