@@ -166,6 +166,8 @@ def _lead_torchrun(job: _Job, watching: Watching, processes: int) -> Path:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # What no process could do is said before any is started.
+    _own_device(job.device, _Place(0, processes, 0, processes, 0))
     # A store that outlives the processes holds what the dead ones said (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Without a lock, which a killed process could take with it.
