@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pipelines.bench._steps import in_process, operations, seconds, step_of
 from pipelines.process import prepare_process
 from segmentation.models.quicknat import FAST, PUBLISHED, QuickNatConfig
 
@@ -51,25 +48,14 @@ def probe(name: str, size: int, batch: int) -> None:
         prepare_process()
     import torch
 
-    from segmentation.models.losses import LossConfig, build_loss
-
     torch.manual_seed(0)
     network = network_of(name)
-    loss = build_loss(LossConfig(), torch.ones(33))
-    optimiser = torch.optim.SGD(network.parameters(), 0.01, momentum=0.9)
+    arrange(network)
     slices = torch.randn(batch, 1, size, size)
     labels = torch.randint(0, 33, (batch, size, size), dtype=torch.uint8)
-
-    def step(half: bool) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = network(slices)
-        optimiser.zero_grad()
-        loss(logits, labels).backward()
-        optimiser.step()
-
     figures: dict[str, float] = {"parameters": sum(p.numel() for p in network.parameters())}
-    figures["step"] = seconds(lambda: step(False)) / batch
-    figures["step bf16"] = seconds(lambda: step(True)) / batch
+    figures["step"] = seconds(step_of(network, slices, labels)) / batch
+    figures["step bf16"] = seconds(step_of(network, slices, labels, bf16=True)) / batch
     network.eval()
     inference: nn.Module = network if name == MONAI else network.fold()  # type: ignore[operator]
     with torch.inference_mode():
@@ -79,34 +65,29 @@ def probe(name: str, size: int, batch: int) -> None:
     print(json.dumps(figures))
 
 
-def seconds(work: Callable[[], Any], repetitions: int = 5) -> float:
-    work()
-    taken = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+def arrange(network: nn.Module) -> None:
+    """Ours lie in memory as training on this processor has them; MONAI's stays as it comes."""
+    import torch
+
+    from segmentation.models.hardware import training_layout
+    from segmentation.models.quicknat import QuickNat
+
+    if isinstance(network, QuickNat):
+        network.arrange(training_layout(torch.device("cpu")))
 
 
 def giga_operations(name: str) -> float:
     """10^9 multiplications and additions for a slice of 256 x 256."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     network = network_of(name).eval()
-    with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        network(torch.zeros(1, 1, 256, 256))
-    return float(counter.get_total_flops()) / 1e9
+    with torch.inference_mode():
+        return operations(lambda: network(torch.zeros(1, 1, 256, 256))) / 1e9
 
 
 def measure(name: str, size: int, batch: int) -> dict[str, float]:
     call = f"from pipelines.bench.models import probe; probe({name!r}, {size}, {batch})"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", call], check=True, capture_output=True, text=True
-    )
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return in_process(call)
 
 
 def run(size: str = "192", batch: str = "4", repetitions: str = "3", *names: str) -> None:

@@ -1,0 +1,83 @@
+"""What benchmarks of networks share: a training step, medians, operations, own processes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["Timing", "in_process", "matrix_rate", "operations", "seconds", "step_of", "timing"]
+
+
+def step_of(
+    network: nn.Module, slices: Tensor, labels: Tensor, *, bf16: bool = False, classes: int = 33
+) -> Callable[[], None]:
+    """Forward, loss, backward and update of `network` on one batch, as training does them."""
+    import torch
+
+    from segmentation.models.losses import LossConfig, build_loss
+
+    loss = build_loss(LossConfig(), torch.ones(classes)).to(slices.device)
+    optimiser = torch.optim.AdamW(network.parameters(), 1e-3)
+
+    def step() -> None:
+        with torch.autocast(slices.device.type, torch.bfloat16, enabled=bf16):
+            logits = network(slices)
+        optimiser.zero_grad(set_to_none=True)
+        loss(logits, labels).backward()
+        optimiser.step()
+
+    return step
+
+
+Timing = tuple[float, float]  # medians: seconds by the clock, and of the processor
+
+
+def timing(work: Callable[[], Any], repetitions: int = 3) -> Timing:
+    """After one call that does not count; a busy machine stretches the clock most of all."""
+    work()
+    taken = []
+    for _ in range(repetitions):
+        clock, processor = time.perf_counter(), time.process_time()
+        work()
+        taken.append((time.perf_counter() - clock, time.process_time() - processor))
+    by_clock, by_processor = zip(*taken, strict=True)
+    return statistics.median(by_clock), statistics.median(by_processor)
+
+
+def seconds(work: Callable[[], Any], repetitions: int = 5) -> float:
+    return timing(work, repetitions)[0]
+
+
+def operations(work: Callable[[], Any]) -> float:
+    """Multiplications and additions of convolutions and matrix products in one call."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def matrix_rate(dtype: torch.dtype, side: int = 1536) -> float:
+    """Operations a second of the processor in a large product of matrices."""
+    import torch
+
+    left, right = (torch.randn(side, side).to(dtype) for _ in range(2))
+    return 2 * side**3 / timing(lambda: left @ right, 5)[1]
+
+
+def in_process(call: str) -> dict[str, float]:
+    """What a fresh process prints as JSON in its last line; `call` is Python."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", call], check=True, capture_output=True, text=True
+    )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures

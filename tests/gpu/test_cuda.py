@@ -1,0 +1,177 @@
+r"""What only a GPU can show. Needs torch, NumPy, pydantic, PyYAML and pytest, nothing else.
+
+python3 -m pytest tests/gpu
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipelines.bench._steps import step_of
+from pipelines.budget import Budget, read_recipe, read_run, train_view
+from segmentation.errors import DeviceError
+from segmentation.heads import Heads, aim, phantom_heads
+from segmentation.labels import load_scheme
+from segmentation.models.quicknat import PUBLISHED, QuickNat
+from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.training.loop import Trainer
+from segmentation.training.network import ViewsNet
+from segmentation.training.sources import SyntheticSource
+from segmentation.training.state import seeded
+from segmentation.views import View
+
+pytestmark = pytest.mark.gpu
+
+CUDA = "cuda"
+SCHEME = load_scheme("quicknat33")
+SMALL = PUBLISHED.model_copy(update={"filters": 16, "dropout": 0.0})
+SETTINGS = ("network.filters=16", "batch=8", "data.rows=64", "data.columns=64")
+
+
+@pytest.fixture(scope="module")
+def maps():
+    return phantom_heads(4)
+
+
+@pytest.fixture(scope="module")
+def heads(maps) -> Heads:
+    return aim(maps, SCHEME, CUDA)[0]
+
+
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def batch(count: int = 4, size: int = 64) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(count, 1, size, size), torch.randint(0, 33, (count, size, size)).byte()
+
+
+def network(**changes: object) -> QuickNat:
+    torch.manual_seed(0)
+    return QuickNat(SMALL.model_copy(update=changes))
+
+
+def error_of(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double().cpu() - wanted.double().cpu()).norm() / wanted.double().norm())
+
+
+def draw(heads: Heads, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = seeded(CUDA, seed)
+    return synthesise(heads, SynthesisConfig(), View.CORONAL, 8, (64, 64), generator)
+
+
+def test_drawing_never_waits_for_the_gpu(heads: Heads) -> None:
+    draw(heads)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        images, labels = draw(heads)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert images.isfinite().all()
+    assert labels.max() > 0
+
+
+def test_a_seed_fixes_what_is_drawn(heads: Heads) -> None:
+    (one, labels), (same, again), (other, _) = (draw(heads, seed) for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert torch.equal(labels, again)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("bf16", "limit"), [(False, 1e-2), (True, 5e-2)])
+def test_logits_are_those_of_float64(bf16: bool, limit: float) -> None:
+    """Float32 convolutions run in tf32 by default; bf16 has 8 bits."""
+    slices, _ = batch()
+    wanted = network().double().eval()(slices.double()).detach()
+    with torch.autocast(CUDA, torch.bfloat16, enabled=bf16), torch.inference_mode():
+        found = network().to(CUDA).eval()(slices.to(CUDA))
+    assert error_of(found, wanted) < limit
+
+
+def test_the_folded_network_is_the_same(deterministic: None) -> None:
+    trained = network(order="convolution-norm-activation").to(CUDA).eval()
+    slices = batch()[0].to(CUDA)
+    with torch.inference_mode():
+        assert error_of(trained.fold()(slices), trained(slices)) < 1e-2
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_steps_give_the_same_bits_twice(deterministic: None, bf16: bool) -> None:
+    slices, labels = (tensor.to(CUDA) for tensor in batch())
+
+    def weights() -> Tensor:
+        own = network(dropout=0.2).to(CUDA).train()
+        step = step_of(own, slices, labels, bf16=bf16)
+        torch.manual_seed(2)
+        for _ in range(3):
+            step()
+        return torch.cat([p.detach().flatten() for p in own.parameters()])
+
+    assert torch.equal(weights(), weights())
+
+
+def test_a_compiled_network_is_the_same() -> None:
+    own = network().to(CUDA).eval()
+    slices = batch()[0].to(CUDA)
+    with torch.inference_mode():
+        assert error_of(torch.compile(own)(slices), own(slices)) < 1e-2
+
+
+def trainer(maps, *settings: str) -> Trainer:
+    recipe = read_recipe("quicknat", (*SETTINGS, *settings), Path("heads"))
+    stage = recipe.stages[0]
+    synthesis = stage.data.synthetic.synthesis
+    source = SyntheticSource(
+        maps, SCHEME, synthesis, (stage.data.rows, stage.data.columns), 1, CUDA
+    )
+    own = ViewsNet(recipe.network, {View.CORONAL: len(SCHEME)})
+    return Trainer(recipe, stage, (View.CORONAL,), own, source, torch.device(CUDA))
+
+
+def test_training_learns(maps) -> None:
+    own = trainer(maps, "compile=false", "optimiser.rate=0.005")
+    assert own.bf16
+    losses = []
+    for _ in range(60):
+        losses.append(own.step().loss)
+        own.counters.seconds = 0.2
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+
+
+def test_out_of_memory_says_which_batch_to_try(maps) -> None:
+    own = trainer(maps, "compile=false", "batch=64", "data.rows=512", "data.columns=512")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * 2**30 / total))
+    try:
+        with pytest.raises(DeviceError, match="set batch to 32"):
+            own.step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_a_view_is_trained_within_its_budget(maps, tmp_path: Path, compiled: str) -> None:
+    maps.save(tmp_path / "heads.npz")
+    settings = (*SETTINGS, f"compile={compiled}")
+    recipe = read_recipe("quicknat", settings, tmp_path / "heads.npz")
+    budget = Budget(time.monotonic(), 20 if compiled == "false" else 90)
+    train_view(recipe, View.AXIAL, tmp_path / "out", budget, torch.device(CUDA))
+    facts = read_run(tmp_path / "out")
+    assert facts["wall_seconds"] <= budget.seconds
+    assert facts["counters"]["step"] > 10
+    assert facts["scores"]["slices"] > 0
+    # Where its compiler does not work, it says so; here it should.
+    assert facts["compiled"] == (compiled == "true")
