@@ -325,8 +325,13 @@ def _profile(work: Callable[[], Any], setting: Setting) -> Figures:
             work()
         torch.cuda.synchronize()
         wall = time.perf_counter() - began
-    # One stream: no two kernels at once.
-    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_device_time_total)
+    # One stream: no two kernels at once. Annotations span kernels that are counted themselves.
+    kernels = [
+        row
+        for row in profiler.key_averages()
+        if row.self_device_time_total > 0 and not getattr(row, "is_user_annotation", False)
+    ]
+    rows = sorted(kernels, key=lambda row: -row.self_device_time_total)
     busy = sum(row.self_device_time_total for row in rows) * 1e-6
     most = [
         f"{row.self_device_time_total / 1e3 / calls:7.2f} ms {row.count // calls:5d} {row.key[:90]}"
