@@ -30,7 +30,8 @@ _PAGE = """<!doctype html>
 img{max-width:100%}table{border-collapse:collapse}td,th{padding:.15rem .8rem;text-align:left;
 border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-nums}</style>
 </head><body><h1>{{ title }}</h1>
-<img alt="curves of training" src="data:image/png;base64,{{ picture }}">
+{% for caption, image in pictures %}<img alt="{{ caption }}"
+ src="data:image/png;base64,{{ image }}">{% endfor %}
 {% for caption, head, rows in tables %}<h2>{{ caption }}</h2><table>
 <tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
 {% for row in rows %}<tr>{% for cell in row %}
@@ -67,9 +68,11 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     picture = _draw([("", curves)])
     with atomic_write(job / "progress.png") as file:
         file.write(picture)
+    pictures = [("curves of training", picture)]
     tables = []
     scores = _rows(job / "validations.csv")
     if scores:
+        pictures.append(("Dice and IoU of each structure through time", _draw_structures(scores)))
         last = max(int(row["step"]) for row in scores)
         rows = [
             (f"{row['structure']}, {row['view']}", row["dice"], row["iou"])
@@ -78,10 +81,10 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
         ]
         tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
     examples = [
-        (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", _encoded(path))
+        (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", path.read_bytes())
         for path in sorted((job / "examples").glob("*.png"))
     ]
-    _write(job / "run.html", f"{title} ({scheme.name})", picture, tables, examples)
+    _write(job / "run.html", f"{title} ({scheme.name})", pictures, tables, examples)
 
 
 def write_example(job: Path, step: int, view: str, example: Example, scheme: LabelScheme) -> None:
@@ -101,26 +104,26 @@ def write_comparison(
     out: Path, runs: Sequence[tuple[str, dict[str, Curve]]], tables: Sequence[object]
 ) -> None:
     """Several runs' curves on one axis, and tables, as one page."""
-    _write(out, "Runs compared", _draw(runs), tables)
+    _write(out, "Runs compared", [("curves of training", _draw(runs))], tables)
 
 
-def _encoded(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode("ascii")
+def _encoded(picture: bytes) -> str:
+    return base64.b64encode(picture).decode("ascii")
 
 
 def _write(
     path: Path,
     title: str,
-    picture: bytes,
+    pictures: Sequence[tuple[str, bytes]],
     tables: Sequence[object],
-    examples: Sequence[tuple[str, str]] = (),
+    examples: Sequence[tuple[str, bytes]] = (),
 ) -> None:
     template = Environment(autoescape=True).from_string(_PAGE)
     text = template.render(
         title=title,
-        picture=base64.b64encode(picture).decode("ascii"),
+        pictures=[(caption, _encoded(picture)) for caption, picture in pictures],
         tables=tables,
-        examples=examples,
+        examples=[(caption, _encoded(picture)) for caption, picture in examples],
     )
     with atomic_text(path) as file:
         file.write(text)
@@ -152,6 +155,35 @@ def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
             axes.set_ylim(0, 1)
         if named:
             axes.legend(fontsize="small")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
+    """Dice and IoU of each structure at each validation, a row of panels a view, as PNG."""
+    from matplotlib.figure import Figure
+
+    views = list(dict.fromkeys(row["view"] for row in scores))
+    lines = len({(row["view"], row["structure"]) for row in scores})
+    figure = Figure(figsize=(11, 1.5 + 0.17 * lines), layout="constrained")
+    for panels, view in zip(figure.subplots(len(views), 2, squeeze=False), views, strict=True):
+        mine = [row for row in scores if row["view"] == view]
+        names = list(dict.fromkeys(row["structure"] for row in mine))
+        steps = list(dict.fromkeys(row["step"] for row in mine))
+        for panel, (metric, title) in zip(panels, (("dice", "Dice"), ("iou", "IoU")), strict=True):
+            table = np.full((len(names), len(steps)), np.nan)
+            for row in mine:
+                place = names.index(row["structure"]), steps.index(row["step"])
+                table[place] = float(row[metric])
+            shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            panel.set_title(f"{title}, {view}")
+            panel.set_yticks(range(len(names)), names, fontsize="x-small")
+            # As many steps as can be read.
+            some = range(0, len(steps), max(1, len(steps) // 6))
+            panel.set_xticks(some, [steps[i] for i in some])
+            panel.set_xlabel("step")
+            figure.colorbar(shown, ax=panel)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.trainlog import Metrics, append_scores
+from pipelines.trainpage import write_page
 from segmentation.labels import load_scheme
 from segmentation.training.loop import StepReport
 from segmentation.training.validation import Example, Scores
@@ -54,3 +55,16 @@ def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(tmp_p
     assert float(row["loss"]) == 1.5
     # 3 steps of 4 slices in half a second each.
     assert float(row["slices_per_second"]) == 8
+
+
+def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
+    caption = "Dice and IoU of each structure through time"
+    Metrics(tmp_path, 0, events=False).add(report(1, 1.0), last=True)
+    write_page(tmp_path, "job", SCHEME)
+    assert caption not in (tmp_path / "run.html").read_text()
+    for step in (10, 20):
+        append_scores(tmp_path, step, scores(step / 40), SCHEME)
+    write_page(tmp_path, "job", SCHEME)
+    page = (tmp_path / "run.html").read_text()
+    assert caption in page
+    assert page.count("data:image/png;base64,") == 2
