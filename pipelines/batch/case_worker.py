@@ -25,7 +25,14 @@ from pipelines.batch.settings import RunSettings
 from pipelines.batch.stats import format_aseg_stats
 from segmentation.errors import TrinatError
 from segmentation.files import atomic_path, atomic_text
-from segmentation.inference.quality import grade, mean_agreement, total_brain_mm3
+from segmentation.inference.quality import (
+    Limits,
+    grade,
+    limits_of,
+    mean_agreement,
+    tissue_contrast,
+    total_brain_mm3,
+)
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Prepared, Segmenter
 from segmentation.labels import LabelScheme
@@ -104,7 +111,7 @@ class CaseWorker:
         (staging / case.folder).mkdir(parents=True)
         with _timed(job.timings, "write"):
             found, changes = job.found.cleaned() if settings.output.clean else (job.found, {})
-            result = _result(found, changes)
+            result = _result(found, changes, limits_of(self.segmenter.model.info))
             result["picture"] = self._write_all(staging, case, found)
             paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
             outputs = {str(path.relative_to(staging)): digest_files([path]) for path in paths}
@@ -197,18 +204,20 @@ def _entry(case: Case, settings: RunSettings, **fields: Any) -> Entry:
     )
 
 
-def _result(found: Segmentation, changes: dict[str, float]) -> dict[str, Any]:
+def _result(found: Segmentation, changes: dict[str, float], limits: Limits) -> dict[str, Any]:
     """All numbers that the group's tables show."""
     volumes = found.volumes_mm3
-    verdict = grade(found)
+    verdict = grade(found, limits)
     brain = total_brain_mm3(found.scheme, volumes)
     result: dict[str, Any] = {
         "grade": verdict.name,
         "reasons": list(verdict.reasons),
+        "structure_grades": dict(verdict.structures),
         "notes": list(found.notes),
         "total_brain_mm3": round(brain, 3),
         "volumes_mm3": {name: round(volume, 3) for name, volume in volumes.items()},
     }
+    result["tissue_contrast"] = _rounded(tissue_contrast(found))
     if found.agreement is not None:
         result["mean_agreement"] = _rounded(mean_agreement(found))
         result["agreement"] = _by_structure(found.scheme, found.agreement, volumes)

@@ -52,21 +52,7 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
         ],
     )
     _write_volumes(out / "volumes.tsv", done)
-    _write_tsv(
-        out / "qc.tsv",
-        ("case", "grade", "mean_agreement", "total_brain_mm3", "reasons", "notes"),
-        [
-            (
-                e.case,
-                e.result["grade"],
-                e.result.get("mean_agreement"),
-                e.result["total_brain_mm3"],
-                "; ".join(e.result["reasons"]),
-                "; ".join(e.result["notes"]),
-            )
-            for e in done
-        ],
-    )
+    _write_quality(out / "qc.tsv", done)
     _write_report(out, ordered)
 
 
@@ -97,6 +83,28 @@ def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: boo
     )
     with atomic_text(out / ".bidsignore") as file:
         file.write("\n".join(_BIDSIGNORE) + "\n")
+
+
+def _write_quality(path: Path, done: Sequence[Entry]) -> None:
+    """A row a scan: its grade and why, then the grade of each structure."""
+    names: dict[str, None] = {}
+    for entry in done:
+        names |= dict.fromkeys(entry.result.get("structure_grades", ()))
+    header = ("case", "grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
+    rows = []
+    for entry in done:
+        result = entry.result
+        grades = result.get("structure_grades", {})
+        rows.append(
+            (
+                entry.case,
+                *(result.get(name) for name in header[1:]),
+                "; ".join(result["reasons"]),
+                "; ".join(result["notes"]),
+                *(grades.get(name) for name in names),
+            )
+        )
+    _write_tsv(path, (*header, "reasons", "notes", *names), rows)
 
 
 def _write_volumes(path: Path, done: Sequence[Entry]) -> None:

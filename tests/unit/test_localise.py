@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from nibabel.affines import apply_affine
+from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
 from segmentation.conform import conform
 from segmentation.localise import foreground, head_box
+from segmentation.phantom import phantom
 from segmentation.resample import Box, occupied_box
 from segmentation.volume import Volume
 
@@ -133,6 +137,105 @@ def test_the_bright_end_is_a_percentile_of_what_stands_out() -> None:
     # With 1 %, the 98th percentile is among the rest.
     values = np.concatenate([np.zeros(8000), np.full(990, 100), np.full(10, 200)])
     assert foreground(values, 1000.0) == (0, 100)
+
+
+Head = tuple[np.ndarray, np.ndarray]  # image, where the brain is
+Change = Callable[[np.ndarray, np.ndarray], Head]
+
+
+def _shifted(image: np.ndarray, brain: np.ndarray) -> Head:
+    """The head in a corner of a field half as wide again, full of noise."""
+    shape = np.array(image.shape) * 3 // 2
+    level = image[:4].mean()
+    wide = np.random.default_rng(1).rayleigh(level, shape).astype(np.float32)
+    where = np.zeros(shape, bool)
+    corner = tuple(slice(0, n) for n in image.shape)
+    wide[corner], where[corner] = image, brain
+    return wide, where
+
+
+def _stripped(image: np.ndarray, brain: np.ndarray) -> Head:
+    return np.where(brain, image, 0), brain
+
+
+def _cut(axis: int, *, low: bool) -> Change:
+    """A quarter of the brain beyond the end of the scan."""
+
+    def change(image: np.ndarray, brain: np.ndarray) -> Head:
+        side = occupied_box(brain)[axis]
+        quarter = (side.stop - side.start) // 4
+        kept = slice(side.start + quarter, None) if low else slice(None, side.stop - quarter)
+        part = tuple(kept if a == axis else slice(None) for a in range(3))
+        return image[part], brain[part]
+
+    return change
+
+
+def _cut_all_round(image: np.ndarray, brain: np.ndarray) -> Head:
+    part = tuple(slice(s.start + 2, s.stop - 2) for s in occupied_box(brain))
+    return image[part], brain[part]
+
+
+def _biased(axis: int, strength: float) -> Change:
+    def change(image: np.ndarray, brain: np.ndarray) -> Head:
+        ramp = np.linspace(-strength, strength, image.shape[axis])
+        gain = np.exp(np.expand_dims(ramp, [a for a in range(3) if a != axis]))
+        return image * gain, brain
+
+    return change
+
+
+def _noisy(image: np.ndarray, brain: np.ndarray) -> Head:
+    noise = np.random.default_rng(2).normal(0, 0.2 * image[brain].mean(), (2, *image.shape))
+    return np.hypot(image + noise[0], noise[1]), brain
+
+
+def _with_bright_fat(image: np.ndarray, brain: np.ndarray) -> Head:
+    outside = ~ndimage.binary_dilation(brain, iterations=3) & (image > image[brain].mean() / 2)
+    return np.where(outside, 8 * image, image), brain
+
+
+PHANTOMS: dict[str, Change] = {
+    "as it is": lambda image, brain: (image, brain),
+    "shifted": _shifted,
+    "skull-stripped": _stripped,
+    "skull-stripped and shifted": lambda image, brain: _shifted(*_stripped(image, brain)),
+    "skull-stripped and cut": lambda image, brain: _cut(2, low=False)(*_stripped(image, brain)),
+    **{
+        f"cut {way} along axis {axis}": _cut(axis, low=way == "below")
+        for axis in range(3)
+        for way in ("below", "above")
+    },
+    "cut all round": _cut_all_round,
+    "dark in front": _biased(1, -1.0),
+    "dark above": _biased(2, -1.0),
+    "dark on the right": _biased(0, -1.0),
+    "noisy": _noisy,
+    "in bright fat": _with_bright_fat,
+}
+
+
+@cache
+def coarse_phantom(oblique_deg: float) -> tuple[Volume, np.ndarray]:
+    scan, truth = phantom(0, spacing_mm=(3.0, 3.0, 3.0), oblique_deg=oblique_deg)
+    return scan, truth.data > 0
+
+
+@pytest.mark.parametrize("oblique_deg", [0.0, 40.0])
+@pytest.mark.parametrize("case", PHANTOMS)
+def test_the_box_never_cuts_a_phantoms_brain(case: str, oblique_deg: float) -> None:
+    scan, brain = coarse_phantom(oblique_deg)
+    image, brain = PHANTOMS[case](scan.data.astype(np.float32), brain)
+    assert_holds(head_box(Volume(image, scan.affine)), brain, 3.0)
+
+
+def test_thick_slices_do_not_narrow_the_box() -> None:
+    spacing_mm = (3.0, 3.0, 9.0)
+    scan, truth = phantom(1, spacing_mm=spacing_mm)
+    box, tight = head_box(scan), occupied_box(truth.data > 0)
+    for side, within, length, mm in zip(box, tight, scan.shape, spacing_mm, strict=True):
+        assert side.start <= max(within.start - 5 / mm, 0)
+        assert side.stop >= min(within.stop + 5 / mm, length)
 
 
 def test_real_brains_lie_in_the_box_by_a_margin(dev_data: Path) -> None:

@@ -1,4 +1,4 @@
-"""Agreement, uncertainty, clean-up and grades, against cases worked out by hand."""
+"""Agreement, uncertainty and clean-up, against cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from math import log
 import numpy as np
 import pytest
 import torch
-from overfitted import miniature, overfitted_model
 
 from segmentation.inference.cleanup import clean_up
 from segmentation.inference.disagreement import dice_of_maps, view_agreement
-from segmentation.inference.quality import Limits, grade
-from segmentation.inference.segmenter import Segmenter
 from segmentation.inference.uncertainty import Samples, entropy_of
 from segmentation.labels import Label, LabelScheme
 from segmentation.views import View
-from segmentation.volume import Volume
 
 
 def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
@@ -92,46 +88,3 @@ def test_a_lost_piece_becomes_what_surrounds_it() -> None:
     labels[4, 2, 2] = 1
     cleaned, _ = clean_up(labels, 3)
     assert cleaned[4, 2, 2] == 2
-
-
-# Limits for a head of 25 ml.
-MINIATURE = Limits(
-    smallest_brain_mm3=(2.0e4, 1.0e4), largest_brain_mm3=(4.0e4, 8.0e4), missing=(99, 99)
-)
-
-
-@pytest.fixture(scope="module")
-def found():
-    return Segmenter.load(overfitted_model(), device="cpu").segment(miniature(seed=1)[0])
-
-
-def test_a_good_segmentation_passes(found) -> None:
-    assert grade(found, MINIATURE).name == "pass"
-
-
-@pytest.mark.parametrize(
-    ("limits", "name", "reason"),
-    [
-        ({"smallest_brain_mm3": (3e4, 1e4)}, "look", "ml only"),
-        ({"smallest_brain_mm3": (3e4, 2.9e4)}, "fail", "ml only"),
-        ({"largest_brain_mm3": (1e4, 9e4)}, "look", "brain of"),
-        ({"largest_brain_mm3": (1e4, 2e4)}, "fail", "brain of"),
-        ({"agreement": (1.1, 0.1)}, "look", "views agree"),
-        ({"agreement": (1.2, 1.1)}, "fail", "views agree"),
-        ({"symmetry": (1.1, 0.1)}, "look", "one side"),
-        ({"symmetry": (1.2, 1.1)}, "fail", "one side"),
-        ({"missing": (1, 99)}, "look", "not found"),
-        ({"missing": (1, 1)}, "fail", "not found"),
-    ],
-)
-def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> None:
-    settings = MINIATURE.__dict__ | limits
-    verdict = grade(found, Limits(**settings))
-    assert verdict.name == name
-    assert reason in verdict.reasons[0]
-
-
-def test_noise_that_is_no_head_fails_with_the_shipped_limits() -> None:
-    noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
-    found = Segmenter.load(overfitted_model(), device="cpu").segment(Volume(noise, np.eye(4)))
-    assert grade(found).name == "fail"

@@ -1,0 +1,242 @@
+"""Grades: of structures by hand, of whole scans that are not what they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from overfitted import miniature, overfitted_model
+
+from pipelines.bench.quality import cut, inverted, middle
+from segmentation.conform import ConformPlan
+from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast
+from segmentation.inference.segmentation import Segmentation
+from segmentation.inference.segmenter import Segmenter
+from segmentation.labels import Label, LabelScheme
+from segmentation.models.model_info import Quality
+from segmentation.models.zoo import find_model
+from segmentation.volume import Volume
+
+
+def label(index: int, name: str, group: str) -> Label:
+    return Label(index, name, index, None, (0, 0, 0), name, group, None)
+
+
+SCHEME = LabelScheme(
+    "three",
+    (
+        label(0, "background", "background"),
+        label(1, "white", "white-matter"),
+        label(2, "cortex", "cortical"),
+        label(3, "stem", "brainstem"),
+    ),
+)
+# Three structures of 144 mm³.
+BLOCKS = np.repeat([1, 2, 3], 144).reshape(3, 12, 12).astype(np.uint8)
+BRIGHTNESS = np.array([0.0, 1.2, 0.8, 1.0], np.float32)
+
+
+def by_hand(
+    agreement: list[float] | None = None,
+    labels: np.ndarray = BLOCKS,
+    brightness: np.ndarray = BRIGHTNESS,
+) -> Segmentation:
+    """A segmentation as if each voxel of 1 mm had been labelled so."""
+    affine = np.eye(4)
+    rows = tuple(tuple(row) for row in affine.tolist())
+    plan = ConformPlan(labels.shape, rows, (1, 1), labels.shape, rows)
+    return Segmentation(
+        torch.nn.functional.one_hot(torch.from_numpy(labels).long(), 4).half(),
+        SCHEME,
+        plan,
+        Volume(brightness[labels], affine),
+        (),
+        np.array([np.nan, *agreement]) if agreement else None,
+        None,
+        (),
+    )
+
+
+HAND = Limits(
+    agreement=(0.8, 0.6),
+    smallest_brain_mm3=(0.0, 0.0),
+    contrast=(1.1, 1.0),
+    failed=(0.0, 0.4),
+    missing=(1, 2),
+)
+
+
+def test_structures_are_graded_by_how_much_the_views_agree_on_them() -> None:
+    verdict = grade(by_hand([0.9, 0.7, 0.5]), HAND)
+    assert verdict.structures == {"white": "pass", "cortex": "look", "stem": "fail"}
+
+
+def test_what_no_view_found_by_itself_has_failed() -> None:
+    assert grade(by_hand([0.9, 0.9, np.nan]), HAND).structures["stem"] == "fail"
+
+
+def test_one_view_alone_grades_no_structure_but_those_not_found() -> None:
+    assert grade(by_hand(), HAND).structures == {}
+    labels = np.where(BLOCKS == 3, 1, BLOCKS)
+    assert grade(by_hand(labels=labels), HAND).structures == {"stem": "fail"}
+
+
+def test_a_sound_scan_passes_and_says_nothing() -> None:
+    verdict = grade(by_hand([0.9, 0.9, 0.9]), HAND)
+    assert (verdict.name, verdict.reasons) == ("pass", ())
+
+
+def test_one_failed_structure_is_named_for_a_person_to_look_at() -> None:
+    verdict = grade(by_hand([0.99, 0.99, 0.5]), HAND)
+    assert (verdict.name, verdict.reasons) == ("look", ("views disagree on stem",))
+
+
+def test_many_failed_structures_fail_the_scan() -> None:
+    verdict = grade(by_hand([0.99, 0.58, 0.58]), replace(HAND, agreement=(0.7, 0.6)))
+    assert (verdict.name, verdict.reasons) == ("fail", ("views disagree on cortex, stem",))
+
+
+def test_contrast_is_white_matter_over_cortex() -> None:
+    assert tissue_contrast(by_hand()) == pytest.approx(1.2 / 0.8)
+    labels = np.where(BLOCKS == 2, 1, BLOCKS)
+    assert tissue_contrast(by_hand(labels=labels)) is None
+
+
+@pytest.mark.parametrize(("cortex", "name"), [(1.15, "look"), (1.4, "fail")])
+def test_cortex_as_bright_as_white_matter_is_no_t1(cortex: float, name: str) -> None:
+    found = by_hand([0.9] * 3, brightness=np.array([0, 1.2, cortex, 1], np.float32))
+    verdict = grade(found, HAND)
+    assert verdict.name == name
+    assert "not T1-weighted?" in verdict.reasons[0]
+
+
+def test_a_models_own_limits_come_before_the_general_ones() -> None:
+    info = Segmenter.load(overfitted_model(), device="cpu").model.info
+    assert limits_of(info) is LIMITS
+    own = info.model_copy(update={"quality": Quality(agreement=(0.9, 0.4))})
+    assert limits_of(own) == replace(LIMITS, agreement=(0.9, 0.4))
+
+
+# Limits for a head of 25 ml, known by heart: whatever else is known of it.
+MINIATURE = Limits(
+    smallest_brain_mm3=(2.0e4, 1.0e4),
+    largest_brain_mm3=(4.0e4, 8.0e4),
+    missing=(99, 99),
+    failed=(1.0, 1.0),
+)
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> Segmenter:
+    return Segmenter.load(overfitted_model(), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def found(segmenter: Segmenter) -> Segmentation:
+    return segmenter.segment(miniature(seed=1)[0])
+
+
+def test_a_good_segmentation_passes(found) -> None:
+    assert grade(found, MINIATURE).name == "pass"
+
+
+@pytest.mark.parametrize(
+    ("limits", "name", "reason"),
+    [
+        ({"smallest_brain_mm3": (3e4, 1e4)}, "look", "ml only"),
+        ({"smallest_brain_mm3": (3e4, 2.9e4)}, "fail", "ml only"),
+        ({"largest_brain_mm3": (1e4, 9e4)}, "look", "brain of"),
+        ({"largest_brain_mm3": (1e4, 2e4)}, "fail", "brain of"),
+        ({"agreement": (1.1, 0.1)}, "look", "views agree"),
+        ({"agreement": (1.2, 1.1)}, "fail", "views agree"),
+        ({"symmetry": (1.1, 0.1)}, "look", "one side"),
+        ({"symmetry": (1.2, 1.1)}, "fail", "one side"),
+        ({"contrast": (9, 0.1)}, "look", "not T1"),
+        ({"contrast": (9, 8)}, "fail", "not T1"),
+        ({"missing": (1, 99)}, "look", "not found"),
+        ({"missing": (1, 1)}, "fail", "not found"),
+    ],
+)
+def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> None:
+    verdict = grade(found, replace(MINIATURE, **limits))
+    assert verdict.name == name
+    assert reason in verdict.reasons[0]
+
+
+def test_half_a_head_fails_by_its_missing_side(segmenter: Segmenter) -> None:
+    scan, _ = miniature(seed=1)
+    half = scan.data.copy()
+    half[20:] = 0
+    verdict = grade(segmenter.segment(Volume(half, scan.affine)), MINIATURE)
+    assert verdict.name == "fail"
+    assert any("one side has" in reason for reason in verdict.reasons)
+
+
+def test_noise_that_is_no_head_fails_with_the_shipped_limits(segmenter: Segmenter) -> None:
+    noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
+    assert grade(segmenter.segment(Volume(noise, np.eye(4)))).name == "fail"
+
+
+SMALL_FIELD = (96, 112, 96)  # where the brain's size is no reason: it counts for nothing below
+
+
+def ball() -> np.ndarray:
+    return (_radius() < 0.9).astype(np.float32)
+
+
+def box() -> np.ndarray:
+    return (np.abs(_places()).max(axis=0) < 0.9).astype(np.float32)
+
+
+def trunk() -> np.ndarray:
+    """A body's slices: fat around muscle, two dark lungs, a bright spine."""
+    x, y, _ = _places()
+    radius = np.hypot(x, 1.3 * y)
+    values = np.where(radius < 0.9, 0.9, 0.0)
+    values[radius < 0.75] = 0.45
+    for side in (-0.35, 0.35):
+        values[np.hypot(x - side, y) < 0.25] = 0.05
+    values[np.hypot(x, y - 0.4) < 0.1] = 0.7
+    return values.astype(np.float32)
+
+
+def noise() -> np.ndarray:
+    return np.random.default_rng(0).gamma(2, 0.5, SMALL_FIELD).astype(np.float32)
+
+
+def _places() -> np.ndarray:
+    lines = (np.linspace(-1, 1, n, dtype=np.float32) for n in SMALL_FIELD)
+    return np.stack(np.meshgrid(*lines, indexing="ij"))
+
+
+def _radius() -> np.ndarray:
+    return np.sqrt((_places() ** 2).sum(axis=0))
+
+
+def shipped_grade(image: np.ndarray, affine: np.ndarray) -> Grade:
+    """By the shipped model and its limits, but for the brain's size."""
+    segmenter = Segmenter.load(find_model("fast"), device="cpu")
+    limits = replace(
+        limits_of(segmenter.model.info),
+        smallest_brain_mm3=(0.0, 0.0),
+    )
+    return grade(segmenter.segment(Volume(image, affine)), limits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thing", [ball, box, trunk, noise])
+def test_what_is_no_head_fails_whatever_its_size(thing) -> None:
+    clean = thing()
+    air = 0.03 * np.random.default_rng(0).standard_normal((2, *SMALL_FIELD)).astype(np.float32)
+    image = np.hypot(clean + air[0], air[1])
+    assert shipped_grade(image, np.eye(4)).name == "fail"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [inverted(1.0), cut(0.5)], ids=["T2-like", "half a head"])
+def test_a_head_that_is_not_as_it_should_be_fails(change) -> None:
+    scan, _ = middle(1)
+    changed = change(scan.data, np.random.default_rng(0))
+    assert shipped_grade(np.asarray(changed, np.float32), scan.affine).name == "fail"
