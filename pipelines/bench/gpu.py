@@ -246,6 +246,36 @@ def step_part(setting: Setting) -> Figures:
     return figures
 
 
+def channels_part(setting: Setting) -> Figures:
+    """What zeros to a multiple of eight channels are worth: 5x5 to 64, with gradient."""
+    import torch
+    from torch import nn
+
+    from segmentation.models.blocks import convolve_aligned
+
+    device = _device(setting)
+    figures: Figures = {}
+    for channels in (1, 64, 65, 72):
+        for aligned in (False, True) if channels % 8 else (False,):
+            torch.manual_seed(0)
+            convolution = nn.Conv2d(channels, 64, 5, padding=2).to(device)
+            shape = (setting.batch, channels, setting.size, setting.size)
+            x = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
+            x.requires_grad_(channels > 1)
+
+            def work(
+                x: Tensor = x, convolution: nn.Conv2d = convolution, aligned: bool = aligned
+            ) -> None:
+                with torch.autocast(device.type, torch.bfloat16, enabled=setting.bf16):
+                    y = convolve_aligned(convolution, x) if aligned else convolution(x)
+                y.float().mean().backward()
+
+            convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            taken = _seconds(work, setting)
+            figures[f"{channels} channels{', with zeros' if aligned else ''}, ms"] = 1e3 * taken
+    return figures
+
+
 def synthesis_part(setting: Setting) -> Figures:
     """Drawing alone, with and without neighbours."""
     from segmentation.heads import aim
@@ -479,6 +509,7 @@ PARTS: dict[str, Callable[[Setting], Figures]] = {
     "synthesis": synthesis_part,
     "numerics": numerics_part,
     "determinism": determinism_part,
+    "channels": channels_part,
     "forward": forward_part,
     "scan": scan_part,
 }

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, max_unpool2d
 
-from segmentation.models.blocks import DenseBlock, Excitation, Layer, PReLU, max_pool, max_unpool
+from segmentation.models.blocks import (
+    DenseBlock,
+    Excitation,
+    Layer,
+    PReLU,
+    convolve_aligned,
+    max_pool,
+    max_unpool,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -184,3 +192,20 @@ def test_a_gpu_pools_as_a_cpu_does_where_only_deterministic_algorithms_are(
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("channels", "bias"), [(1, True), (5, False), (8, True)])
+def test_zeros_for_missing_channels_change_neither_result_nor_gradients(
+    channels: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(channels, 3, 5, padding=2, bias=bias)
+    x = torch.randn(2, channels, 9, 7, requires_grad=True)
+    outcomes = []
+    for convolve in (convolution, lambda x: convolve_aligned(convolution, x)):
+        convolution.zero_grad()
+        x.grad = None
+        y = convolve(x)
+        (y**2).sum().backward()
+        outcomes.append((y.detach(), x.grad.clone(), convolution.weight.grad.clone()))
+    torch.testing.assert_close(outcomes[1], outcomes[0])
