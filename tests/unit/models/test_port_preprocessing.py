@@ -1,0 +1,103 @@
+"""A whole scan through an imported checkpoint sees what the authors' own code would show it.
+
+The other implementation here is theirs in short: the conformed volume with axes L, I, A, scaled
+from its least to its greatest, slices by transpose, one after another through their network.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quicknat_port as port
+import torch
+from miniatures import SHAPE, head_image, head_labels, turned
+
+from segmentation.inference.segmenter import Segmenter
+from segmentation.models.checkpoint import save_model
+from segmentation.models.foreign import PORT_PREPROCESSING, read_port
+from segmentation.models.model_info import Description
+from segmentation.views import View
+from segmentation.volume import Volume
+
+SIDE = 48  # for 256
+# How the port's loader turns a volume into slices of each view.
+TRANSPOSED = {View.CORONAL: (2, 0, 1), View.AXIAL: (1, 2, 0), View.SAGITTAL: (0, 1, 2)}
+CLASSES = {View.CORONAL: 33, View.AXIAL: 33, View.SAGITTAL: 19}
+
+
+@cache
+def network(view: View) -> port.QuickNat:
+    """Random, but sure of something else in each part of the head."""
+    trained = port.trained(classes=CLASSES[view])
+    slices = conformed().transpose(TRANSPOSED[view])[SIDE // 3 :: SIDE // 3]
+    with torch.inference_mode():
+        logits = trained(torch.from_numpy(slices.copy())[:, None])
+    with torch.no_grad():
+        gain = 2 / logits.std((0, 2, 3)).mean()
+        classifier = trained.classifier.conv
+        classifier.bias.sub_(logits.mean((0, 2, 3))).mul_(gain)
+        classifier.weight.mul_(gain)
+    return trained
+
+
+def imported(folder: Path, *views: View) -> Segmenter:
+    """The checkpoints of these views as one model, on a grid of fewer voxels."""
+    networks = {}
+    for view in views:
+        torch.save(network(view).state_dict(), folder / f"{view.value}.pth")
+        networks[view] = read_port(folder / f"{view.value}.pth")
+    preprocessing = PORT_PREPROCESSING.model_copy(update={"shape": (SIDE, SIDE, SIDE)})
+    description = Description(name="port", preprocessing=preprocessing)
+    save_model(folder / "port", description, networks)
+    return Segmenter.load(folder / "port", device="cpu", precision="float32")
+
+
+@cache
+def head() -> np.ndarray:
+    """RAS, in noise all over: where an image is flat, pooling may choose any of equal voxels."""
+    margins = [((SIDE - n) // 2, (SIDE - n) // 2) for n in SHAPE]
+    image = np.pad(head_image(head_labels()), margins)
+    return (image + 200 * np.random.default_rng(3).random(image.shape)).astype(np.float32)
+
+
+def conformed() -> np.ndarray:
+    """The head with axes L, I, A, from 0 to 1."""
+    lia = head()[::-1].transpose(0, 2, 1)[:, ::-1]
+    return (lia - lia.min()) / (lia.max() - lia.min())
+
+
+def straightforward(view: View) -> np.ndarray:
+    """Probabilities (L, I, A, K) of one view."""
+    order = TRANSPOSED[view]
+    slices = conformed().transpose(order)
+    found = []
+    with torch.inference_mode():
+        for image in slices:
+            logits = network(view)(torch.from_numpy(image.copy())[None, None])
+            found.append(logits.softmax(1)[0].permute(1, 2, 0).numpy())
+    return np.stack(found).transpose([*np.argsort(order), 3])
+
+
+def scan(axes: str) -> Volume:
+    return Volume(*turned(head(), axes))
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_each_view_gives_the_ports_probabilities(view: View, tmp_path: Path) -> None:
+    found = imported(tmp_path, view).segment(scan("PIR"))
+    expected = straightforward(view)
+    # Half precision in the sum; a transposed slice is off by tenths.
+    np.testing.assert_allclose(found.fused.float().numpy(), expected, atol=2e-3)
+    assert expected.std(axis=(0, 1, 2)).max() > 0.05
+
+
+def test_the_fused_labels_lie_where_the_scans_voxels_are(tmp_path: Path) -> None:
+    found = imported(tmp_path, View.CORONAL, View.AXIAL).segment(scan("PIR"))
+    lia = (straightforward(View.CORONAL) + straightforward(View.AXIAL)).argmax(-1)
+    ras = lia[:, ::-1].transpose(0, 2, 1)[::-1]
+    expected, _ = turned(ras.astype(np.uint8), "PIR")
+    assert len(np.unique(expected)) > 3
+    assert (found.indices.data == expected).mean() > 0.999
