@@ -68,6 +68,8 @@ def bundle(
     fusion = _fusion(sources, weights)
     views = [view for view in View if view in by_view]
     class_weights(fusion, first.model.scheme, views, weights or first.given)
+    # What was measured of one model with its weights holds for the same again.
+    alone = first.info if len(sources) == 1 else None
     origins = {view: _origin(by_view[view], view) for view in views}
     description = check(
         Description,
@@ -81,7 +83,9 @@ def bundle(
                 first.model.scheme.names,
                 {structure for source in sources for structure in source.info.not_predicted},
             ),
+            "quality": alone.quality if alone else None,
             "training": _training(origins),
+            "metrics": alone.metrics if alone and alone.fusion == fusion else {},
             "origins": origins,
         },
         out if name is None else "--name",

@@ -21,6 +21,7 @@ from pipelines.cli import (
     doctor,
     evaluate,
     export,
+    fuse_weights,
     import_weights,
     merge,
     models,
@@ -73,6 +74,7 @@ app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
 app.command("evaluate", cls=ListOptions)(evaluate.command)
 app.command("export")(export.command)
+app.command("fuse-weights")(fuse_weights.command)
 app.command("import-weights")(import_weights.command)
 app.command("merge")(merge.command)
 app.command("models")(models.command)

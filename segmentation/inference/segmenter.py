@@ -144,7 +144,7 @@ class Segmenter:
         timings = {"conform": prepared.seconds}
         image = torch.from_numpy(prepared.conformed.volume.data)
         with _timed(timings, "localise"):
-            box = self._find_brain(image)
+            box = self.find_brain(image)
         with _timed(timings, "networks"):
             fused, maps = self._fuse(image[box], mirror)
             if self._touches_edge(fused, box, image):
@@ -183,19 +183,30 @@ class Segmenter:
             axes={view: wanted.slice_axes(view) for view in self.views},
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),
         )
-        maps = {}
-        for view in self.views:
-            axes = wanted.slice_axes(view)
-            side = (_side_axis(wanted.axes), self._partners(view)) if mirror else None
-            found = torch.zeros(_shape(image), dtype=torch.uint8, device=self.device)
-            for start, part in self._networks[view].probabilities(image, axes, mirror=side):
-                fusion.add(view, start, part)
-                to_slices(found, axes)[start : start + len(part)] = part.argmax(-1)
-            maps[view] = found
+        maps = {
+            view: torch.zeros(_shape(image), dtype=torch.uint8, device=self.device)
+            for view in self.views
+        }
+        for view, start, part in self.each_view(image, mirror=mirror):
+            fusion.add(view, start, part)
+            found = to_slices(maps[view], wanted.slice_axes(view))
+            found[start : start + len(part)] = part.argmax(-1)
         fusion.finish()
         return fusion, maps
 
-    def _find_brain(self, image: Tensor) -> Box:
+    def each_view(
+        self, image: Tensor, *, mirror: bool = False
+    ) -> Iterator[tuple[View, int, Tensor]]:
+        """Yield (view, first slice, probabilities (N, H, W, K or merged K)) of an image (X, Y, Z),
+        view after view, the sagittal one last."""
+        wanted = self.model.info.preprocessing
+        for view in self.views:
+            side = (_side_axis(wanted.axes), self._partners(view)) if mirror else None
+            parts = self._networks[view].probabilities(image, wanted.slice_axes(view), mirror=side)
+            for start, part in parts:
+                yield view, start, part
+
+    def find_brain(self, image: Tensor) -> Box:
         """A box around the brain with room to spare, from a few slices; all where none is seen."""
         if self.model.info.preprocessing.scaling == "minimum-maximum":
             return _whole(image)

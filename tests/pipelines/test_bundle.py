@@ -19,7 +19,7 @@ from segmentation.errors import ConfigError, ModelError, TrinatError
 from segmentation.inference.segmenter import Segmenter
 from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.foreign import PORT_PREPROCESSING
-from segmentation.models.model_info import Description, Fusion, Preprocessing, Training
+from segmentation.models.model_info import Description, Fusion, Preprocessing, Quality, Training
 from segmentation.models.quicknat import QuickNat
 from segmentation.views import View
 
@@ -101,6 +101,18 @@ def test_notes_claim_nothing_for_a_view_that_does_not_say_it(tmp_path: Path) -> 
     again = bundle([tmp_path / "out"], tmp_path / "again")
     assert again.origins == info.origins
     assert again.training == info.training
+
+
+def test_what_was_measured_of_one_model_holds_for_it_alone(tmp_path: Path) -> None:
+    measured = Quality(agreement=(0.6, 0.5))
+    one = model(tmp_path / "one", C, A, metrics={"dice": 0.7}, quality=measured)
+    same = bundle([one], tmp_path / "same")
+    assert (same.metrics, same.quality) == ({"dice": 0.7}, measured)
+    (tmp_path / "w.yaml").write_text("weights: {coronal: 1.0, axial: 3.0}\n")
+    weighted = bundle([one], tmp_path / "weighted", weights=tmp_path / "w.yaml")
+    assert (weighted.metrics, weighted.quality) == ({}, measured)
+    joined = bundle([one, model(tmp_path / "s", S)], tmp_path / "joined")
+    assert (joined.metrics, joined.quality) == ({}, None)
 
 
 def test_the_count_is_unknown_where_one_is(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Weights fitted to probabilities whose worth is known beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
+from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from segmentation.labels import Label, LabelScheme
+from segmentation.views import View, to_slices
+
+C, A, S = View
+SHAPE = (6, 20, 20)
+
+
+def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
+    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
+
+
+# Background, left and right of one structure, and one without sides; merged: 0, 1, 2.
+SCHEME = LabelScheme(
+    "four",
+    (
+        label(0, "background"),
+        label(1, "Left-A", 2, "left"),
+        label(2, "Right-A", 1, "right"),
+        label(3, "B"),
+    ),
+)
+MERGED = SCHEME.merged.to_merged
+
+
+def truth_of(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 4, SHAPE).astype(np.uint8)
+
+
+def sure(truth: np.ndarray, classes: int, certainty: float) -> torch.Tensor:
+    """Each voxel's true class with `certainty`, the rest shared by the others."""
+    rest = (1 - certainty) / (classes - 1)
+    right = torch.nn.functional.one_hot(torch.from_numpy(truth).long(), classes)
+    return rest + (certainty - rest) * right.float()
+
+
+def noise(classes: int, seed: int) -> torch.Tensor:
+    """Probabilities that know nothing of any truth."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((*SHAPE, classes), generator=generator).mul(3).softmax(-1)
+
+
+def evidence(probabilities: dict[View, torch.Tensor], truth: np.ndarray) -> Evidence:
+    contested = contest(truth, probabilities, SCHEME)
+    return Evidence.of(contested, SCHEME, np.random.default_rng(0))
+
+
+def test_views_that_are_equally_good_keep_the_default_weights() -> None:
+    truth = truth_of(0)
+    views = {C: sure(truth, 4, 0.6), A: sure(truth, 4, 0.6)}
+    views[S] = views[C] @ torch.eye(3)[torch.from_numpy(MERGED.copy())]
+    overall, by_class = fit_weights([evidence(views, truth)], SCHEME)
+    assert overall == pytest.approx(DEFAULT_WEIGHTS, abs=1e-4)
+    for view in View:
+        np.testing.assert_allclose(by_class[view], DEFAULT_WEIGHTS[view], atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", list(View))
+def test_a_view_of_noise_is_hardly_believed(bad: View) -> None:
+    scans = []
+    for seed in range(4):
+        truth = truth_of(seed)
+        views = {C: sure(truth, 4, 0.7), A: sure(truth, 4, 0.7), S: sure(MERGED[truth], 3, 0.7)}
+        views[bad] = noise(views[bad].shape[-1], seed)
+        scans.append(evidence(views, truth))
+    overall, by_class = fit_weights(scans, SCHEME)
+    assert overall[bad] < 0.05
+    assert by_class[bad].max() < 0.05
+    assert sum(overall.values()) == pytest.approx(1)
+    np.testing.assert_allclose(np.sum(list(by_class.values()), axis=0), 1)
+
+
+def test_a_view_that_is_blind_to_one_structure_loses_weight_there_alone() -> None:
+    scans = []
+    for seed in range(6):
+        truth = truth_of(seed)
+        axial = sure(truth, 4, 0.7)
+        # B looks like background to the axial view.
+        axial[truth == 3] = sure(np.zeros_like(truth), 4, 0.7)[truth == 3]
+        scans.append(evidence({C: sure(truth, 4, 0.7), A: axial}, truth))
+    overall, by_class = fit_weights(scans, SCHEME)
+    assert by_class[A][3] < 0.15
+    assert by_class[A][1] == by_class[A][2] > overall[A] - 0.1
+    assert by_class[A][1] > 2 * by_class[A][3]
+
+
+def test_the_prior_by_hand() -> None:
+    # One voxel, background or B; only the coronal view sees B, where the axial one sees none.
+    likelihoods = (np.zeros((2, 0), np.float32),) * 2 + (np.array([[1.0], [0.01]], np.float32),)
+    overall, by_class = fit_weights([Evidence((C, A), likelihoods)], SCHEME)
+    # w = (share + 0.1 / 2) / 1.1, with share = w / (w + 0.01 (1 - w)): w = 0.954, share 0.9995.
+    assert overall[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
+    # Then (1 + overall) / 2, in B alone.
+    assert by_class[C][3] == pytest.approx((1 + overall[C]) / 2, abs=1e-3)
+    assert by_class[C][0] == overall[C]
+
+
+def test_classes_that_were_never_taught_say_nothing() -> None:
+    truth = truth_of(0)
+    views = {C: sure(truth, 4, 0.7), A: noise(4, 1)}
+    found = Evidence.of(
+        contest(truth, views, SCHEME), SCHEME, np.random.default_rng(0), without=[3]
+    )
+    assert [values.shape[1] > 0 for values in found.likelihoods] == [True, True, False]
+
+
+def random_views(seed: int) -> dict[View, torch.Tensor]:
+    """Views that mostly agree and are mostly certain, as networks are."""
+    truth = truth_of(seed)
+    right = {C: sure(truth, 4, 0.97), A: sure(truth, 4, 0.97), S: sure(MERGED[truth], 3, 0.97)}
+    generator = torch.Generator().manual_seed(seed)
+    wrong = torch.rand(SHAPE, generator=generator) < 0.3
+    for number, (view, given) in enumerate(right.items()):
+        given[wrong] = noise(given.shape[-1], seed + number)[wrong]
+        right[view] = given.half()
+    return right
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        DEFAULT_WEIGHTS,
+        {C: 0.1, A: 0.8, S: 0.1},
+        {C: [0.9, 0.1, 0.1, 0.5], A: [0.05, 0.1, 0.1, 0.5], S: [0.05, 0.8, 0.8, 0.001]},
+    ],
+)
+def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights) -> None:
+    views, truth = random_views(0), truth_of(0)
+    contested = contest(truth, views, SCHEME)
+    assert 0 < len(contested.truth) < 0.6 * truth.size
+    fusion = Fusion(SHAPE, SCHEME, tuple(View), weights)
+    for view, given in views.items():
+        fusion.add(view, 0, to_slices(given.float().permute(3, 0, 1, 2), view).permute(0, 2, 3, 1))
+    fused = fusion.finish()
+    torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=4e-3, rtol=0)
+    expected = np.zeros((4, 4), np.int64)
+    np.add.at(expected, (truth, fused.argmax(-1).numpy()), 1)
+    np.testing.assert_array_equal(contested.joint(SCHEME, weights), expected)
+
+
+def test_what_all_views_are_sure_of_is_counted_and_not_kept() -> None:
+    truth = np.array([[[0, 1, 3, 3]]], np.uint8)
+    seen = np.array([[[0, 1, 3, 1]]], np.uint8)
+    views = {C: sure(seen, 4, 0.9), A: sure(seen, 4, 0.9), S: sure(MERGED[seen], 3, 0.9)}
+    # Not sure enough of the second voxel; on the other side in the third view's eyes or not.
+    views[A][0, 0, 1] = torch.tensor([0.1, 0.2, 0.7, 0.0])
+    contested = contest(truth, views, SCHEME)
+    assert contested.truth.tolist() == [1]
+    assert isinstance(contested, Contested)
+    expected = np.zeros((4, 4), np.int64)
+    expected[0, 0] = expected[3, 3] = expected[3, 1] = 1
+    np.testing.assert_array_equal(contested.decided, expected)
