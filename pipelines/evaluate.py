@@ -89,6 +89,8 @@ def evaluate(
         model.name: pair_files(truths, find_files(model.predictions)) for model in settings.models
     }
     # Before hours of measuring, not after.
+    for pairing in pairings.values():
+        _one_map_a_scan(pairing, settings.truth)
     images = find_files(settings.images, suffix="T1w") if settings.images else []
     tasks = [
         Task(model, pair, settings.labels, mappings, settings.resample, settings.trust_affine)
@@ -135,6 +137,21 @@ def _check(settings: Settings) -> None:
         )
     if settings.jobs is not None and settings.jobs < 1:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
+
+
+def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
+    """Two maps of one scan would count as one person's two scans without names."""
+    seen: dict[tuple[str, str], str] = {}
+    for pair in pairing.pairs:
+        file = pair.truth
+        other = seen.setdefault((file.subject, file.scan), file.path.name)
+        if other != file.path.name:
+            scan = f"{file.subject} {file.scan}".strip()
+            raise EvaluationError(
+                f"{other} and {file.path.name} are both of {scan}",
+                where=truth,
+                remedy="keep one true label map a scan in that folder",
+            )
 
 
 _FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")

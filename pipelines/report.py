@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -77,10 +78,11 @@ def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
             progress(result, len(measured), len(files))
     people = _people(settings)
     entries = _entries(settings.predictions)
+    sound = [result.file for result in measured if not result.failure]
     scans = [
         _scan(result, people, entries, settings.predictions)
         for result in measured
-        if result.volumes_mm3 is not None
+        if not result.failure
     ]
     failures = [(r.file.name, r.failure) for r in measured if r.failure]
     failures += [
@@ -91,7 +93,7 @@ def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
             f"none of {len(files)} label maps could be read; the first: {failures[0][1]}",
             where=settings.predictions,
         )
-    cohort = cohort_of(scans, scheme, ranges)
+    cohort = cohort_of(_told_apart(scans, sound), scheme, ranges)
     settings.out.mkdir(parents=True, exist_ok=True)
     write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
     drawings = cohort_drawings(cohort)
@@ -99,7 +101,6 @@ def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
         (settings.out / "figures").mkdir(exist_ok=True)
     for drawing in drawings:
         save_drawing(settings.out / "figures", drawing)
-    sound = [result.file for result in measured if not result.failure]
     pictures, shown = _pictures(cohort, sound, scheme, settings)
     page = cohort_page(
         cohort,
@@ -214,6 +215,15 @@ def _scan(
         notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
         uncertainty=doubts or None,
     )
+
+
+def _told_apart(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
+    """Scans whose names do not tell them apart go by their files' names."""
+    count = Counter(scan.name for scan in scans)
+    return [
+        replace(scan, session=file.name) if count[scan.name] > 1 else scan
+        for scan, file in zip(scans, files, strict=True)
+    ]
 
 
 def _pictures(

@@ -53,7 +53,9 @@ def bootstrap_interval(
     means = np.empty((samples, columns))
     for start in range(0, samples, _CHUNK):
         drawn = generator.integers(persons, size=(min(_CHUNK, samples - start), persons))
-        counts = np.apply_along_axis(np.bincount, 1, drawn, minlength=persons).astype(float)
+        # How often each person is in each resample: one count over rows set apart.
+        apart = drawn + persons * np.arange(len(drawn))[:, None]
+        counts = np.bincount(apart.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(float)
         weights = counts @ known
         means[start : start + len(drawn)] = np.divide(
             counts @ filled, weights, out=np.full(weights.shape, np.nan), where=weights > 0

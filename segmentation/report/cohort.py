@@ -78,12 +78,12 @@ def cohort_page(
         ("again", "Compute it again"),
         ("provenance", "What was done"),
     ]
-    scans = len(cohort.scans)
+    scans, people = len(cohort.scans), len({scan.subject for scan in cohort.scans})
     return render(
         "cohort.html",
         title="Segmented scans",
         lead=f"{scans:,} scan{'' if scans == 1 else 's'} of "
-        f"{len({scan.subject for scan in cohort.scans}):,} people, "
+        f"{people:,} {'person' if people == 1 else 'people'}, "
         f"{len(cohort.structures)} structures; there is no truth to compare with.",
         contents=contents,
         provenance=provenance,

@@ -75,28 +75,22 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
     height = len(structures) * max(0.24, 0.17 * len(models)) + 0.9
     with _canvas(8.6, height) as (figure, axis):
         for m, model in enumerate(models):
+            rows, dots, names = [], [], []
             for row, structure in enumerate(structures):
                 values = tables[model].get(structure, pd.Series(dtype=float)).dropna()
-                if values.empty:
-                    continue
                 y = row + (m - (len(models) - 1) / 2) * band
-                color = MODEL_COLORS[m % len(MODEL_COLORS)]
-                if len(values) > 4:  # of fewer, the dots say more than a box
-                    _box(axis, values.to_numpy(), y, band, color)
-                gid = f"dots-{m}-{row}"
-                axis.scatter(
-                    values,
-                    y + _spread(len(values), band),
-                    s=9,
-                    color=color,
-                    lw=0,
-                    zorder=3,
-                    gid=gid,
-                )
-                titles[gid] = [
+                rows.append((y, values.to_numpy()))
+                dots.append(np.stack([values, y + _spread(len(values), band)], axis=1))
+                names += [
                     f"{person}, {short_name(structure)}, {model}: {value:.3g}"
                     for person, value in values.items()
                 ]
+            color = MODEL_COLORS[m % len(MODEL_COLORS)]
+            # Of fewer, the dots say more than a box.
+            _boxes(axis, [row for row in rows if len(row[1]) > 4], band, color)
+            gid = f"dots-{m}"
+            axis.scatter(*np.concatenate(dots).T, s=9, color=color, lw=0, zorder=3, gid=gid)
+            titles[gid] = names
         _rows(axis, [short_name(s) for s in structures])
         axis.set_xlabel(_axis_title(metric))
         _legend(figure, models)
@@ -147,20 +141,27 @@ def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -
     rows = table[
         (table["metric"] == metric) & (table["first"] == first) & (table["second"] == second)
     ].dropna(subset="mean_difference")
-    titles = {}
+    titles: dict[str, list[str]] = {}
     with _canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
         axis.axvline(0, color=INK, lw=0.8)
+        places = np.arange(len(rows))
+        known = rows["low"].notna().to_numpy()
+        axis.hlines(
+            places[known],
+            *rows.loc[known, ["low", "high"]].T.to_numpy(float),
+            color=MODEL_COLORS[1],
+            lw=1.6,
+        )
+        faces = [MODEL_COLORS[1] if p < 0.05 else "none" for p in rows["p_holm"]]
+        gid = "differences"
+        axis.scatter(
+            rows["mean_difference"], places, s=26, fc=faces, ec=MODEL_COLORS[1], zorder=3, gid=gid
+        )
         row: Any
-        for y, row in enumerate(rows.itertuples()):
-            axis.plot([row.low, row.high], [y, y], color=MODEL_COLORS[1], lw=1.6)
-            significant = row.p_holm < 0.05
-            face = MODEL_COLORS[1] if significant else "none"
-            gid = f"difference-{y}"
-            axis.scatter(
-                [row.mean_difference], [y], s=26, fc=face, ec=MODEL_COLORS[1], zorder=3, gid=gid
-            )
+        titles[gid] = []
+        for row in rows.itertuples():
             p = "no test" if np.isnan(row.p_holm) else f"p = {row.p_holm:.2g} after Holm"
-            titles[gid] = [f"{short_name(row.structure)}: {row.mean_difference:+.3g}, {p}"]
+            titles[gid].append(f"{short_name(row.structure)}: {row.mean_difference:+.3g}, {p}")
         _rows(axis, [short_name(s) for s in rows["structure"]])
         axis.set_xlabel(f"{METRICS[metric].title}: {second} − {first}")
     label = f"Difference in {METRICS[metric].title}, {second} minus {first}, by structure"
@@ -203,19 +204,20 @@ def z_score_plot(frame: pd.DataFrame, structures: Sequence[str], limit: float) -
     with _canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
         for side in (-limit, limit):
             axis.axvline(side, color=MODEL_COLORS[5], lw=0.9, ls=(0, (4, 3)))
+        dots, names = [], []
         for row, structure in enumerate(structures):
             scans = volumes[(volumes["structure"] == structure) & volumes["z"].notna()]
             z = scans["z"].to_numpy(float)
-            shown = np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)
-            color = np.where(np.abs(z) > limit, MODEL_COLORS[5], MODEL_COLORS[0])
-            gid = f"scans-{row}"
-            axis.scatter(
-                shown, row + _spread(len(z), 0.8), s=9, color=color, lw=0, zorder=3, gid=gid
-            )
-            titles[gid] = [
+            dots.append(np.stack([z, row + _spread(len(z), 0.8)], axis=1))
+            names += [
                 f"{r['subject']} {r['session']}: {r['value']:,.0f} mm³, z {r['z']:+.1f}"
                 for r in scans.to_dict("records")
             ]
+        z, places = np.concatenate(dots).T
+        color = np.where(np.abs(z) > limit, MODEL_COLORS[5], MODEL_COLORS[0])
+        shown = np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)
+        axis.scatter(shown, places, s=9, color=color, lw=0, zorder=3, gid="scans")
+        titles["scans"] = names
         _rows(axis, [short_name(s) for s in structures])
         axis.set_xlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
     label = f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
@@ -254,16 +256,28 @@ def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Ite
             figure.set_layout_engine("none")
 
 
-def _box(axis: Any, values: Any, y: float, band: float, color: str) -> None:
-    """Quartiles and median, whiskers to the last value within 1.5 quartile ranges."""
-    low, median, high = np.percentile(values, [25, 50, 75])
-    reach = 1.5 * (high - low)
-    inside = values[(values >= low - reach) & (values <= high + reach)]
+def _boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str) -> None:
+    """Quartiles and median of each (height, values), whiskers to the last value within 1.5
+    quartile ranges. All boxes in three artists: each one more costs time in every layout."""
+    from matplotlib.collections import PolyCollection
+
+    if not rows:
+        return
     half = band * 0.38
-    axis.plot([inside.min(), low], [y, y], color=color, lw=0.9)
-    axis.plot([high, inside.max()], [y, y], color=color, lw=0.9)
-    axis.fill_between([low, high], y - half, y + half, color=color, alpha=0.22, lw=0)
-    axis.plot([median, median], [y - half, y + half], color=color, lw=1.8)
+    ends = []
+    for _, values in rows:
+        low, median, high = np.percentile(values, [25, 50, 75])
+        reach = 1.5 * (high - low)
+        inside = values[(values >= low - reach) & (values <= high + reach)]
+        ends.append((inside.min(), low, median, high, inside.max()))
+    places = np.array([y for y, _ in rows])
+    least, low, median, high, most = np.array(ends).T
+    for start, stop in ((least, low), (high, most)):
+        axis.hlines(places, start, stop, color=color, lw=0.9)
+    axis.vlines(median, places - half, places + half, color=color, lw=1.8)
+    corners = ((low, -half), (high, -half), (high, half), (low, half))
+    boxes = np.stack([np.stack([x, places + y], axis=1) for x, y in corners], axis=1)
+    axis.add_collection(PolyCollection(list(boxes), fc=color, alpha=0.22, lw=0))
 
 
 def _spread(count: int, band: float) -> Any:

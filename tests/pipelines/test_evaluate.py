@@ -217,21 +217,25 @@ def test_the_printed_snippet_recomputes_the_table(report: Path) -> None:
     printed = html.unescape(re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)[0])
     assert printed == SNIPPET.replace("MODEL", "'first'")
     assert len([line for line in printed.splitlines() if line]) <= 11
-    code = printed.replace("print(", "result = (")
-    names: dict[str, object] = {}
-    script = code + "result.to_json('again.json', double_precision=15)\n"
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, cwd=report)
-    names = json.loads((report / "again.json").read_text())
     summary = json.loads((report / "summary.json").read_text())
-    table = [
-        row
-        for row in summary["statistics"]
-        if (row["model"], row["metric"]) == ("first", "dice") and row["persons"]
-    ]
-    assert len(table) > 8
+    table = [row for row in summary["statistics"] if row["model"] == "first" and row["persons"]]
+    metrics = sorted({row["metric"] for row in table})
+    assert len(metrics) > 12
+    code = printed.replace("print(", "result = (")
+    script = (
+        f"import json\nagain = {{}}\nfor metric in {metrics!r}:\n"
+        f"    exec({code!r}.replace('dice', metric))\n"
+        "    again[metric] = json.loads(result.to_json(double_precision=15))\n"
+        "open('again.json', 'w').write(json.dumps(again))\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, cwd=report)
+    again = json.loads((report / "again.json").read_text())
+    names = {"mean": "mean", "median": "median", "std": "sd", "low": "low", "high": "high"}
     for row in table:
-        for theirs, ours in (("mean", "mean"), ("median", "median"), ("std", "sd"), ("low", "low")):
-            assert names[theirs][row["structure"]] == pytest.approx(row[ours], abs=1e-12)
+        for theirs, ours in names.items():
+            if row[ours] is not None:
+                value = again[row["metric"]][theirs][row["structure"]]
+                assert value == pytest.approx(row[ours], rel=1e-9, abs=1e-12)
 
 
 def test_jobs_do_not_change_a_byte(settings: Settings, report: Path, tmp_path: Path) -> None:
@@ -264,7 +268,22 @@ def test_resampling_brings_it_there_and_the_report_says_so(pair: Settings) -> No
     metrics = read_metrics(pair.out / "metrics.csv")
     assert value(metrics, "x", "model", "group:all", "dice") == 1
     note = pd.read_csv(pair.out / "pairs.csv")["note"].iloc[0]
-    assert note.startswith("resampled to the truth's grid, nearest voxel")
+    assert note.startswith("resampled to the truth's grid, label by label")
+
+
+def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -> None:
+    whole, sparse = brain(), np.zeros_like(brain())
+    sparse[:, ::4] = whole[:, ::4]
+    write(tmp_path / "truth/x.nii.gz", sparse)
+    write(tmp_path / "pred/x.nii.gz", whole)
+    models = (Model("model", tmp_path / "pred"),)
+    settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
+    assert evaluate(settings) == Exit.OK
+    metrics = read_metrics(tmp_path / "out/metrics.csv")
+    assert value(metrics, "x", "model", "group:all", "dice") == 1
+    assert value(metrics, "x", "model", "group:all", "hd100") == 0
+    note = pd.read_csv(tmp_path / "out/pairs.csv")["note"].iloc[0]
+    assert note.startswith("the truth is labelled on 5 slices of 28 along its second axis")
 
 
 def test_a_mapping_brings_other_numbers_to_freesurfer(pair: Settings, tmp_path: Path) -> None:
@@ -312,9 +331,18 @@ def test_nothing_to_pair_is_said(pair: Settings) -> None:
         evaluate(pair)
 
 
+def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(pair: Settings) -> None:
+    for folder in (pair.truth, pair.models[0].predictions):
+        for kind in ("aseg", "manual"):
+            write(folder / f"sub-01_desc-{kind}_dseg.nii.gz", brain())
+    with pytest.raises(EvaluationError, match=r"desc-aseg.* and .*desc-manual.* both of sub-01"):
+        evaluate(pair)
+    assert not pair.out.exists()
+
+
 def test_images_that_are_not_there_are_said_before_anything_is_measured(pair: Settings) -> None:
     write(pair.models[0].predictions / "x.nii.gz", brain())
-    with pytest.raises(EvaluationError, match="no such file or folder"):
+    with pytest.raises(ConfigError, match="no such file or folder: check the path"):
         evaluate(replace(pair, images=pair.truth / "nowhere"))
     assert not pair.out.exists()
 

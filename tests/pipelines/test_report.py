@@ -159,6 +159,19 @@ def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
         assert row["again"] == pytest.approx(row["z"], abs=1e-6)
 
 
+def test_maps_of_one_name_go_by_their_files(tmp_path: Path) -> None:
+    for name in ("sub-01_T1w_dseg", "sub-01_desc-old_dseg", "sub-02_T1w_dseg"):
+        Volume(labels(1), AFFINE).write(tmp_path / f"{name}.nii.gz", labels=True)
+    assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
+    assert set(zip(table["subject"], table["session"], strict=True)) == {
+        ("sub-01", "sub-01_T1w_dseg"),
+        ("sub-01", "sub-01_desc-old_dseg"),
+        ("sub-02", ""),
+    }
+    assert "3 scans of 2 people" in (tmp_path / "report/report.html").read_text()
+
+
 def test_few_scans_have_no_outliers(settings: Settings, tmp_path: Path) -> None:
     for n in (1, 2):
         Volume(labels(n), AFFINE).write(tmp_path / f"{n}_dseg.nii.gz", labels=True)
