@@ -42,7 +42,7 @@ def probe(name: str, size: int, batch: int, threads: int, compiled: bool, repeti
         kind = "bf16" if bf16 else "float32"
         rate = matrix_rate(torch.bfloat16 if bf16 else torch.float32)
         figures |= {f"{kind} clock": clock, f"{kind} processor": processor, f"{kind} rate": rate}
-    figures["operations"] = operations(step_of(network, slices, labels)) / batch
+    figures["operations"] = operations(step_of(network, slices[:1], labels[:1]))
     print(json.dumps(figures))
 
 
