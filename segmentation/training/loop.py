@@ -195,7 +195,8 @@ class Trainer:
             if not self.stage.compile or not isinstance(error, _compiler_failed()):
                 raise
             self._run = self.network
-            self.not_compiled = str(error).strip().partition("\n")[0]
+            # Whose fault, and which; then come pages of advice.
+            self.not_compiled = " ".join(str(error).split("\n")[:2])
             logits: list[Tensor] = self._run(images, counts)
             return logits
 

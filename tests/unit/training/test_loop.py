@@ -15,6 +15,7 @@ from segmentation.training.loop import Trainer, _divide
 from segmentation.training.network import ViewsNet, classes_of
 from segmentation.training.sources import Batch, SyntheticSource
 from segmentation.training.state import State, read_state, write_state
+from segmentation.training.workers import Workers
 from segmentation.views import View
 
 SCHEME = load_scheme("quicknat33")
@@ -149,6 +150,19 @@ def test_out_of_memory_says_what_would_fit(recipe: Recipe, maps: HeadMaps) -> No
         trainer.step()
 
 
+@pytest.mark.slow  # the compiler's import
+def test_where_the_compiler_fails_training_goes_on_without(recipe: Recipe, maps: HeadMaps) -> None:
+    def backend(*_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    plain, trainer = trainer_of(recipe, maps), trainer_of(recipe, maps)
+    # torch's own compiler warns when it is imported.
+    trainer.stage = trainer.stage.model_copy(update={"compile": True})
+    trainer._run = torch.compile(trainer.network, backend=backend)
+    assert trainer.step().loss == plain.step().loss
+    assert "no compiler here" in trainer.not_compiled
+
+
 @pytest.mark.parametrize("batch", [1, 4, 5, 8])
 def test_views_are_dealt_in_turn_and_every_slice_once(batch: int) -> None:
     views = tuple(View)
@@ -176,9 +190,40 @@ def test_frozen_parts_stay_and_others_move_at_their_own_rates(
     assert rates[0.1] == pytest.approx(0.1 * rates[1.0])
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(recipe: Recipe, maps: HeadMaps) -> None:
-    from segmentation.training.workers import Workers
+class Recorded:
+    """A source that keeps the numbers of the slices it was asked for."""
 
+    fingerprint = ""
+
+    def __init__(self, good: SyntheticSource) -> None:
+        self.good = good
+        self.numbers: dict[View, list[int]] = {view: [] for view in VIEWS}
+
+    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+        self.numbers[view] += range(first, first + count)
+        return self.good.draw(view, first, count, generator)
+
+    def counts(self, view: View) -> torch.Tensor:
+        return self.good.counts(view)
+
+
+def test_processes_draw_as_many_and_every_slice_once(recipe: Recipe, maps: HeadMaps) -> None:
+    good = trainer_of(recipe, maps)
+    assert isinstance(good.source, SyntheticSource)
+    sources = [Recorded(good.source) for _ in range(2)]
+    for rank, source in enumerate(sources):
+        trainer = trainer_of(recipe, maps, source=source)
+        trainer.workers = Workers(rank, 2)
+        for trainer.counters.step in range(3):
+            trainer._backward(0)
+    # Three batches of four, half of them for each view.
+    for view in VIEWS:
+        one, two = (source.numbers[view] for source in sources)
+        assert len(one) == len(two) == 3
+        assert sorted(one + two) == list(range(6))
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(recipe: Recipe, maps: HeadMaps) -> None:
     good = trainer_of(recipe, maps)
     with pytest.raises(TrainingError, match="4 cannot be divided among 3"):
         Trainer(
