@@ -180,7 +180,8 @@ def run(model: str = "fast", subjects: str = "") -> None:
         for subject in (REAL if subjects else ())
         for p in scans.points("real", subject, lambda s=subject: _real(Path(subjects) / s))
     ]
-    look, fail = limit(points, DOUBTFUL), limit(points, FAILED)
+    fail = limit(points, FAILED)
+    look = max(fail, limit(points, DOUBTFUL))
     origin = f"scripts/bench quality: {len(points)} structures in {len(CASES)} phantoms"
     for name, dice, found in (("look", DOUBTFUL, look), ("fail", FAILED, fail)):
         caught, alarmed = rates(points, dice, found)
@@ -196,10 +197,11 @@ def run(model: str = "fast", subjects: str = "") -> None:
 
 
 class Scans:
-    """Scans segmented once; those done before with the same weights are read from a folder."""
+    """Scans segmented once; those done before by the same model are read from a folder."""
 
     def __init__(self, model: Path, info: ModelInfo) -> None:
-        digest = hashlib.sha256("".join(sorted(info.files.values())).encode()).hexdigest()[:16]
+        told = "".join(sorted(info.files.values())) + info.fusion.model_dump_json()
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
         self._folder = Path(tempfile.gettempdir()) / f"trinat-quality-{digest}"
         self._folder.mkdir(exist_ok=True)
         self._segmenter = cache(lambda: Segmenter.load(model))
@@ -276,7 +278,7 @@ def _write(folder: Path, info: ModelInfo, quality: Quality) -> None:
 def _draw(points: Sequence[Point], real: Sequence[Point], look: float, fail: float) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 6), layout="constrained")
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     axes.axvspan(0, fail, color="#a40000", alpha=0.08, lw=0)
     axes.axvspan(fail, look, color="#c98a00", alpha=0.10, lw=0)
@@ -294,7 +296,7 @@ def _draw(points: Sequence[Point], real: Sequence[Point], look: float, fail: flo
             marker="D",
             facecolors="none",
             edgecolors="black",
-            label=f"real scans ({len(REAL)}), against FreeSurfer",
+            label="real scans",
         )
     for text, low, high in (("fail", 0, fail), ("look", fail, look), ("pass", look, 1)):
         axes.text((low + high) / 2, 1.02, text, ha="center", va="bottom", fontsize=11)
@@ -304,6 +306,6 @@ def _draw(points: Sequence[Point], real: Sequence[Point], look: float, fail: flo
         xlabel="agreement: mean Dice between the three views",
         ylabel="Dice with the truth",
     )
-    axes.legend(loc="lower right", fontsize=9)
+    figure.legend(loc="outside right upper", fontsize=9)
     with atomic_path(PICTURE) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
