@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,13 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
         *("--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
         *("-m", "pipelines.cli", "train", str(recipe), "--out", str(tmp_path / "run")),
     ]
+    # As many threads each as two processes of one machine have: sums in the same order.
+    cores = sorted(os.sched_getaffinity(0))
+    half = partial(os.sched_setaffinity, 0, cores[: max(1, len(cores) // 2)])
     machines = [
-        subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=half
+        )
         for _ in range(2)
     ]
     for machine in machines:
