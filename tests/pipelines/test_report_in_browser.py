@@ -218,7 +218,7 @@ def test_paper_gets_stills_and_every_plot_and_no_controls(browser: Browser) -> N
         "(e) => getComputedStyle(e).display !== 'none'))"
     )
     assert all(browser.evaluate(f"{shown}('.still, .switched')"))
-    assert not any(browser.evaluate(f"{shown}('.viewer, .tools, .switch, nav')"))
+    assert not any(browser.evaluate(f"{shown}('.viewer, .tools label, .switch, nav')"))
     ground = "getComputedStyle(document.querySelector('section')).backgroundColor"
     assert luminance(browser.evaluate(ground)) == pytest.approx(1)
     browser.emulate()
