@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from segmentation.labels import LabelScheme
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
@@ -75,9 +76,12 @@ def copy_matching(network: ViewsNet, view: View, source: QuickNat) -> list[str]:
 def update_average(average: nn.Module, network: nn.Module, decay: float, step: int) -> None:
     """Move the running average of the weights; young averages follow faster."""
     decay = min(decay, (1 + step) / (10 + step))
-    now = dict(network.state_dict())
-    for name, value in average.state_dict().items():
-        if value.is_floating_point():
-            value.lerp_(now[name], 1 - decay)
-        else:
-            value.copy_(now[name])
+    now = network.state_dict()
+    pairs = [(value, now[name]) for name, value in average.state_dict().items()]
+    moving = [pair for pair in pairs if pair[0].is_floating_point()]
+    # All at once: a GPU would wait for two hundred small launches.
+    averages, values = (list(part) for part in zip(*moving, strict=True))
+    get_ema_multi_avg_fn(decay)(averages, values, 0)  # type: ignore[no-untyped-call]
+    for value, latest in pairs:
+        if not value.is_floating_point():
+            value.copy_(latest)
