@@ -29,6 +29,8 @@ _BLUE, _RED = "#2f7fc1", "#d1502f"
 _FAR = 3.5
 _FEWEST = 5
 _MAD_TO_STD = 1.4826
+# Intensities below are air or its noise; tissue is brighter.
+_NOISE = 0.1
 # Relative spread below which a class counts as constant: 1 % of its median.
 _LEAST_SPREAD = 0.01
 
@@ -109,9 +111,22 @@ def find_outliers(names: Sequence[str], statistics: Mapping[str, Statistics]) ->
         if index:
             volumes = {subject: s.voxels[index] / 1000 for subject, s in with_volumes.items()}
             found += _far(f"volume of {short_name(name)} (ml)", volumes)
-    levels = {s: v.percentiles["p50"] for s, v in statistics.items() if v.histogram}
-    found += _far("median intensity of the head", levels)
+    levels = {subject: _brightness(s) for subject, s in statistics.items()}
+    found += _far("brightness", {k: level for k, level in levels.items() if level is not None})
     return sorted(found, key=lambda outlier: -outlier.distance)
+
+
+def _brightness(statistics: Statistics) -> float | None:
+    """Mean intensity of what is labelled, None where nothing is; without a label map the head's
+    median, noise around it included."""
+    if not statistics.histogram:
+        return None
+    if not statistics.voxels:
+        return float(statistics.percentiles["p50"])
+    voxels = np.array(statistics.voxels[1:], np.float64)
+    if not voxels.any():
+        return None
+    return float(voxels @ np.array(statistics.class_means[1:]) / voxels.sum())
 
 
 def _far(what: str, values: Mapping[str, float]) -> list[Outlier]:
@@ -207,7 +222,7 @@ def _subject_table(
                     )
                 ),
                 number(brain, 0),
-                number(s.percentiles["p50"] if s.histogram else None),
+                number(_brightness(s)),
                 number(float(marked.count(person.subject)), 0),
                 Cell(notes),
             ]
@@ -223,7 +238,11 @@ def _subject_table(
             Column("Sex"),
             Column("Has"),
             Column("Labelled (ml)", numeric=True),
-            Column("Median intensity", numeric=True, hint="of the head, on the working scale"),
+            Column(
+                "Brightness",
+                numeric=True,
+                hint="mean of what is labelled, else the head's median, on the working scale",
+            ),
             Column("Outliers", numeric=True),
             Column("Notes"),
         ),
@@ -285,9 +304,14 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
     with _canvas(8.6, 3.2) as (figure, axis):
         axis.plot(middles, shares.T, color=_BLUE, lw=0.6, alpha=max(0.08, 1 / len(shares) ** 0.5))
         axis.plot(middles, np.median(shares, axis=0), color=INK, lw=1.6)
-        axis.set_xlabel("intensity on the working scale; the last bin holds all above")
+        axis.set_xlabel(
+            "intensity on the working scale; noise around the head may leave the picture at the "
+            "left, the last bin holds all above"
+        )
         axis.set_ylabel("% of the head's voxels")
-        axis.set_ylim(0, float(np.percentile(shares, 99.5)) * 1.2)
+        # Not by the first bins: where air is noisy they hold half of all voxels.
+        tallest = float(np.percentile(shares[:, middles > _NOISE], 99.5))
+        axis.set_ylim(0, tallest * 1.2 or 1)
         axis.grid(axis="y")
     return Drawing("intensities", figure, "Histograms of intensity, a line a subject")
 
