@@ -64,7 +64,16 @@ def launch(
     if place is not None:
         if processes > 1:
             raise ConfigError("torchrun has started the processes", remedy="leave --nproc out")
-        return _take_part(job, place, watching)
+        try:
+            return _take_part(job, place, watching)
+        except RuntimeError as error:
+            if not isinstance(error, distributed.DistError) and "by peer" not in str(error):
+                raise
+            raise TrainingError(
+                "another process has died",
+                where=out,
+                remedy="torchrun says which; with --max-restarts all go on from the last state",
+            ) from error
     if processes > 1:
         return _lead_torchrun(job, watching, processes)
     prepare_process()
