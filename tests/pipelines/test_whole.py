@@ -1,0 +1,136 @@
+"""The whole way as a user types it: from a dataset's server to a report of the test persons."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from loopback import Server, serve
+from miniatures import freesurfer_subject, pack
+from typer.testing import CliRunner
+
+from pipelines.catalogue import load_catalogue
+from pipelines.cli import app
+from pipelines.exits import Exit
+
+VIEWS = ("coronal", "axial", "sagittal")
+DISC = "oasis_cs_freesurfer_disc1"
+RECIPE = {
+    "name": "tiny",
+    "network": {
+        "filters": 8,
+        "kernel": 3,
+        "depth": 3,
+        "excitation": "none",
+        "activation": "relu",
+        "order": "convolution-norm-activation",
+        "dropout": 0.0,
+    },
+    "data": {
+        "store": {
+            "path": "store",
+            "split": "store/split.json",
+            "augmentation": dict.fromkeys(
+                ("flip", "affine", "elastic", "bias", "gamma", "blur", "low_resolution", "noise"), 0
+            ),
+        },
+        "rows": 48,
+        "columns": 48,
+        "epoch_slices": 800,
+    },
+    "optimiser": {"rate": 0.02},
+    "schedule": {"steps": 100, "warmup_steps": 5},
+    "batch": 8,
+    "precision": "fp32",
+    "ema": 0.8,
+    "validation": {"scans": 1},
+}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server on loopback with one disc of OASIS-1: four persons, one of them seen twice."""
+    sessions = ("0001_MR1", "0002_MR1", "0002_MR2", "0003_MR1", "0004_MR1")
+    for number, session in enumerate(sessions):
+        freesurfer_subject(tmp_path / "original/disc1", f"OAS1_{session}", shift=number % 3)
+    archive = pack(tmp_path / "original", tmp_path / f"{DISC}.tar.gz").read_bytes()
+    server = Server()
+    url = server.plays(lambda h: serve(h, archive))
+    catalogue = load_catalogue()
+    part = next(a for a in catalogue["oasis1"].archives if a.part == "freesurfer")
+    md5 = {1: hashlib.md5(archive).hexdigest()}
+    local = part.model_copy(update={"urls": (url,), "md5": md5})
+    entry = catalogue["oasis1"].model_copy(update={"archives": (local,)})
+    monkeypatch.setattr("pipelines.catalogue.load_catalogue", lambda: {"oasis1": entry})
+    yield
+    server.close()
+
+
+@pytest.fixture
+def type_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Types a line in an empty folder and returns what was printed; it must succeed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(line: str) -> str:
+        words = shlex.split(line)
+        assert words[0] == "trinat"
+        done = CliRunner().invoke(app, words[1:], standalone_mode=False)
+        assert done.exception is None, f"{line}: {done.exception!r}"
+        assert done.return_value in (None, Exit.OK), f"{line}: {done.output}"
+        return done.output
+
+    return run
+
+
+@pytest.mark.usefixtures("oasis", "one_thread")
+def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None:
+    Path("grid.yaml").write_text("grid: [48, 48, 48]\n")
+    Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+
+    said = type_("trinat data get oasis1 --part freesurfer --disc 1 --root oasis --accept-terms")
+    assert "fetched, md5" in said
+    said = type_("trinat prepare --source oasis1 --root oasis --out store --config grid.yaml")
+    assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in said
+    type_("trinat split store --ratios 2 1 1 --seed 0")
+    split = json.loads(Path("store/split.json").read_text())
+    persons = [{name[:9] for name in split[part]} for part in ("train", "validation", "test")]
+    assert [len(part) for part in persons] == [2, 1, 1]
+    assert len(set.union(*persons)) == 4
+
+    for view in VIEWS:
+        type_(f"trinat train tiny.yaml --view {view} --out runs/{view} --quiet")
+    runs = " ".join(f"runs/{view}" for view in VIEWS)
+    assert "coronal, axial, sagittal" in type_(f"trinat bundle {runs} --out model")
+
+    # The sessions that no network has seen.
+    Path("unseen").mkdir()
+    for session in split["test"]:
+        (Path("unseen") / session).symlink_to(Path(f"oasis/{DISC}/disc1/{session}").resolve())
+    type_("trinat predict unseen --out labels --model model --device cpu --threads 1 --quiet")
+    type_("trinat evaluate --truth unseen --pred labels --images unseen --out report --jobs 1")
+
+    assert "Hippocampus" in Path("report/report.html").read_text()
+    with Path("report/metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "dice"]
+    assert {row["subject"] for row in rows} == persons[2]
+    # Cortex, white matter and ventricles; seconds of training do not do for smaller structures.
+    large = {str(number) for number in (2, 3, 4, 41, 42, 43)}
+    scores = [float(row["value"]) for row in rows if row["fs_id"] in large]
+    assert len(scores) == len(large) * len(split["test"])
+    assert min(scores) > 0.9
