@@ -178,12 +178,12 @@ def _run(
         on_entry(entry)
 
     for refusal in refused:
-        status = "skipped" if refusal.repeated else "failed"
+        status = "skipped" if refusal.harmless else "failed"
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         # A twin of a case is told, but is no case of its own in the ledger.
         note(
             Entry(refusal.shown, status, refusal.shown, refusal.reason, finished=now),
-            keep=not refusal.repeated,
+            keep=not refusal.harmless,
         )
 
     begun: list[Case] = []

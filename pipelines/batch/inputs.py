@@ -22,6 +22,8 @@ __all__ = ["Case", "Found", "Refusal", "find_cases"]
 
 _SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 _LISTS = (".txt", ".list")
+# What BIDS calls results that lie beside scans: labels, probabilities, masks.
+_RESULTS = ("_dseg", "_probseg", "_mask")
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that was given and cannot be segmented; `repeated`: it is done under its case."""
+    """Something that was given and is not segmented; `harmless`: nothing is missing without it."""
 
     shown: str
     reason: str
-    repeated: bool = False
+    harmless: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,26 @@ def find_cases(
         roots.append(root)
         paths.extend(found)
     root = _absolute(os.path.commonpath(roots)) if roots else Path.cwd()
-    return _name_cases(root, paths, refusals)
+    return _name_cases(root, _without_results(paths, inputs, refusals), refusals)
+
+
+def _without_results(
+    paths: Sequence[Path], inputs: Sequence[str | Path], refusals: list[Refusal]
+) -> list[Path]:
+    """Scans alone, unless results are all there is or were named one by one."""
+    named = {_absolute(given) for given in inputs}
+    scans = [p for p in paths if p in named or not (_is_scan(p) and _is_result(p))]
+    if not scans:
+        return list(paths)
+    left = [path for path in paths if path not in set(scans)]
+    refusals += [
+        Refusal(path.name, "a result by its name, not a scan", harmless=True) for path in left
+    ]
+    return scans
+
+
+def _is_result(path: Path) -> bool:
+    return _stem(path).lower().endswith(_RESULTS)
 
 
 def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
@@ -169,7 +190,7 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> F
         # Not resolved: in some archives equal scans of two sessions are links to one file.
         same = path.with_suffix(".hdr") if path.suffix == ".img" else path
         if same in seen:
-            refusals.append(Refusal(shown, "given twice", repeated=True))
+            refusals.append(Refusal(shown, "given twice", harmless=True))
         elif not path.is_file():
             refusals.append(Refusal(shown, "no such file"))
         elif not _is_scan(path):

@@ -78,7 +78,7 @@ def test_the_same_file_twice_is_done_once(tmp_path: Path) -> None:
     touch(tmp_path, "a.nii")
     found = find_cases([tmp_path / "a.nii", f"{tmp_path}/../{tmp_path.name}/a.nii"])
     assert ids(found) == ["a"]
-    assert [(r.reason, r.repeated) for r in found.refusals] == [("given twice", True)]
+    assert [(r.reason, r.harmless) for r in found.refusals] == [("given twice", True)]
 
 
 def test_nii_beside_nii_gz_refuses_both_and_only_them(tmp_path: Path) -> None:
@@ -87,6 +87,21 @@ def test_nii_beside_nii_gz_refuses_both_and_only_them(tmp_path: Path) -> None:
     assert ids(found) == ["y"]
     assert set(refused(found)) == {"x.nii", "x.nii.gz"}
     assert "x.nii.gz beside it" in refused(found)["x.nii"]
+
+
+def test_results_beside_scans_are_passed_over(tmp_path: Path) -> None:
+    touch(tmp_path, "s1_T1w.nii", "s1_dseg.nii", "s1_label-x_probseg.nii.gz", "s1_MASK.mgz")
+    for given in (tmp_path, f"{tmp_path}/*"):
+        found = find_cases([given])
+        assert ids(found) == ["s1_T1w"]
+        assert set(refused(found)) == {"s1_dseg.nii", "s1_label-x_probseg.nii.gz", "s1_MASK.mgz"}
+        assert all(refusal.harmless for refusal in found.refusals)
+
+
+def test_a_file_named_by_itself_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    touch(tmp_path, "s1_T1w.nii", "s1_mask.nii")
+    found = find_cases([tmp_path / "s1_T1w.nii", tmp_path / "s1_mask.nii"])
+    assert ids(found) == ["s1_T1w", "s1_mask"]
 
 
 def test_equal_names_in_two_folders_are_kept_apart(tmp_path: Path) -> None:
@@ -117,7 +132,7 @@ def test_header_and_image_named_both_are_one_case(tmp_path: Path) -> None:
     touch(tmp_path, "x.hdr", "x.img")
     found = find_cases([tmp_path / "x.img", tmp_path / "x.hdr"])
     assert len(found.cases) == 1
-    assert found.refusals[0].repeated
+    assert found.refusals[0].harmless
 
 
 def test_bids_keeps_sessions_runs_and_entities_and_takes_only_t1w(tmp_path: Path) -> None:
