@@ -52,15 +52,18 @@ def test_zeros_after_gzip_are_padding(tmp_path: Path) -> None:
     [
         (b"", "empty, 0 bytes"),
         (CONTENT, "not gzip, though its name says so"),
-        (b"\x1f\x8b\x08\x20" + gzip.compress(CONTENT)[4:], "damaged gzip header"),
+        (b"\x1f\x8b\x08\x20" + gzip.compress(CONTENT, mtime=0)[4:], "damaged gzip header"),
         (b"\x1f\x8b\x08", "truncated: its gzip stream ends early"),
-        (gzip.compress(CONTENT)[:-1], "truncated: its gzip stream ends early"),
-        (gzip.compress(CONTENT)[:-9], "truncated: its gzip stream ends early"),
-        (gzip.compress(CONTENT[:-1]), "truncated: ends after 10239 bytes where 10240"),
+        (gzip.compress(CONTENT, mtime=0)[:-1], "truncated: its gzip stream ends early"),
+        (gzip.compress(CONTENT, mtime=0)[:-9], "truncated: its gzip stream ends early"),
+        (gzip.compress(CONTENT[:-1], mtime=0), "truncated: ends after 10239 bytes where 10240"),
         (gzip.compress(CONTENT, mtime=0)[:-8] + bytes(8), "gzip checksum failed"),
-        (gzip.compress(CONTENT) + b"garbage", "garbage after its gzip stream"),
-        (gzip.compress(CONTENT)[:10] + b"\xff" * 50, "damaged gzip stream"),
-        (gzip.compress(CONTENT) + gzip.compress(b"")[:-8] + b"12345678", "gzip checksum failed"),
+        (gzip.compress(CONTENT, mtime=0) + b"garbage", "garbage after its gzip stream"),
+        (gzip.compress(CONTENT, mtime=0)[:10] + b"\xff" * 50, "damaged gzip stream"),
+        (
+            gzip.compress(CONTENT, mtime=0) + gzip.compress(b"", mtime=0)[:-8] + b"12345678",
+            "gzip checksum failed",
+        ),
     ],
 )
 def test_damage_is_found_wherever_it_is(tmp_path: Path, content: bytes, problem: str) -> None:
