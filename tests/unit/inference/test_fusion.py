@@ -5,30 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fourclass import SCHEME
 
 from segmentation.errors import ConfigError
 from segmentation.inference.fusion import Fusion, view_weights
-from segmentation.labels import Label, LabelScheme, load_scheme
+from segmentation.labels import load_scheme
 from segmentation.views import View, to_slices
 
 ALL = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 SHAPE = (2, 3, 4)
-
-
-def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
-    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
-
-
-# Background, left and right of one structure, and one without sides; merged: 0, 1, 2.
-SCHEME = LabelScheme(
-    "four",
-    (
-        label(0, "background"),
-        label(1, "Left-A", 2, "left"),
-        label(2, "Right-A", 1, "right"),
-        label(3, "B"),
-    ),
-)
 
 
 def constant(view: View, values: list[float]) -> torch.Tensor:

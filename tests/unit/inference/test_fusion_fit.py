@@ -5,30 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fourclass import SCHEME
 
 from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
-from segmentation.labels import Label, LabelScheme
 from segmentation.views import View, to_slices
 
 C, A, S = View
 SHAPE = (6, 20, 20)
-
-
-def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
-    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
-
-
-# Background, left and right of one structure, and one without sides; merged: 0, 1, 2.
-SCHEME = LabelScheme(
-    "four",
-    (
-        label(0, "background"),
-        label(1, "Left-A", 2, "left"),
-        label(2, "Right-A", 1, "right"),
-        label(3, "B"),
-    ),
-)
 MERGED = SCHEME.merged.to_merged
 
 

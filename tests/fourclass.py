@@ -1,0 +1,21 @@
+"""The smallest scheme with sides: background, left and right of one structure, and one without."""
+
+from __future__ import annotations
+
+from segmentation.labels import Label, LabelScheme
+
+
+def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
+    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
+
+
+# Merged: 0, 1, 2.
+SCHEME = LabelScheme(
+    "four",
+    (
+        label(0, "background"),
+        label(1, "Left-A", 2, "left"),
+        label(2, "Right-A", 1, "right"),
+        label(3, "B"),
+    ),
+)
