@@ -38,6 +38,8 @@ FORMAT = 1
 _LIBVER = ("v110", "v110")
 _LEVELS = 4096
 _STRIDE = 65536 // _LEVELS
+# In float32; an image with less between its values is flat.
+_SMALLEST_STEP = float(np.finfo(np.float32).tiny)
 _HISTOGRAM_BINS = 64
 _HISTOGRAM_TOP = 1.5
 # Not lzf, which unpacks images a fifth faster: what it writes depends on what memory held before.
@@ -75,7 +77,9 @@ class Statistics:
 def quantise(image: NDArray[np.float32]) -> Quantised:
     """Spread the values from the lowest (0 or below) to the highest over 4,096 codes."""
     low, high = min(float(image.min()), 0.0), max(float(image.max()), 0.0)
-    step = (high - low) / (_LEVELS - 1) or 1.0
+    step = (high - low) / (_LEVELS - 1)
+    if step < _SMALLEST_STEP:
+        step = 1.0
     zero = round(-low / step)
     levels = np.rint(image / np.float32(step))
     levels += zero

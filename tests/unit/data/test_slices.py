@@ -113,6 +113,10 @@ def test_codes_keep_values_to_half_a_step_and_zero_exactly(values: np.ndarray) -
     np.testing.assert_allclose(back, values, atol=1.001 * step + 1e-6)
 
 
+def test_an_image_of_all_but_zero_values_is_flat() -> None:
+    assert not quantise(np.full((2, 3, 4), 1e-45, np.float32)).codes.any()
+
+
 def test_codes_survive_being_read_and_stored_again() -> None:
     codes = quantise(image())
     again = quantise(codes.values())

@@ -90,8 +90,10 @@ def test_each_view_gives_the_ports_probabilities(view: View, tmp_path: Path) -> 
     found = imported(tmp_path, view).segment(scan("PIR"))
     expected = straightforward(view)
     off = np.abs(found.fused.float().numpy() - expected).max(axis=-1)
-    # Half precision in the sum; and a pool with two all but equal voxels may take the other one.
-    assert (off > 2e-3).mean() < 0.001
+    # Half precision in the sum; and a pool with two all but equal voxels may take the other one,
+    # which moves the voxels around it (0.2 % of them on one processor, none on another). With
+    # slices turned, mirrored or scaled otherwise, 98 % of all voxels are off.
+    assert (off > 2e-3).mean() < 0.01
     assert expected.std(axis=(0, 1, 2)).max() > 0.05
 
 
