@@ -333,7 +333,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def finish(runs: Sequence[Path], model: Path) -> list[View]:
+def finish(runs: Sequence[Path], model: Path, *, licence: str = "") -> list[View]:
     """A model folder, what inference takes, from the runs of one view each."""
     from segmentation.models.checkpoint import save_model
     from segmentation.models.model_info import Description, Training
@@ -357,6 +357,7 @@ def finish(runs: Sequence[Path], model: Path) -> list[View]:
             not_predicted=tuple(n for n in load_scheme(recipe.scheme).names if n == "CSF"),
             training=Training(
                 data=f"synthetic scans drawn from label maps of {heads} heads",
+                licence=licence,
                 recipe=recipe.name,
                 slices_seen=sum(fact["slices"] for _, fact in facts.values()),
             ),

@@ -53,11 +53,13 @@ def bundle(
     *,
     name: str | None = None,
     weights: str | Path | None = None,
+    licence: str = "",
     overwrite: bool = False,
 ) -> ModelInfo:
     """Write to `out` a model of all views that runs or model folders hold.
 
-    `weights` is a file that fuse-weights wrote, or "default"; else the sources' own.
+    `weights` is a file that fuse-weights wrote, or "default"; else the sources' own. `licence`
+    is what the weights may be used under, where a source does not say it.
     """
     _check_out(out, overwrite)
     sources = [_Source(place, load_model(_find(place))) for place in given]
@@ -84,7 +86,7 @@ def bundle(
                 {structure for source in sources for structure in source.info.not_predicted},
             ),
             "quality": alone.quality if alone else None,
-            "training": _training(origins),
+            "training": _training(origins, licence),
             "metrics": alone.metrics if alone and alone.fusion == fusion else {},
             "origins": origins,
         },
@@ -206,7 +208,7 @@ def _origin(source: _Source, view: View) -> Origin:
     )
 
 
-def _training(origins: Mapping[View, Origin]) -> Training:
+def _training(origins: Mapping[View, Origin], licence: str) -> Training:
     """All views' notes as one, and nothing claimed for a view that does not say it."""
     # Views of one run share its count.
     runs = {origin.model_sha256: origin.training for origin in origins.values()}
@@ -214,7 +216,7 @@ def _training(origins: Mapping[View, Origin]) -> Training:
     known = [count for count in seen if count is not None]
     return Training(
         data=_joined({view: origin.training.data for view, origin in origins.items()}),
-        licence=_joined({view: origin.training.licence for view, origin in origins.items()}),
+        licence=_joined({v: origin.training.licence or licence for v, origin in origins.items()}),
         recipe=_joined({view: origin.training.recipe for view, origin in origins.items()}),
         slices_seen=sum(known) if len(known) == len(seen) else None,
     )

@@ -14,6 +14,9 @@ def command(
     weights: str = typer.Option(
         None, help="File of trinat fuse-weights, or: default. If not given, the sources' own."
     ),
+    licence: str = typer.Option(
+        "", help="What the weights may be used under, where a source does not say it."
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
 ) -> int:
     """Join the views of several runs, and their fusion weights, into one model.
@@ -22,7 +25,7 @@ def command(
     """
     from pipelines.bundle import bundle
 
-    info = bundle(sources, out, name=name, weights=weights, overwrite=overwrite)
+    info = bundle(sources, out, name=name, weights=weights, licence=licence, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")
     for structure in info.not_predicted:
         untaught = [v.value for v, o in info.origins.items() if structure in o.not_predicted]

@@ -103,6 +103,16 @@ def test_notes_claim_nothing_for_a_view_that_does_not_say_it(tmp_path: Path) -> 
     assert again.training == info.training
 
 
+def test_a_licence_is_given_where_a_source_does_not_say_it(tmp_path: Path) -> None:
+    sources = [
+        model(tmp_path / "c", C, training=Training(licence="Apache-2.0")),
+        model(tmp_path / "s", S),
+    ]
+    info = bundle(sources, tmp_path / "out", licence="CC0")
+    assert info.training.licence == "coronal: Apache-2.0; sagittal: CC0"
+    assert info.origins[S].training.licence == ""
+
+
 def test_what_was_measured_of_one_model_holds_for_it_alone(tmp_path: Path) -> None:
     measured = Quality(agreement=(0.6, 0.5))
     one = model(tmp_path / "one", C, A, metrics={"dice": 0.7}, quality=measured)

@@ -180,8 +180,9 @@ def test_a_view_is_trained_with_torch_numpy_and_pydantic_alone(heads: Path, tmp_
     done = run_script(tmp_path, "axial", heads, out, "--seconds", 6, *words(TINY))
     assert done.returncode == 0, done.stderr
     check_run(out)
-    assert finish([out], tmp_path / "model") == [View.AXIAL]
+    assert finish([out], tmp_path / "model", licence="MIT") == [View.AXIAL]
     model = load_model(tmp_path / "model")
+    assert model.info.training.licence == "MIT"
     assert model.info.precision == "float16"
     assert model.info.training.slices_seen == 2 * read_run(out)["counters"]["step"]
     assert model.info.not_predicted == ("CSF",)
