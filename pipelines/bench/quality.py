@@ -33,7 +33,19 @@ from segmentation.models.zoo import MODEL_FILE, find_model
 from segmentation.phantom import phantom
 from segmentation.volume import Volume
 
-__all__ = ["CASES", "Point", "Scans", "cut", "inverted", "limit", "middle", "rates", "run"]
+__all__ = [
+    "CASES",
+    "Point",
+    "Scans",
+    "bias",
+    "cut",
+    "inverted",
+    "limit",
+    "middle",
+    "noise",
+    "rates",
+    "run",
+]
 
 PICTURE = Path("docs/images/quality.png")
 # A structure below the first Dice has failed; below the second a person should look.
@@ -61,7 +73,7 @@ class Point:
     dice: float
 
 
-def _noise(share: float) -> Change:
+def noise(share: float) -> Change:
     """Magnitude noise, of the brightness of white matter (1)."""
     return lambda image, draw: np.hypot(
         image + share * draw.standard_normal(image.shape, np.float32),
@@ -69,7 +81,7 @@ def _noise(share: float) -> Change:
     )
 
 
-def _bias(strength: float) -> Change:
+def bias(strength: float) -> Change:
     """A coil's gain, e^±strength from corner to corner."""
 
     def change(image: Floats, _: np.random.Generator) -> Floats:
@@ -134,11 +146,11 @@ class Case:
 
 CASES = (
     Case("clean", "clean", 1, _gamma(1)),
-    Case("noise", "noise 0.05", 2, _noise(0.05)),
-    Case("noise", "noise 0.12", 1, _noise(0.12)),
-    Case("noise", "noise 0.25", 2, _noise(0.25)),
-    Case("bias", "bias 0.6", 1, _bias(0.6)),
-    Case("bias", "bias 1.2", 2, _bias(1.2)),
+    Case("noise", "noise 0.05", 2, noise(0.05)),
+    Case("noise", "noise 0.12", 1, noise(0.12)),
+    Case("noise", "noise 0.25", 2, noise(0.25)),
+    Case("bias", "bias 0.6", 1, bias(0.6)),
+    Case("bias", "bias 1.2", 2, bias(1.2)),
     Case("blur", "blur 1.2 mm", 2, _blur(1.2)),
     Case("blur", "blur 2.5 mm", 1, _blur(2.5)),
     Case("contrast", "gamma 0.5", 1, _gamma(0.5)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from segmentation.errors import LabelError
 from segmentation.inference.cleanup import clean_up
 from segmentation.inference.uncertainty import Uncertainty, entropy_of
 from segmentation.labels import LabelScheme
+from segmentation.views import View
 from segmentation.volume import Volume
 
 __all__ = ["Segmentation"]
@@ -37,6 +39,8 @@ class Segmentation:
     uncertainty: Uncertainty | None
     not_predicted: tuple[str, ...]
     timings: dict[str, float] = field(default_factory=dict)  # seconds
+    # What each view finds by itself: class indices on the working grid, (X, Y, Z) uint8.
+    maps: Mapping[View, Tensor] = field(default_factory=dict)
 
     @cached_property
     def working(self) -> Volume:
@@ -64,6 +68,14 @@ class Segmentation:
         found = self.indices
         numbers = self.scheme.to_freesurfer(found.data)
         return Volume(numbers, found.affine, found.codes, found.notes)
+
+    def of_view(self, view: View) -> Volume:
+        """Class indices that one view finds by itself, in the scan's own space, uint8.
+
+        Those of a view that cannot tell sides are of the merged scheme.
+        """
+        working = Volume(self.maps[view].numpy(), np.array(self.plan.affine))
+        return restore(working, self.plan, labels=True)
 
     @cached_property
     def voxels(self) -> dict[str, int]:

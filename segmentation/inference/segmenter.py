@@ -35,7 +35,7 @@ from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.models.zoo import find_model
-from segmentation.resample import Box, GridMap, occupied_box, resample_image
+from segmentation.resample import Box, GridMap, Shape, occupied_box, resample_image
 from segmentation.views import View, to_slices
 from segmentation.volume import Volume
 
@@ -128,7 +128,7 @@ class Segmenter:
         start = time.perf_counter()
         wanted = self.model.info.preprocessing
         whole = wanted.scaling == "minimum-maximum"
-        conformed = conform(volume, shape=wanted.shape if whole else None)
+        conformed = conform(volume, shape=_in_ras(wanted.shape, wanted.axes) if whole else None)
         if whole:
             conformed = _rescaled(volume, conformed)
         conformed = _turned(conformed, wanted.axes)
@@ -168,6 +168,7 @@ class Segmenter:
             uncertainty,
             () if fused.is_merged else self.model.info.not_predicted,
             timings,
+            {view: found.cpu() for view, found in maps.items()},
         )
 
     def _fuse(self, image: Tensor, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:
@@ -343,6 +344,13 @@ def _turned(conformed: Conformed, axes: str) -> Conformed:
             {**plan.to_dict(), "shape": moved.shape, "affine": moved.affine.tolist()}
         ),
     )
+
+
+def _in_ras(shape: Shape, axes: str) -> Shape:
+    """The shape of an array whose axes run as `axes` say, once they run R, A, S."""
+    order = nib.orientations.axcodes2ornt(axes)[:, 0]
+    x, y, z = (shape[list(order).index(axis)] for axis in range(3))
+    return x, y, z
 
 
 def _side_axis(axes: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from segmentation.errors import DeviceError, LabelError, ModelError
 from segmentation.inference.network import choose_device
 from segmentation.inference.segmenter import Segmenter, _large_parts
 from segmentation.labels import load_scheme
+from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.model_info import Description, Preprocessing
 from segmentation.views import View
 from segmentation.volume import Volume
 
@@ -198,6 +201,18 @@ def test_unknown_devices_and_models_are_told() -> None:
 
 def test_a_view_that_the_model_lacks_is_told() -> None:
     assert Segmenter.load(random_model(), device="cpu").views == tuple(View)
+
+
+def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Path) -> None:
+    model = load_model(random_model())
+    wanted = Preprocessing(axes="LIA", shape=(40, 44, 48), scaling="minimum-maximum")
+    save_model(tmp_path / "m", Description(name="m", preprocessing=wanted), model.networks)
+    scan, _ = miniature()  # RAS, 40×48×44
+    seen = Segmenter.load(tmp_path / "m", device="cpu").prepare(scan).conformed.volume
+    assert (seen.axcodes, seen.shape) == ("LIA", (40, 44, 48))
+    low, high = float(scan.data.min()), float(scan.data.max())
+    as_lia = (scan.data[::-1].transpose(0, 2, 1)[:, ::-1] - low) / (high - low)
+    np.testing.assert_allclose(seen.data, as_lia, atol=1e-5)
 
 
 def test_specks_do_not_widen_the_room_but_separate_large_parts_do() -> None:
