@@ -5,26 +5,27 @@ The subject is the phantom at 256 x 256 x 256, written as FreeSurfer would; noth
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from pipelines.phantom import write_phantoms
 from pipelines.prepare import PrepareConfig
 from pipelines.prepare import run as prepare
+from pipelines.process import cpu_count
 from segmentation.data.artefacts import ARTEFACTS, add_artefact
 from segmentation.data.augmentation import AugmentationConfig, Augmenter
 from segmentation.data.dataset import BalancedSampler, EmptySlices, SliceDataset
+from segmentation.data.loading import SliceLoader
 from segmentation.data.slices import quantise
 from segmentation.data.store import Store
 from segmentation.views import View
@@ -79,55 +80,53 @@ def _prepare(folder: Path, repetitions: int) -> Store:
 
 
 def _read(dataset: SliceDataset, repetitions: int) -> None:
-    order = np.random.default_rng(0).integers(len(dataset), size=_SLICES).tolist()
-    for index in order:  # warm: files open, pages cached
-        dataset[index]
+    """Uniformly random slices: item by item in this process, then the same by four workers.
 
-    def all_of_them() -> None:
-        for index in order:
-            dataset[index]
-
-    busy = time.process_time()
-    alone = _SLICES / _median_s(repetitions, all_of_them)
-    busy = _SLICES * repetitions / (time.process_time() - busy)
-    print(
-        f"random slices with labels        {alone:6.0f} a second from one process, warm "
-        f"({busy:.0f} a second of processor time)"
-    )
-
+    They take turns, so that what else the machine does meets both; medians over the turns.
+    """
     with warnings.catch_warnings():
         # Of more workers than processors: four is what the figure is about.
         warnings.simplefilter("ignore", UserWarning)
-        sums, rate, busy = _epochs(dataset, repetitions + 1)
-        same = sums[:2] == _epochs(dataset, 2)[0]
+        turns, sums = _turns(dataset, repetitions + 1)
+        same = sums[:2] == _turns(dataset, 2)[1]
+    # Without the first, in which files are opened, pages cached and workers started.
+    alone, alone_busy, four, four_busy = (
+        statistics.median(turn[n] for turn in turns[1:]) for n in range(4)
+    )
+    ratio = statistics.median(turn[2] / turn[0] for turn in turns[1:])
     print(
-        f"with four workers, once started  {rate:6.0f} a second on {os.cpu_count()} processors "
-        f"({busy:.0f} a second of processor time), {rate / alone:.0%} of one process; "
+        f"random slices with labels        {alone:6.0f} a second from one process, warm "
+        f"({alone_busy:.0f} a second of processor time)"
+    )
+    print(
+        f"four workers, once started       {four:6.0f} a second on {cpu_count()} processors "
+        f"({four_busy:.0f} a second of processor time), {ratio:.0%} of one process; "
         f"again the same: {'yes' if same else 'NO'}"
     )
 
 
-def _epochs(dataset: SliceDataset, count: int) -> tuple[list[list[float]], float, float]:
-    """Sums of all batches by epoch, from four workers that stay; slices a second by the clock and
-    by all processors' time, without the first epoch, in which the workers start."""
-    sampler = BalancedSampler(dataset, share=0.5, seed=0, count=2 * _SLICES)
-    loader = DataLoader(
-        dataset, batch_size=8, sampler=sampler, num_workers=4, persistent_workers=True
-    )
-    sums, rates, busy = [], [], []
+def _turns(dataset: SliceDataset, count: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Each turn's slices a second, by the clock and by processor time, of one process and of four
+    workers that stay; and the sums of the workers' batches."""
+    sampler = BalancedSampler(dataset, share=0.0, seed=0, count=_SLICES)
+    loader = SliceLoader(dataset, sampler, batch_size=8, workers=4)
+    turns, sums = [], []
     for epoch in range(count):
         sampler.set_epoch(epoch)
-        start, used = time.perf_counter(), _processor_s(loader)
+        start, used = time.perf_counter(), time.process_time()
+        for index in sampler:
+            dataset[index]
+        alone_s, alone_busy_s = time.perf_counter() - start, time.process_time() - used
+        start, used = time.perf_counter(), _processor_s()
         sums.append([float(images[:, :, 128].sum()) for images, _ in loader])
-        rates.append(2 * _SLICES / (time.perf_counter() - start))
-        busy.append(2 * _SLICES / (_processor_s(loader) - used))
-    return sums, statistics.median(rates[1:]), statistics.median(busy[1:])
+        four_s, four_busy_s = time.perf_counter() - start, _processor_s() - used
+        turns.append([_SLICES / s for s in (alone_s, alone_busy_s, four_s, four_busy_s)])
+    return turns, sums
 
 
-def _processor_s(loader: Any) -> float:
-    """Used so far by this process and a loader's workers; theirs as Linux tells it."""
-    workers = loader._iterator._workers if loader._iterator else ()
-    files = (Path(f"/proc/{worker.pid}/schedstat") for worker in workers)
+def _processor_s() -> float:
+    """Used so far by this process and its workers; theirs as Linux tells it."""
+    files = (Path(f"/proc/{worker.pid}/schedstat") for worker in active_children())
     nanoseconds = sum(int(file.read_text().split()[0]) for file in files if file.exists())
     return time.process_time() + nanoseconds * 1e-9
 

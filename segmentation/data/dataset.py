@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from segmentation.data.slices import SubjectFile
+from segmentation.data.slices import Quantised, SubjectFile
 from segmentation.data.splits import Part, read_split
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, DatasetError
@@ -76,26 +77,30 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.slice_of)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, labels = self.stored(index)
+        return torch.from_numpy(image.values()), torch.from_numpy(labels)
+
+    def stored(self, index: int) -> tuple[Quantised, NDArray[np.uint8]]:
+        """An item as its file holds it: codes (C, H, W) and labels (H, W)."""
         file, middle = self._file(int(self.subject_of[index])), int(self.slice_of[index])
-        image = torch.from_numpy(self._slab(file, middle))
-        labels = torch.from_numpy(file.labels(self.view, middle, middle + 1)[0])
-        return image, labels
+        labels: NDArray[np.uint8] = file.labels(self.view, middle, middle + 1)[0]
+        return self._slab(file, middle), labels
 
     def voxels_per_class(self) -> NDArray[np.int64]:
         """Voxels of each class over all items, (K,): what loss weights are made of."""
         total: NDArray[np.int64] = self.class_counts.sum(axis=0, dtype=np.int64)
         return total
 
-    def _slab(self, file: SubjectFile, middle: int) -> NDArray[np.float32]:
+    def _slab(self, file: SubjectFile, middle: int) -> Quantised:
         """`thick` slices around the middle one, (C, H, W)."""
-        reach = self.thick // 2
-        count = file.slice_count(self.view)
-        start, stop = max(middle - reach, 0), min(middle + reach + 1, count)
-        slices = file.image(self.view, start, stop)
-        before, after = start - (middle - reach), (middle + reach + 1) - stop
+        start = middle - self.thick // 2
+        slab = file.codes(self.view, max(start, 0), start + self.thick)
+        before = max(-start, 0)
+        after = self.thick - before - len(slab.codes)
         if before or after:
-            slices = np.pad(slices, ((before, after), (0, 0), (0, 0)))
-        return slices
+            edges = ((before, after), (0, 0), (0, 0))
+            slab = replace(slab, codes=np.pad(slab.codes, edges, constant_values=slab.zero))
+        return slab
 
     def _index(
         self, store: Store, empty: EmptySlices

@@ -157,12 +157,11 @@ class SubjectFile:
 
     def image(self, view: View, start: int, stop: int) -> NDArray[np.float32]:
         """Intensities of slices start..stop-1, (N, H, W) float32."""
-        codes = self._dataset(view, "image")[start:stop]
-        return Quantised(codes, self._scale, self._zero).values()
+        return self.codes(view, start, stop).values()
 
-    def codes(self, view: View) -> Quantised:
-        """All slices of a view as they are stored."""
-        return Quantised(self._dataset(view, "image")[:], self._scale, self._zero)
+    def codes(self, view: View, start: int = 0, stop: int | None = None) -> Quantised:
+        """Slices as they are stored, (N, H, W): those there are of start..stop-1."""
+        return Quantised(self._dataset(view, "image")[start:stop], self._scale, self._zero)
 
     def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
         """Class indices of slices start..stop-1, (N, H, W)."""
