@@ -119,7 +119,8 @@ def predict(
         output=plan.output,
         bids=found.bids_root is not None,
         source_link=_link(plan.out, found.bids_root) if found.bids_root else "",
-        threads=plan.threads or max(1, cpu_count() // _processes(plan)),
+        # Another engine knows its own machines.
+        threads=plan.threads or (None if plan.engine else max(1, cpu_count() // _processes(plan))),
         batch=plan.batch,
         allow_cpu=plan.allow_cpu,
     )

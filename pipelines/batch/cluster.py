@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ import yaml
 from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry
 from pipelines.batch.settings import RunSettings
+from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, TrinatError
 
 if TYPE_CHECKING:
@@ -52,8 +54,11 @@ class DaskEngine:
         *,
         device: str = "auto",
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._where = where
+        if where.startswith("local:") and not settings.threads:
+            share = max(1, cpu_count() // self._local_count())
+            self.settings = replace(settings, threads=share)
         self._config = config
         self._device = device
 
@@ -73,7 +78,7 @@ class DaskEngine:
                         break
                     future = client.submit(
                         _segment,
-                        self._settings,
+                        self.settings,
                         case,
                         self._device,
                         pure=False,
@@ -116,10 +121,8 @@ class DaskEngine:
         if self._where.startswith("local:"):
             from distributed import LocalCluster
 
-            count = self._where.removeprefix("local:")
-            if not count.isdecimal() or not int(count):
-                raise ConfigError(f"--cluster {self._where}: how many?", remedy="give local:2")
-            return LocalCluster(n_workers=int(count), threads_per_worker=1, dashboard_address=None)
+            count = self._local_count()
+            return LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
         if self._where not in _QUEUES:
             return None
         import dask_jobqueue
@@ -131,6 +134,12 @@ class DaskEngine:
         cluster = kind(**{"processes": 1, **options})
         cluster.scale(jobs=jobs)
         return cluster
+
+    def _local_count(self) -> int:
+        count = self._where.removeprefix("local:")
+        if not count.isdecimal() or not int(count):
+            raise ConfigError(f"--cluster {self._where}: how many?", remedy="give local:2")
+        return int(count)
 
     def _read_config(self) -> dict[str, Any]:
         if self._config is None:
@@ -154,8 +163,8 @@ class DaskEngine:
             "failed",
             input=case.shown,
             reason="".join(ch if ch.isprintable() else " " for ch in reason),
-            model=self._settings.model_sha256,
-            settings=self._settings.output.digest(),
+            model=self.settings.model_sha256,
+            settings=self.settings.output.digest(),
             finished=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
@@ -166,14 +175,18 @@ def _workers(client: Client) -> list[dict[str, Any]]:
 
 def _segment(settings: RunSettings, case: Case, device: str) -> Entry:
     """On a worker: one scan, with the model that the worker has loaded once."""
+    from distributed import get_worker
+
+    from pipelines.process import prepare_process
+
+    # As many as the worker was started for: the machine that asks knows nothing of this one. For
+    # every scan anew, since a worker may do each in another thread, which has a number of its own.
+    prepare_process(settings.threads or get_worker().state.nthreads)
     return _worker(settings, device).do(case)
 
 
 @cache
 def _worker(settings: RunSettings, device: str) -> CaseWorker:
-    from pipelines.process import prepare_process
-
-    prepare_process(settings.threads)
     from pipelines.batch.case_worker import CaseWorker
 
     return CaseWorker(settings, device)

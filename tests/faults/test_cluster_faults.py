@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serial import run_serially, write_scans
+from serial import SerialEngine, run_serially, write_scans
 
+from pipelines.batch.cluster import DaskEngine
 from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry, digest_files, read_entries
 from pipelines.batch.settings import RunSettings
@@ -48,6 +49,26 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
         assert digest_files([path]) == digest_files([tmp_path / "cluster" / path.name])
     entries = read_entries([tmp_path / "cluster/run.jsonl"])
     assert len({entry.worker for entry in entries.values()}) >= 2
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])
+def test_workers_on_one_machine_share_its_processors(monkeypatch, given, threads: int) -> None:
+    monkeypatch.setattr("pipelines.batch.cluster.cpu_count", lambda: 9)
+    settings = RunSettings(Path(), Path(), "", Path(), threads=given)
+    assert DaskEngine(settings, "local:4").settings.threads == threads
+
+
+def test_the_submitting_machine_does_not_say_how_many_threads_others_have(tmp_path: Path) -> None:
+    told = []
+
+    class Engine(SerialEngine):
+        def __init__(self, settings: RunSettings) -> None:
+            told.append(settings.threads)
+            super().__init__(settings)
+
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    run_serially(scans, tmp_path / "out", engine=Engine, threads=None)
+    assert told == [None]
 
 
 def test_unknown_clusters_are_refused() -> None:
