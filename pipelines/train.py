@@ -18,20 +18,22 @@ import yaml
 from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
 from pipelines.trainlog import Metrics, append_scores
-from pipelines.trainpage import write_example, write_page
+from pipelines.trainpage import write_examples, write_page
 from segmentation.errors import (
     ConfigError,
     DatasetError,
     DeviceError,
+    IntegrityError,
     InterruptedRunError,
     TrainingError,
 )
 from segmentation.files import atomic_text
 from segmentation.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.labels import LabelScheme, load_scheme
-from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.checkpoint import load_model, read_info, save_model
 from segmentation.models.model_info import Description, Training
-from segmentation.models.quicknat import QuickNat
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.zoo import find_model
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
 from segmentation.training.loop import StepReport, Trainer
 from segmentation.training.network import ViewsNet, classes_of, copy_matching
@@ -83,7 +85,11 @@ def read_recipe(
     `seconds` is the length of the whole run: each job gets an equal part of it.
     """
     path = find_recipe(name_or_path, "train")
-    recipe = check(Recipe, with_settings(read_yaml(path), settings), path)
+    content = with_settings(read_yaml(path), settings)
+    recipe = check(Recipe, content, path)
+    start = recipe.stages[0].start
+    if start is not None and "network" not in content:
+        recipe = recipe.model_copy(update={"network": _network_of(start, recipe.views)})
     if seconds is None:
         return recipe
     share = seconds / len(plan_jobs(recipe, recipe.views))
@@ -93,6 +99,21 @@ def read_recipe(
         for stage in recipe.stages
     ]
     return recipe.model_copy(update={"stages": tuple(stages)})
+
+
+def _network_of(model: Path, views: Sequence[View]) -> QuickNatConfig:
+    """What the networks of a model have in common: all but the number of their classes."""
+    architectures = read_info(find_model(model)).architectures
+    chosen = [architectures[view] for view in views if view in architectures]
+    classes = {"classes": QuickNatConfig().classes}
+    shapes = {c.model_copy(update=classes) for c in chosen or architectures.values()}
+    if len(shapes) > 1:
+        raise ConfigError(
+            "its views have different networks",
+            where=model,
+            remedy="say in the recipe which `network` to train",
+        )
+    return shapes.pop()
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
@@ -134,7 +155,7 @@ def train(
             if not run.is_done:
                 run.go(lambda: signalled.is_set() or told_to_stop())
         model = out / "model"
-        saved = workers.share(lambda: _save(recipe, out, model))
+        saved = workers.share(lambda: _save(recipe, out, model, watcher.say))
         watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
     return model
 
@@ -274,13 +295,14 @@ class _JobRun:
 
     def _weights_to_start_from(self, view: View) -> QuickNat | None:
         if self.job.stage.start is not None:
-            networks = load_model(self.job.stage.start).networks
+            networks = load_model(find_model(self.job.stage.start)).networks
             # A view that the model lacks starts from another's trunk.
             return networks.get(view) or next(iter(networks.values()))
         index = self.recipe.stages.index(self.job.stage)
         if index == 0:
             return None
-        return _trained(self.recipe, self.recipe.stages[index - 1], view, self.out)
+        say = self.watcher.say
+        return _trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
 
     def _validate(
         self,
@@ -300,7 +322,7 @@ class _JobRun:
             for view, score in scores.items():
                 scheme = classes_of(view, self.scheme)
                 step = trainer.counters.step
-                write_example(self.folder, step, view.value, score.example, scheme)
+                write_examples(self.folder, step, view.value, score.examples, scheme)
             append_scores(self.folder, trainer.counters.step, scores, self.scheme)
             self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
             counters = trainer.counters
@@ -376,35 +398,48 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
     return next((folder for folder in folders if view.value in folder.name.split("-")), None)
 
 
-def _trained(recipe: Recipe, stage: StageConfig, view: View, out: Path) -> QuickNat:
+def _trained(
+    recipe: Recipe, stage: StageConfig, view: View, out: Path, say: Callable[[str], None]
+) -> QuickNat:
     """One view's network as a finished stage left it: the best, or the last."""
     folder = _finished(out, stage, view)
     if folder is None:
         raise TrainingError(f"stage {stage.name} left no {view.value} network", where=out)
     views = tuple(View(name) for name in folder.name.split("-"))
-    return _read_network(recipe, folder, Job(stage, views)).extract(view)
+    return _read_network(recipe, folder, Job(stage, views), say).extract(view)
 
 
-def _read_network(recipe: Recipe, folder: Path, job: Job) -> ViewsNet:
-    state: State | None
-    if (folder / BEST).is_file():
-        state = read_state(folder / BEST)
-    else:
-        state, _ = read_latest(folder)
-    if state is None:
-        raise TrainingError("no sound state is left", where=folder)
+def _read_network(recipe: Recipe, folder: Path, job: Job, say: Callable[[str], None]) -> ViewsNet:
+    state = _best_or_last(folder, say)
     scheme = load_scheme(recipe.scheme)
     network = ViewsNet(recipe.network, {view: len(classes_of(view, scheme)) for view in job.views})
     network.load_state_dict(state.average if job.stage.ema else state.network)
     return network
 
 
-def _save(recipe: Recipe, out: Path, model: Path) -> list[str]:
+def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
+    """A finished job's best state, or the last where none was chosen or it is damaged."""
+    if (folder / BEST).is_file():
+        try:
+            return read_state(folder / BEST)
+        except IntegrityError as error:
+            say(f"{error}: the last state is taken instead of the best")
+    state, problems = read_latest(folder)
+    for problem in problems:
+        say(f"{problem}: the state before it is taken")
+    if state is None:
+        raise TrainingError(
+            "no sound state is left", where=folder, remedy="delete this folder and --resume the run"
+        )
+    return state
+
+
+def _save(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) -> list[str]:
     """The model folder, what inference takes, of all views that are finished so far."""
     stage = recipe.stages[-1]
     views = [view for view in recipe.views if _finished(out, stage, view)]
     scheme = load_scheme(recipe.scheme)
-    networks = {view: _trained(recipe, stage, view, out) for view in views}
+    networks = {view: _trained(recipe, stage, view, out, say) for view in views}
     slices = 0
     for done in out.glob(f"*/*/{DONE}"):
         config = next(s for s in recipe.stages if s.name == done.parent.parent.name)

@@ -14,10 +14,10 @@ from jinja2 import Environment
 
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme
-from segmentation.report.mosaic import label_colors, overlay
-from segmentation.training.validation import Example
+from segmentation.report.mosaic import brain_window, label_colors, overlay
+from segmentation.training.validation import Examples
 
-__all__ = ["Curve", "read_curves", "write_comparison", "write_example", "write_page"]
+__all__ = ["Curve", "read_curves", "write_comparison", "write_examples", "write_page"]
 
 Curve = tuple[list[float], list[float]]
 
@@ -37,7 +37,7 @@ border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-
 {% for row in rows %}<tr>{% for cell in row %}
 <td{% if loop.index > 1 %} class="n"{% endif %}>{{ cell }}</td>
 {% endfor %}</tr>{% endfor %}</table>{% endfor %}
-{% if examples %}<h2>One validation slice through time: image, truth, prediction</h2>{% endif %}
+{% if examples %}<h2>Validation slices through time: image, truth, prediction</h2>{% endif %}
 {% for caption, image in examples %}<figure><img alt="{{ caption }}"
  src="data:image/png;base64,{{ image }}"><figcaption>{{ caption }}</figcaption></figure>{% endfor %}
 </body></html>
@@ -87,17 +87,23 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     _write(job / "run.html", f"{title} ({scheme.name})", pictures, tables, examples)
 
 
-def write_example(job: Path, step: int, view: str, example: Example, scheme: LabelScheme) -> None:
-    """The same validation slice as it is seen at this step: image, truth and prediction."""
+def write_examples(
+    job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
+) -> None:
+    """The same validation slices as they are seen at this step: image, truth and prediction."""
     from matplotlib.image import imsave
 
-    colors, plain = label_colors(scheme), np.zeros_like(example.truth)
-    panels = [overlay(example.image, x, colors) for x in (plain, example.truth, example.predicted)]
+    colors, plain = label_colors(scheme), np.zeros_like(examples.truth)
+    kinds = (plain, examples.truth, examples.predicted)
+    # The truth alone says where to cut, so that pictures of all steps show the same.
+    window = (slice(None), *brain_window(examples.truth))
+    panels = [overlay(examples.images[window], kind[window], colors) for kind in kinds]
+    # (S, H, 3 W, 3) to one slice below another; row 0 of each stands at its bottom.
+    rows = np.concatenate(panels, axis=2)[:, ::-1]
     folder = job / "examples"
     folder.mkdir(exist_ok=True)
     with atomic_write(folder / f"{view}-{step:09d}.png") as file:
-        # Row 0 stands at the bottom.
-        imsave(file, np.concatenate(panels, 1), format="png", origin="lower")
+        imsave(file, np.concatenate(rows), format="png")
 
 
 def write_comparison(

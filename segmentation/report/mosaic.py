@@ -16,7 +16,7 @@ from segmentation.volume import Volume
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_mosaic", "label_colors", "overlay"]
+__all__ = ["brain_window", "draw_mosaic", "label_colors", "overlay"]
 
 _INK, _PAPER = "#d8d8d8", "#101010"
 # What lies at the left and the right edge of a slice whose columns grow with the axis.
@@ -62,7 +62,7 @@ def draw_mosaic(
     for row, view in enumerate(View):
         shown = to_slices(image.data, view)
         truth = to_slices(indices, view)
-        window = _window(truth)
+        window = brain_window(truth)
         for n, position in enumerate(_positions(truth, slices_per_view)):
             gray = np.asarray(shown[position])[window] / brightest
             classes = np.asarray(truth[position])[window]
@@ -101,7 +101,7 @@ def _show(axis: Any, picture: NDArray[np.float32], edges: tuple[str, str]) -> No
         )
 
 
-def _window(truth: NDArray[Any], margin: int = 10) -> tuple[slice, slice]:
+def brain_window(truth: NDArray[Any], margin: int = 10) -> tuple[slice, slice]:
     """Rows and columns of all slices that hold a structure, with a margin: the face stays out."""
     rows = np.asarray(truth.any((0, 2)))
     columns = np.asarray(truth.any((0, 1)))

@@ -115,7 +115,7 @@ class StageConfig(_Config):
     validation: ValidationConfig | None = None
     checkpoint_every_steps: int = Field(default=500, ge=1)
     max_bad_steps: int = Field(default=20, ge=1)  # in a row, of NaN or infinite loss
-    # Weights to start from: a model folder, or, by default, the stage before.
+    # Weights to start from: a model's folder or shipped name, or, by default, the stage before.
     start: Path | None = None
 
 

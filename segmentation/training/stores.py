@@ -85,16 +85,25 @@ class StoreSource:
     def _fit(
         self, image: Tensor, labels: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Cut at random, or pad with background, to rows and columns."""
+        """Cut around what is labelled, at a random place, or pad with background, to size."""
         missing = [max(0, want - have) for want, have in zip(self.size, labels.shape, strict=True)]
         edges = (0, missing[1], 0, missing[0])
         image, labels = pad(image, edges), pad(labels, edges)
-        top, left = (
-            int(torch.randint(have - want + 1, (), generator=generator, device=generator.device))
-            for want, have in zip(self.size, labels.shape, strict=True)
+        rows, columns = (
+            _window(labels.any(axis), want, generator)
+            for axis, want in zip((1, 0), self.size, strict=True)
         )
-        window = (..., slice(top, top + self.size[0]), slice(left, left + self.size[1]))
-        return image[window], labels[window]
+        return image[..., rows, columns], labels[rows, columns]
+
+
+def _window(labelled: Tensor, want: int, generator: torch.Generator) -> slice:
+    """`want` places of an axis: all that is labelled on it if they can, else none but such."""
+    have = len(labelled)
+    places = labelled.nonzero()
+    low, high = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, have)
+    first, last = sorted(min(max(0, start), have - want) for start in (high - want, low))
+    start = torch.randint(first, last + 1, (), generator=generator, device=generator.device)
+    return slice(int(start), int(start) + want)
 
 
 def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Scan]:

@@ -19,9 +19,10 @@ from segmentation.synthesis import SynthesisConfig, synthesise_volume
 from segmentation.training.state import seeded
 from segmentation.views import View, to_slices
 
-__all__ = ["Example", "Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
+__all__ = ["Examples", "Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
 
 _BATCH = 8
+_SHOWN = 3  # slices of a view
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +35,10 @@ class Scan:
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
-    """One slice to look at: image (H, W) and its true and predicted classes."""
+class Examples:
+    """Slices to look at: images (S, H, W) and their true and predicted classes."""
 
-    image: NDArray[np.float32]
+    images: NDArray[np.float32]
     truth: NDArray[np.uint8]
     predicted: NDArray[np.uint8]
 
@@ -48,7 +49,7 @@ class Scores:
 
     dice: NDArray[np.float64]
     iou: NDArray[np.float64]
-    example: Example  # of the first scan, always the same slice
+    examples: Examples  # of the first scan, always the same slices
 
     @property
     def mean_dice(self) -> float:
@@ -104,23 +105,32 @@ def validate(
     was_training = network.training
     network.eval()
     try:
-        joints, examples = [], []
+        joints = []
+        examples: Examples | None = None
         for scan in scans:
             predicted = predict_classes(network, scan.images, channels, device, bf16=bf16)
             joints.append(joint_histogram(scan.labels.numpy(), predicted.numpy(), classes))
-            # The slice with the most structures shows the most.
-            richest = int(np.argmax([len(labels.unique()) for labels in scan.labels]))
-            arrays = (scan.images[richest], scan.labels[richest], predicted[richest])
-            examples.append(Example(*(array.numpy() for array in arrays)))
+            if examples is None:
+                shown = _worth_a_look(scan.labels)
+                arrays = (scan.images[shown], scan.labels[shown], predicted[shown])
+                examples = Examples(*(array.numpy() for array in arrays))
     finally:
         network.train(was_training)
-    if not joints:
+    if examples is None:
         raise TrainingError("validation has no scan", remedy="give held_out heads or a split")
     return Scores(
         _mean_over([dice(joint) for joint in joints]),
         _mean_over([iou(joint) for joint in joints]),
-        examples[0],
+        examples,
     )
+
+
+def _worth_a_look(labels: Tensor) -> list[int]:
+    """Of labels (N, H, W), the slice with the most structures in each third of the brain."""
+    structures = np.array([len(one.unique()) for one in labels])
+    inside = np.flatnonzero(labels.flatten(1).any(1).numpy())
+    parts = np.array_split(inside if len(inside) else np.arange(len(labels)), _SHOWN)
+    return [int(part[np.argmax(structures[part])]) for part in parts if len(part)]
 
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from pipelines.config import with_settings
 from pipelines.exits import Exit, exit_code
 from pipelines.runs import compare, summarise
 from pipelines.train import Job, Watcher, read_recipe, train
-from segmentation.errors import ConfigError, InterruptedRunError, TrainingError
+from segmentation.errors import ConfigError, InterruptedRunError, ModelError, TrainingError
 from segmentation.heads import phantom_heads
 from segmentation.models.checkpoint import load_model
 from segmentation.training.loop import StepReport
@@ -131,6 +131,18 @@ def test_a_wrong_setting_is_named(recipe_file: Path, setting: str, message: str)
         read_recipe(str(recipe_file), [setting])
 
 
+def test_who_starts_from_a_model_and_names_no_network_gets_the_models() -> None:
+    recipe = read_recipe("finetune", ["start=fast"])
+    assert (recipe.network.filters, recipe.network.channels) == (32, 3)
+    own = read_recipe("finetune", ["start=fast", "network={filters: 8}"])
+    assert own.network.filters == 8
+
+
+def test_a_start_that_is_no_model_is_refused_before_any_scan_is_read() -> None:
+    with pytest.raises(ModelError, match="no such model"):
+        read_recipe("finetune", ["start=nothing"])
+
+
 def test_seconds_are_shared_out_among_the_jobs(recipe_file: Path) -> None:
     stage = read_recipe(str(recipe_file), seconds=10).stages[0]
     assert (stage.schedule.seconds, stage.schedule.steps) == (5, None)
@@ -171,9 +183,9 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
         page = (run / job / "run.html").read_text()
         assert "Validation at step" in page
         assert "sagittal, step" in page or "coronal, step" in page
-        # Image, truth and prediction side by side.
+        # Three slices, one below another; of each image, truth and prediction side by side.
         for example in (run / job / "examples").glob("coronal-*.png"):
-            assert imread(example).shape[1] % 3 == 0
+            assert [size % 3 for size in imread(example).shape[:2]] == [0, 0]
     with (run / jobs[2] / "metrics.csv").open() as file:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
 
@@ -189,6 +201,24 @@ def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
     assert first.keys() == second.keys()
     differing = {name for name in first if first[name] != second[name]}
     assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
+
+
+def test_a_damaged_best_state_is_said_and_the_last_one_taken(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    validated = "validation={every_epochs: 1, scans: 1}"
+    recipe = read_recipe(str(recipe_file), ["views=[coronal]", validated])
+    run, said = tmp_path / "run", []
+    train(recipe, run, SILENT)
+    best = run / "train/coronal/best.state"
+    best.write_bytes(best.read_bytes()[:-1])
+    model = load_model(train(recipe, run, Watcher(said.append, lambda *_: None), resume=True))
+    assert any("best.state" in line and "the last state is taken" in line for line in said)
+    state, _ = read_latest(best.parent)
+    assert state is not None
+    name = "encoders.0.layers.0.convolution.weight"
+    weights = model.networks[View.CORONAL].state_dict()
+    assert torch.equal(weights[name], state.average[f"trunk.{name}"])
 
 
 def test_views_trained_one_after_another_make_one_model(recipe_file: Path, tmp_path: Path) -> None:

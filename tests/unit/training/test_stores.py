@@ -26,7 +26,7 @@ from segmentation.synthesis import SynthesisConfig
 from segmentation.training.config import StoreConfig
 from segmentation.training.sources import MixedSource, SyntheticSource
 from segmentation.training.state import seeded
-from segmentation.training.stores import StoreSource, store_scans
+from segmentation.training.stores import StoreSource, _window, store_scans
 from segmentation.views import View
 
 TISSUE4 = load_scheme("tissue4")
@@ -97,6 +97,23 @@ def test_slices_are_cut_or_padded_to_size(config: StoreConfig, size: tuple[int, 
     assert batch.labels.shape == (3, *size)
     if size[0] > SIZE:
         assert not batch.labels[:, SIZE:].any()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "starts"),
+    [
+        (6, 9, {5, 6}),  # 9 - 4 at the earliest, 6 at the latest
+        (14, 16, {12}),
+        (2, 10, range(2, 7)),
+        (0, 0, range(13)),
+    ],
+    ids=["fits", "at the edge", "larger than the window", "nothing labelled"],
+)
+def test_windows_show_what_is_labelled(low: int, high: int, starts: set[int]) -> None:
+    labelled = torch.zeros(16, dtype=torch.bool)
+    labelled[low:high] = True
+    drawn = {_window(labelled, 4, seeded("cpu", seed)).start for seed in range(200)}
+    assert drawn == set(starts)
 
 
 def test_labels_of_another_scheme_are_refused(config: StoreConfig) -> None:
