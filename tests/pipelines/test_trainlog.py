@@ -11,7 +11,7 @@ from pipelines.trainlog import Metrics, append_scores
 from pipelines.trainpage import write_page
 from segmentation.labels import load_scheme
 from segmentation.training.loop import StepReport
-from segmentation.training.validation import Example, Scores
+from segmentation.training.validation import Examples, Scores
 from segmentation.views import View
 
 SCHEME = load_scheme("tissue4")
@@ -20,7 +20,9 @@ BLANK = np.zeros((1, 1), np.uint8)
 
 def scores(dice: float) -> dict[View, Scores]:
     values = np.array([np.nan, dice, np.nan, 0.5])
-    return {View.AXIAL: Scores(values, values / 2, Example(BLANK.astype(np.float32), BLANK, BLANK))}
+    blank = BLANK[None]
+    examples = Examples(blank.astype(np.float32), blank, blank)
+    return {View.AXIAL: Scores(values, values / 2, examples)}
 
 
 def report(step: int, loss: float) -> StepReport:
