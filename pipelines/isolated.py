@@ -25,10 +25,12 @@ def isolated(
     jobs: int,
     *,
     killed: Callable[[Item], Result],
+    torch_threads: int | None = 1,
 ) -> Iterator[Result]:
     """Results as they come; `killed` says what becomes of an item whose process died.
 
-    With one job all is done in this process.
+    With one job all is done in this process. Without a number of threads torch is not touched:
+    work that seldom needs it need not wait for its import.
     """
     waiting = list(items)
     if jobs <= 1:
@@ -36,7 +38,7 @@ def isolated(
         return
     while waiting:
         crashed: list[Item] = []
-        with _pool(jobs, work) as pool:
+        with _pool(jobs, work, torch_threads) as pool:
             running: dict[Future[Result], Item] = {}
             while running or (waiting and not crashed):
                 # No more than are at work, so that a broken pool leaves few in doubt.
@@ -54,7 +56,7 @@ def isolated(
                         crashed.append(item)
         # Whose fault it was is not told: each suspect gets a process of its own.
         for item in crashed:
-            with _pool(1, work) as pool:
+            with _pool(1, work, torch_threads) as pool:
                 try:
                     result = pool.submit(work, item).result()
                 except BrokenProcessPool:
@@ -62,19 +64,21 @@ def isolated(
             yield result
 
 
-def _pool(workers: int, work: Callable[[Item], Result]) -> ProcessPoolExecutor:
+def _pool(
+    workers: int, work: Callable[[Item], Result], torch_threads: int | None
+) -> ProcessPoolExecutor:
     # Workers are forked from one clean process that has imported everything once.
     context = get_context("forkserver")
     context.set_forkserver_preload([work.__module__])
-    return ProcessPoolExecutor(workers, context, _start_worker)
+    return ProcessPoolExecutor(workers, context, _start_worker, (torch_threads,))
 
 
-def _start_worker() -> None:
+def _start_worker(torch_threads: int | None) -> None:
     # Ctrl-C reaches the whole process group: the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nor does a worker outlive a parent that was killed, and write where another run is.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    prepare_process(threads=1)
+    prepare_process(torch_threads)
 
 
 def _end_with_parent() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.isolated import isolated
 from pipelines.pairing import Pair
 from segmentation.data.participants import read_rows
 from segmentation.errors import ConfigError, GeometryError, TrinatError
@@ -23,7 +21,7 @@ from segmentation.volume import TrustAffine, Volume
 
 __all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
 
-_KILLED = "a measuring process was killed, most likely for want of memory: use fewer --jobs"
+_KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
 
 
 @dataclass(frozen=True)
@@ -82,27 +80,21 @@ def read_mapping(path: Path) -> Mappings:
 
 def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
     """Results as they come; one process a job, each takes the next pair when it is free."""
-    if jobs == 1 or len(tasks) == 1:
-        yield from map(_measure, tasks)
-        return
-    # Not fork: the parent may hold threads and locks of numerical libraries.
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        futures = {}
-        for task in tasks:
-            try:
-                futures[pool.submit(_measure, task)] = task
-            except BrokenProcessPool:  # one has died already
-                yield Done(task, failure=_KILLED)
-        for future in as_completed(futures):
-            try:
-                result = future.result()
-            except BrokenProcessPool:
-                result = Done(futures[future], failure=_KILLED)
-            # What came back is a copy; the order of the tasks is kept by identity.
-            yield Done(
-                futures[future], result.measurements, result.facts, result.note, result.failure
-            )
+    numbered = list(enumerate(tasks))
+    jobs = min(jobs, len(tasks))
+    for number, done in isolated(_measure_one, numbered, jobs, killed=_killed, torch_threads=None):
+        # What comes back from a process is a copy; the order of the tasks is kept by identity.
+        yield replace(done, task=tasks[number])
+
+
+def _measure_one(numbered: tuple[int, Task]) -> tuple[int, Done]:
+    number, task = numbered
+    return number, _measure(task)
+
+
+def _killed(numbered: tuple[int, Task]) -> tuple[int, Done]:
+    number, task = numbered
+    return number, Done(task, failure=_KILLED)
 
 
 def _measure(task: Task) -> Done:

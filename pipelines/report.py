@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from scipy import ndimage
 
 from pipelines.batch.ledger import Entry, ledgers_in, read_entries
 from pipelines.exits import Exit, batch_exit
+from pipelines.isolated import isolated
 from pipelines.pairing import ScanFile, find_files, pair_files
 from pipelines.printing import print_to_pdf, save_drawing
 from pipelines.process import cpu_count
@@ -60,6 +58,8 @@ class _Measured:
 
 
 Progress = Callable[[_Measured, int, int], None]
+# A file, the scheme of its labels, and what to trust of its orientation.
+_Task = tuple[ScanFile, str, TrustAffine | None]
 
 
 def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
@@ -76,6 +76,8 @@ def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
         measured.append(result)
         if progress:
             progress(result, len(measured), len(files))
+    place = {file.path: number for number, file in enumerate(files)}
+    measured.sort(key=lambda result: place[result.file.path])
     people = _people(settings)
     entries = _entries(settings.predictions)
     sound = [result.file for result in measured if not result.failure]
@@ -150,18 +152,19 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
 
 def _measure_all(files: Sequence[ScanFile], settings: Settings) -> Iterator[_Measured]:
-    measure = partial(_measure, scheme_name=settings.labels, trust_affine=settings.trust_affine)
+    """Results as they come."""
+    tasks = [(file, settings.labels, settings.trust_affine) for file in files]
     jobs = min(settings.jobs or cpu_count(), len(files))
-    if jobs <= 1:
-        yield from map(measure, files)
-        return
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(measure, files)
+    yield from isolated(_measure, tasks, jobs, killed=_killed, torch_threads=None)
 
 
-def _measure(file: ScanFile, scheme_name: str, trust_affine: TrustAffine | None) -> _Measured:
+def _killed(task: _Task) -> _Measured:
+    return _Measured(task[0], None, "its process was killed (out of memory?): use fewer --jobs")
+
+
+def _measure(task: _Task) -> _Measured:
     """Volumes of the structures that are there; 0 for one of the scheme's that is not."""
+    file, scheme_name, trust_affine = task
     scheme = load_scheme(scheme_name)
     try:
         labels = Volume.read(file.path, labels=True, trust_affine=trust_affine)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from pipelines.measuring import Mappings, Task, measure_all
 from pipelines.pairing import Pair, ScanFile
 from pipelines.process import cpu_count
 from segmentation.labels import load_scheme
@@ -137,14 +138,13 @@ def _memory(folder: Path, truth: Any, prediction: Any) -> float:
 
 
 def _spread(folder: Path, truth: Any, prediction: Any) -> None:
-    """A hundred small pairs through files: one process, then all processors, and their shares."""
-    from pipelines.measuring import Mappings, Task, measure_all
-
+    """Pairs of half the resolution from files: one process, then all processors, and each one's
+    share of the work. Both start from nothing, and the start counts."""
     files = {}
     for name, indices in (("truth", truth), ("prediction", prediction)):
         path = folder / f"{name}.nii.gz"
-        small = np.ascontiguousarray(indices[::4, ::4, ::4])
-        Volume(_SCHEME.to_freesurfer(small), np.diag([4.0, 4.0, 4.0, 1.0])).write(path, labels=True)
+        small = np.ascontiguousarray(indices[::2, ::2, ::2])
+        Volume(_SCHEME.to_freesurfer(small), np.diag([2.0, 2.0, 2.0, 1.0])).write(path, labels=True)
         files[name] = ScanFile(name, path, "sub-01")
     pair = Pair(files["truth"], files["prediction"], "")
     tasks = [Task("model", pair, _SCHEME.name, Mappings()) for _ in range(_PAIRS)]
@@ -159,8 +159,8 @@ def _spread(folder: Path, truth: Any, prediction: Any) -> None:
         total = time.process_time() - busy + sum(used.values())
         shares = ", ".join(f"{s / sum(used.values()):.0%}" for s in used.values())
         print(
-            f"{_PAIRS} pairs of 64³, {jobs} process{'es' if jobs > 1 else ''}: "
-            f"{seconds[jobs]:.1f} s by the clock, {total:.1f} s of processor time, start included"
+            f"{_PAIRS} pairs of 128³, {jobs} process{'es' if jobs > 1 else ''}: "
+            f"{seconds[jobs]:.1f} s by the clock, {total:.1f} s of processor time"
             + (f"; shares of the processes {shares}" if used else "")
         )
     if len(seconds) > 1:
