@@ -211,7 +211,13 @@ class _JobRun:
             self._resume(trainer, identity)
         self._begin_alike(trainer)
         writer = (
-            Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
+            Metrics(
+                self.folder,
+                trainer.counters.step,
+                events=self.recipe.events,
+                mlflow=self.recipe.mlflow,
+                settings=identity,
+            )
             if leads
             else None
         )
@@ -230,7 +236,7 @@ class _JobRun:
             stopped = self.workers.largest(float(stop())) > 0
             at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
             if at_rest:
-                over = self._validate(trainer, scans, identity, trainer.progress >= 1)
+                over = self._validate(trainer, scans, identity, writer, trainer.progress >= 1)
             due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
             if leads and (due or at_rest or stopped):
                 write_state(self.folder, trainer.state(identity))
@@ -309,6 +315,7 @@ class _JobRun:
         trainer: Trainer,
         scans: Callable[[View], Iterator[Scan]],
         identity: dict[str, Any],
+        writer: Metrics | None,
         last: bool,
     ) -> bool:
         """Score the weights where it is time to; True where patience is at its end."""
@@ -316,7 +323,7 @@ class _JobRun:
         epoch = trainer.counters.step // trainer.epoch_steps
         if config is None or not (last or epoch % config.every_epochs == 0):
             return False
-        if self.workers.leads:
+        if writer is not None:
             scores = {view: self._score(trainer, view, scans(view)) for view in self.job.views}
             mean = float(np.mean([s.mean_dice for s in scores.values()]))
             for view, score in scores.items():
@@ -324,6 +331,7 @@ class _JobRun:
                 step = trainer.counters.step
                 write_examples(self.folder, step, view.value, score.examples, scheme)
             append_scores(self.folder, trainer.counters.step, scores, self.scheme)
+            writer.add_scores(scores, trainer.counters.step)
             self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
             counters = trainer.counters
             # A mean of nothing is no number: it is neither the best nor to be beaten.

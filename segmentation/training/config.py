@@ -129,7 +129,9 @@ class Recipe(_Config):
     views: tuple[View, ...] = tuple(View)
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
-    events: bool = False  # also for TensorBoard, beside metrics.csv
+    # Curves go to metrics.csv, and also
+    events: bool = False  # to files for TensorBoard,
+    mlflow: str | None = Field(default=None, min_length=1)  # to this experiment of MLflow
     stages: tuple[StageConfig, ...] = Field(min_length=1)
 
     @field_validator("views")

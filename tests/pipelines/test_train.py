@@ -321,9 +321,11 @@ def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> Non
 def test_events_are_written_for_tensorboard(recipe_file: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(read_recipe(str(recipe_file), ["events=true", "views=[axial]"]), tmp_path / "run", SILENT)
+    settings = ["events=true", "views=[axial]", "validation={every_epochs: 1, scans: 1}"]
+    train(read_recipe(str(recipe_file), settings), tmp_path / "run", SILENT)
     events = EventAccumulator(str(tmp_path / "run/train/axial/events")).Reload()
     assert [event.step for event in events.Scalars("loss")][-1] == 8
+    assert [event.step for event in events.Scalars("axial/dice")] == [4, 8]
 
 
 def test_a_run_that_was_killed_out_of_patience_stays_so(recipe_file: Path, tmp_path: Path) -> None:
