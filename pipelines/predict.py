@@ -126,7 +126,7 @@ def predict(
     )
     with run_lock(plan.out / WORK / f"lock{name}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
-        known = read_entries(ledgers_in(plan.out))
+        known = read_entries(ledgers_in(plan.out), {case.id for case in cases})
         with Ledger(plan.out / f"run{name}.jsonl") as ledger, _stopping() as stop:
             # Shards share refusals; the first tells them.
             refused = found.refusals if not plan.shard or plan.shard.part == 1 else ()

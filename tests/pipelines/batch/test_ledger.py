@@ -21,6 +21,7 @@ def test_last_entry_of_a_case_holds_over_all_ledgers(tmp_path: Path) -> None:
         ledger.add(replace(DONE, case="b"))
     entries = read_entries(ledgers_in(tmp_path))
     assert {case: entry.reason for case, entry in entries.items()} == {"a": "newer", "b": ""}
+    assert set(read_entries(ledgers_in(tmp_path), {"b", "c"})) == {"b"}
 
 
 def test_torn_line_is_ignored_and_the_next_run_appends_after_it(tmp_path: Path) -> None:
