@@ -16,24 +16,10 @@ from segmentation.report import evaluation_tables as tables
 from segmentation.report import figures, summary
 from segmentation.report.figures import Drawing, short_name
 from segmentation.report.page import render
+from segmentation.report.snippets import snippets
 from segmentation.report.viewer import ERROR_COLORS, CaseView
 
-__all__ = ["PAPERS", "SNIPPET", "Case", "Evaluation", "evaluate_frame", "evaluation_page"]
-
-SNIPPET = """\
-import numpy as np, pandas as pd
-
-table = pd.read_csv("metrics.csv", keep_default_na=False, na_values={"value": [""]})
-rows = table[(table.model == MODEL) & (table.metric == "dice")]
-persons = rows.groupby(["subject", "structure"]).value.mean().unstack()  # over sessions
-persons = persons.dropna(axis=1, how="all")
-known, values = persons.notna().to_numpy(), persons.fillna(0).to_numpy()
-drawn = np.random.default_rng(0).integers(len(persons), size=(10_000, len(persons)))
-counts = np.array([np.bincount(d, minlength=len(persons)) for d in drawn])
-with np.errstate(invalid="ignore"):
-    low, high = np.nanpercentile((counts @ values) / (counts @ known), [2.5, 97.5], axis=0)
-print(persons.agg(["count", "mean", "median", "std"]).T.assign(low=low, high=high))
-"""
+__all__ = ["PAPERS", "Case", "Evaluation", "evaluate_frame", "evaluation_page"]
 
 PAPERS = (
     "Roy, Conjeti, Navab, Wachinger. QuickNAT: A fully convolutional network for quick and "
@@ -209,7 +195,7 @@ def evaluation_page(
         pairs=tables.pairs(evaluation.pairs),
         definitions=tables.definitions(),
         samples=f"{BOOTSTRAP_SAMPLES:,}",
-        snippet=SNIPPET.replace("MODEL", repr(models[0])),
+        again=snippets(models),
         facts=list(provenance.items()),
         papers=PAPERS,
     )
