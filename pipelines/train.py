@@ -461,7 +461,7 @@ def _save(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) ->
             # Label maps for synthesis have no CSF of their own to teach.
             not_predicted=tuple(n for n in scheme.names if n == "CSF") if synthetic else (),
             training=Training(
-                data="synthetic scans" if synthetic else "scans of a slice store",
+                data=_data(recipe, synthetic=synthetic),
                 recipe=recipe.name,
                 slices_seen=slices,
             ),
@@ -471,6 +471,13 @@ def _save(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) ->
         overwrite=True,
     )
     return [view.value for view in views]
+
+
+def _data(recipe: Recipe, *, synthetic: bool) -> str:
+    """What the weights saw; who started from others' says whose, for what those saw counts, too."""
+    seen = "synthetic scans" if synthetic else "scans of a slice store"
+    started = [str(stage.start) for stage in recipe.stages if stage.start is not None]
+    return ", from the weights of ".join([seen, *started])
 
 
 def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:

@@ -51,6 +51,7 @@ TINY: dict[str, Any] = {
     "batch": 4,
     "checkpoint_every_steps": 2,
 }
+FROZEN = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)
 TRINAT = (sys.executable, "-c", "from pipelines.cli import main; main()")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
@@ -193,14 +194,32 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
 def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
     content = {**TINY, "views": ["coronal"], "ema": 0}
     # A frozen second stage ends with the weights of the first.
-    parts = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)
-    content["stages"] = [{"name": "a"}, {"name": "b", "optimiser": {"parts": parts}}]
+    content["stages"] = [{"name": "a"}, {"name": "b", "optimiser": {"parts": FROZEN}}]
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
     train(read_recipe(str(tmp_path / "r.yaml")), tmp_path / "run", SILENT)
     first, second = (weights(tmp_path / "run", f"{name}/coronal") for name in "ab")
     assert first.keys() == second.keys()
     differing = {name for name in first if first[name] != second[name]}
     assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
+
+
+def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
+    content = {**TINY, "views": ["coronal"], "ema": 0}
+    (tmp_path / "first.yaml").write_text(yaml.safe_dump(content))
+    start = train(read_recipe(str(tmp_path / "first.yaml")), tmp_path / "first", SILENT)
+    # Frozen, so that the weights stay what they were; the network is not named again.
+    content |= {"start": str(start), "optimiser": {"parts": FROZEN}}
+    content.pop("network")
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump(content))
+    tuned = load_model(train(read_recipe(str(tmp_path / "tuned.yaml")), tmp_path / "tuned", SILENT))
+    first, second = (
+        model.networks[View.CORONAL].state_dict() for model in (load_model(start), tuned)
+    )
+    assert {name for name in first if not torch.equal(first[name], second[name])} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert tuned.info.training.data == f"synthetic scans, from the weights of {start}"
 
 
 def test_a_damaged_best_state_is_said_and_the_last_one_taken(
