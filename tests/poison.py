@@ -8,8 +8,18 @@ import time
 from multiprocessing.connection import Connection
 
 from pipelines.batch.inputs import Case
+from pipelines.batch.ledger import Entry
 from pipelines.batch.server import serve
 from pipelines.batch.settings import RunSettings
+
+
+def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
+    """What a worker of a cluster does with a scan, or a scan with it."""
+    from pipelines.batch.cluster import segment
+
+    if case.stem.startswith("kills"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return segment(settings, case, device)
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:

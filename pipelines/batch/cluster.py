@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from pipelines.batch.case_worker import CaseWorker
 
-__all__ = ["DaskEngine", "is_cluster"]
+__all__ = ["DaskEngine", "is_cluster", "segment"]
+
+Task = Callable[[RunSettings, Case, str], Entry]  # what a worker does: settings, case, device
 
 # A scan that has killed three workers is set aside.
 _ALLOWED_FAILURES = 2
@@ -53,7 +55,9 @@ class DaskEngine:
         config: Path | None = None,
         *,
         device: str = "auto",
+        task: Task | None = None,
     ) -> None:
+        self._task = task or segment
         self.settings = settings
         self._where = where
         if where.startswith("local:") and not settings.threads:
@@ -77,7 +81,7 @@ class DaskEngine:
                         exhausted = True
                         break
                     future = client.submit(
-                        _segment,
+                        self._task,
                         self.settings,
                         case,
                         self._device,
@@ -173,7 +177,7 @@ def _workers(client: Client) -> list[dict[str, Any]]:
     return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
 
-def _segment(settings: RunSettings, case: Case, device: str) -> Entry:
+def segment(settings: RunSettings, case: Case, device: str) -> Entry:
     """On a worker: one scan, with the model that the worker has loaded once."""
     from distributed import get_worker
 

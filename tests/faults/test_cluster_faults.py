@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from poison import segment_poison
 from serial import SerialEngine, run_serially, write_scans
 
 from pipelines.batch.cluster import DaskEngine
@@ -49,6 +50,22 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
         assert digest_files([path]) == digest_files([tmp_path / "cluster" / path.name])
     entries = read_entries([tmp_path / "cluster/run.jsonl"])
     assert len({entry.worker for entry in entries.values()}) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "kills.nii.gz", "z.nii.gz")
+    out = tmp_path / "out"
+    outcome = run_serially(
+        scans, out, engine=lambda settings: DaskEngine(settings, "local:2", task=segment_poison)
+    )
+    assert (outcome.done, outcome.failed) == (2, 1)
+    entry = read_entries([out / "run.jsonl"])["kills"]
+    assert entry.status == "failed"
+    assert entry.reason == "killed 3 workers, and was set aside"
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])

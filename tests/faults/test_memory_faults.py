@@ -1,0 +1,62 @@
+"""A GPU short of memory, played by the processor: less at a time, then elsewhere, or told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from overfitted import miniature, random_model
+
+from segmentation.errors import DeviceError
+from segmentation.inference.segmenter import Segmenter
+
+
+def short_of_memory(segmenter: Segmenter, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the networks fail with more than so many slices; gives the sizes that were tried."""
+    tried: list[int] = []
+    for network in segmenter._networks.values():
+
+        def run(batch: torch.Tensor, real=network._run) -> torch.Tensor:
+            tried.append(len(batch))
+            if len(batch) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return real(batch)
+
+        monkeypatch.setattr(network, "_run", run)
+    return tried
+
+
+def load(**options) -> Segmenter:
+    return Segmenter.load(random_model(), device="cpu", precision="float32", batch=8, **options)
+
+
+def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(monkeypatch) -> None:
+    scan, _ = miniature()
+    expected = load().segment(scan)
+    segmenter = load()
+    tried = short_of_memory(segmenter, 3, monkeypatch)
+    found = segmenter.segment(scan)
+    assert {8, 4, 2} <= set(tried)
+    assert all(network.batch == 2 for network in segmenter._networks.values())
+    torch.testing.assert_close(found.fused, expected.fused, atol=2e-3, rtol=0)
+    # What fitted once is begun with.
+    tried.clear()
+    segmenter.segment(scan)
+    assert max(tried) == 2
+
+
+def test_what_does_not_fit_at_all_goes_to_the_processor_if_allowed(monkeypatch) -> None:
+    scan, _ = miniature()
+    expected = load().segment(scan)
+    segmenter = load(allow_cpu=True)
+    short_of_memory(segmenter, 0, monkeypatch)
+    found = segmenter.segment(scan)
+    assert segmenter.device.type == "cpu"
+    torch.testing.assert_close(found.fused, expected.fused, atol=2e-3, rtol=0)
+
+
+def test_what_does_not_fit_at_all_is_told_in_one_line(monkeypatch) -> None:
+    segmenter = load()
+    short_of_memory(segmenter, 0, monkeypatch)
+    with pytest.raises(DeviceError, match="too little memory for one slice at a time") as told:
+        segmenter.segment(miniature()[0])
+    assert "\n" not in str(told.value)

@@ -1,0 +1,115 @@
+"""The shipped model on phantoms: any orientation, oblique, anisotropic; brain is never cropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import permutations, product
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+from segmentation.conform import conform
+from segmentation.inference.segmenter import Segmenter
+from segmentation.labels import load_scheme
+from segmentation.metrics.overlap import dice, joint_histogram, side_swap
+from segmentation.phantom import phantom
+from segmentation.resample import GridMap, occupied_box, resample_labels
+from segmentation.volume import Volume
+
+SCHEME = load_scheme("quicknat33")
+ORIENTATIONS = [
+    "".join(axes) for order in permutations(("LR", "PA", "IS")) for axes in product(*order)
+]
+SPACINGS_MM = ((0.94, 0.94, 1.2), (0.8, 1.5, 0.8), (1.25, 1.0, 1.0))
+FIELD_MM = (80, 96, 80)  # around the thalamus: parts of most structures
+ENOUGH_MM3 = 500
+THALAMUS = (10, 49)
+
+
+Head = tuple[Volume, Volume]  # scan and truth
+
+
+@cache
+def segmenter() -> Segmenter:
+    return Segmenter.load("fast", device="cpu")
+
+
+def middle(scan: Volume, truth: Volume) -> Head:
+    """The same part of a head, whatever way its axes run."""
+    world = nib.io_orientation(scan.affine)[:, 0].astype(int)
+    centre = np.argwhere(np.isin(truth.data, THALAMUS)).mean(axis=0)
+    half = np.array(FIELD_MM)[world] / scan.spacing_mm / 2
+    box = tuple(slice(round(c - h), round(c + h)) for c, h in zip(centre, half, strict=True))
+    affine = scan.affine.copy()
+    affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
+    return Volume(scan.data[box], affine), Volume(truth.data[box], affine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "axes"), list(enumerate(ORIENTATIONS)), ids=ORIENTATIONS)
+def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(number: int, axes: str) -> None:
+    spacing_mm = SPACINGS_MM[number % len(SPACINGS_MM)]
+    scan, truth = middle(
+        *phantom(number % 2, spacing_mm=spacing_mm, orientation=axes, oblique_deg=5 + number % 16)
+    )
+    found = segmenter().segment(scan)
+    to_working = GridMap.between(truth.affine, found.plan.affine, found.plan.shape)
+    own, working = (
+        joint_histogram(SCHEME.from_freesurfer(true), predicted.data, len(SCHEME))
+        for true, predicted in (
+            (truth.data, found.indices),
+            (resample_labels(truth.data, to_working), found.working),
+        )
+    )
+    voxel_mm3 = np.prod(spacing_mm)
+    kept = [
+        label.index
+        for label in SCHEME.labels[1:]
+        if own[label.index].sum() * voxel_mm3 > ENOUGH_MM3 and label.name not in found.not_predicted
+    ]
+    assert len(kept) > 20
+    assert dice(own)[kept].mean() == pytest.approx(dice(working)[kept].mean(), abs=0.01)
+    # Sides confused as at any midline, but not exchanged.
+    assert np.nanmax(side_swap(own, SCHEME.partner_permutation)[kept]) < 0.2
+
+
+def shifted(scan: Volume, truth: Volume) -> Head:
+    """The head in a corner of a wider field of noise."""
+    wide = np.random.default_rng(1).rayleigh(5, np.array(scan.shape) * 5 // 4).astype(np.int16)
+    where = np.zeros(wide.shape, truth.data.dtype)
+    corner = tuple(slice(0, n) for n in scan.shape)
+    wide[corner], where[corner] = scan.data, truth.data
+    return Volume(wide, scan.affine), Volume(where, scan.affine)
+
+
+def rotated(scan: Volume, truth: Volume) -> Head:
+    """The head bent forward by 20° and turned by as much."""
+    turn = np.eye(4)
+    turn[:3, :3] = Rotation.from_euler("xz", [-20, 20], degrees=True).as_matrix()
+    return Volume(scan.data, turn @ scan.affine), Volume(truth.data, turn @ scan.affine)
+
+
+def cut(scan: Volume, truth: Volume) -> Head:
+    """The top quarter of the brain beyond the end of the scan."""
+    side = occupied_box(truth.data > 0)[2]
+    kept = side.stop - (side.stop - side.start) // 4
+    return Volume(scan.data[..., :kept], scan.affine), Volume(truth.data[..., :kept], scan.affine)
+
+
+def stripped(scan: Volume, truth: Volume) -> Head:
+    return Volume(np.where(truth.data > 0, scan.data, 0), scan.affine), truth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [shifted, rotated, cut, stripped])
+def test_the_networks_box_never_cuts_brain(change: Callable[[Volume, Volume], Head]) -> None:
+    scan, truth = change(*phantom(3, spacing_mm=(2.0, 2.0, 2.0)))
+    seen = segmenter().prepare(scan).conformed
+    brain = conform(truth, labels=True, plan=seen.plan).volume.data > 0
+    box = segmenter().find_brain(torch.from_numpy(seen.volume.data))
+    assert brain[box].sum() == brain.sum() > 0.5e6
+    assert np.prod([side.stop - side.start for side in box]) < brain.size
