@@ -74,11 +74,15 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Mod
 
 
 def evaluate(
-    settings: Settings, *, progress: Callable[[Done, int, int], None] | None = None
+    settings: Settings,
+    *,
+    progress: Callable[[Done, int, int], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Measure every pair, write the tables and the report; failures are in both.
 
-    `progress(result, done, total)` is told after each pair.
+    `progress(result, done, total)` is told after each pair; `say` gets a line for each file that
+    was not measured.
     """
     started = datetime.now(UTC)
     _check(settings)
@@ -113,6 +117,9 @@ def evaluate(
     settings.out.mkdir(parents=True, exist_ok=True)
     pairs = _pairs_table(done, pairings)
     write_table(settings.out / "pairs.csv", pairs)
+    for row in pairs[pairs["status"] != "measured"].to_dict("records"):
+        scan = f"{row['subject']} {row['session']}".strip()
+        say(f"{scan}, {row['model']}: {row['note']}")
     measured = [result for result in done if not result.failure]
     if not measured:
         raise EvaluationError(

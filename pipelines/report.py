@@ -62,10 +62,15 @@ Progress = Callable[[_Measured, int, int], None]
 _Task = tuple[ScanFile, str, TrustAffine | None]
 
 
-def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
+def report(
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exit:
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
-    `progress(result, done, total)` is told after each map.
+    `progress(result, done, total)` is told after each map, `say` gets a line for each failure.
     """
     started = datetime.now(UTC)
     scheme = load_scheme(settings.labels)
@@ -90,6 +95,8 @@ def report(settings: Settings, *, progress: Progress | None = None) -> Exit:
     failures += [
         (entry.case, entry.reason) for entry in entries.values() if entry.status == "failed"
     ]
+    for name, reason in failures:
+        say(f"{name}: {reason}")
     if not scans:
         raise EvaluationError(
             f"none of {len(files)} label maps could be read; the first: {failures[0][1]}",

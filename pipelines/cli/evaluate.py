@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -69,7 +70,7 @@ def command(
         command=shlex.join(["trinat", *sys.argv[1:]]),
     )
     with batch_progress(quiet) as progress:
-        status = evaluate(settings, progress=progress)
+        status = evaluate(settings, progress=progress, say=partial(typer.echo, err=True))
     if not quiet:
         typer.echo(out / ("metrics.csv" if tables_only else "report.html"))
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +56,7 @@ def command(
         command=shlex.join(["trinat", *sys.argv[1:]]),
     )
     with batch_progress(quiet) as progress:
-        status = report(settings, progress=progress)
+        status = report(settings, progress=progress, say=partial(typer.echo, err=True))
     if not quiet:
         typer.echo(settings.out / "report.html")
     return status

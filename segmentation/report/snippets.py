@@ -30,22 +30,22 @@ _STATISTICS = f"""\
 {_START}
 rows = table[(table.model == MODEL) & (table.metric == "dice")]  # or another
 persons = rows.groupby(["subject", "structure"]).value.mean().unstack()  # over sessions
-{_INTERVAL}print(persons.describe().T.join(interval))
+{_INTERVAL}print(persons.describe().T.join(interval).to_string())
 """
 
 _ABSENCES = f"""\
 {_START}
 rows = table[(table.metric == "dice") & ~table.structure.str.startswith("group:")]
-print(rows[rows.note != ""].groupby(["model", "structure", "note"]).size())
+print(rows[rows.note != ""].groupby(["model", "structure", "note"]).size().to_string())
 sides = table[(table.metric == "side_swap") & (table.structure == "group:all")]
-print(sides[sides.value > 0.5])  # left and right exchanged
+print(sides[sides.value > 0.5].to_string())  # left and right exchanged
 """
 
 _SCANS = f"""\
 {_START}
 rows = table[(table.model == MODEL) & (table.metric == "dice")]
 scans = rows.pivot(index=["subject", "session"], columns="structure", values="value")
-print(scans.sort_values("group:all"))
+print(scans.sort_values("group:all").to_string())
 """
 
 _PAIRED = f"""\
@@ -58,7 +58,7 @@ changed = persons[persons != 0]
 _DIFFERENCES = f"""\
 {_PAIRED}{_INTERVAL}ranks = changed.abs().rank()
 effect = ((ranks * np.sign(changed)).sum() / ranks.sum()).fillna(0)[persons.count() > 0]
-print(persons.agg(["count", "mean"]).T.join(interval).assign(effect=effect))
+print(persons.agg(["count", "mean"]).T.join(interval).assign(effect=effect).to_string())
 """
 
 _TESTS = f"""\
@@ -69,7 +69,7 @@ p = {{s: wilcoxon(d.dropna(), method="exact" if exact[s] else "approx").pvalue i
 p = pd.Series(p, dtype=float).sort_values()
 families = p.groupby(lambda structure: structure.startswith("group:"))
 holm = families.transform(lambda p: (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1))
-print(pd.DataFrame({{"p": p, "holm": holm}}))
+print(pd.DataFrame({{"p": p, "holm": holm}}).to_string())
 """
 
 _ICC = """\
@@ -85,7 +85,7 @@ true, predicted = persons.loc["truth_volume"], persons.loc["volume"]
 middle, change = (true + predicted) / 2, predicted - true
 bias, margin = change.mean(), 1.96 * change.std()
 {_ICC}limits = {{"bias": bias, "lower": bias - margin, "upper": bias + margin}}
-print(pd.DataFrame(limits).assign(sd=change.std(), icc=icc))
+print(pd.DataFrame(limits).assign(sd=change.std(), icc=icc).to_string())
 """
 
 _RETEST = f"""\
@@ -95,7 +95,7 @@ scans = rows.pivot(index=["subject", "session"], columns="structure", values="va
 first, second = (scans.groupby("subject").nth(n).droplevel("session") for n in (0, 1))
 middle, change = (first + second) / 2, second - first
 bias, cv = change.mean(), (change**2 / 2 / middle.where(middle > 0) ** 2).mean() ** 0.5
-{_ICC}print(pd.DataFrame({{"cv_percent": 100 * cv, "icc": icc}}))
+{_ICC}print(pd.DataFrame({{"cv_percent": 100 * cv, "icc": icc}}).to_string())
 """
 
 _CONFUSIONS = f"""\
@@ -106,7 +106,7 @@ cells.columns = cells.columns.str.removeprefix("labelled_as:")
 shares = 100 * cells.div(cells.sum(axis=1), axis=0).drop(index="background", errors="ignore")
 shares = shares.stack()
 taken = [structure != label for structure, label in shares.index]
-print(shares[taken].sort_values(ascending=False))
+print(shares[taken].sort_values(ascending=False).to_string())
 """
 
 _WORST = f"""\
@@ -115,7 +115,8 @@ scan, dice = ["subject", "session", "model"], table[table.metric == "dice"]
 means = dice[dice.structure == "group:all"].nsmallest(5, "value")
 single = dice[~dice.structure.str.startswith("group:")].dropna(subset="value")
 lowest = single.loc[single.groupby(scan).value.idxmin(), [*scan, "structure", "value"]]
-print(means[[*scan, "value"]].merge(lowest, on=scan, suffixes=("", "_lowest")))
+means = means[[*scan, "value"]].merge(lowest, on=scan, suffixes=("", "_lowest"))
+print(means.to_string())
 """
 
 _ALL = {

@@ -184,7 +184,9 @@ def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> 
     Volume(labels(1), AFFINE).write(tmp_path / "good_dseg.nii.gz", labels=True)
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
     settings = Settings(tmp_path, tmp_path / "out", jobs=1)
-    assert report(settings) == Exit.SOME_FAILED
+    said: list[str] = []
+    assert report(settings, say=said.append) == Exit.SOME_FAILED
+    assert [line.split(":")[0] for line in said] == ["bad"]
     page = (settings.out / "report.html").read_text()
     assert "1 of 2 scans have failed." in page
 

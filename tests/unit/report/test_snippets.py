@@ -73,7 +73,7 @@ def run(
 
     def run(part: str, **other: str) -> list[Any]:
         """What a part's code prints, with other metrics than its own."""
-        code = snippets(evaluation.models)[part]
+        code = snippets(evaluation.models)[part].replace(".to_string()", "")
         for mine, theirs in other.items():
             code = code.replace(f'"{mine}"', f'"{theirs}"')
         printed: list[Any] = []
