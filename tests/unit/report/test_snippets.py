@@ -88,7 +88,8 @@ def equal(again: pd.DataFrame, table: pd.DataFrame, **names: str) -> None:
     assert set(again.index) == set(table.index)
     for theirs, ours in names.items():
         values = again.rename(columns=str)[theirs].reindex(table.index).to_numpy(float)
-        np.testing.assert_allclose(values, table[ours].to_numpy(float), rtol=1e-9, err_msg=ours)
+        expected = table[ours].to_numpy(float)
+        np.testing.assert_allclose(values, expected, rtol=1e-9, atol=1e-12, err_msg=ours)
 
 
 def of(table: pd.DataFrame, **where: str) -> pd.DataFrame:
