@@ -4,7 +4,8 @@
     <folder>/<subject>/<view>/images/sub-<subject>_view-<view>_slice-090.png
     <folder>/<subject>/<view>/labels/sub-<subject>_view-<view>_slice-090.png
 
-A picture's row 0 is at its top, a slice's at its bottom; they are turned over on the way.
+Grey values are codes spread over 16 bits, for viewers. A picture's row 0 is at its top, a slice's
+at its bottom; they are turned over on the way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from segmentation.labels import LabelScheme
 from segmentation.views import View, from_slices
 
 __all__ = ["PngInfo", "export_png", "import_png", "png_fingerprint", "read_png_info"]
+
+# Grey values to a code: 4,096 levels in 65,536.
+_SPREAD = 16
 
 _SLICE = re.compile(r"_slice-(\d+)\.png")
 
@@ -59,7 +63,8 @@ def export_png(
     for view in file.views:
         palette_of = scheme.merged.scheme if view is View.SAGITTAL else scheme
         if file.has(view, "image"):
-            for path, slice_ in _named(target, view, "images", subject, file.codes(view).codes):
+            greys = file.codes(view).codes * np.uint16(_SPREAD)
+            for path, slice_ in _named(target, view, "images", subject, greys):
                 Image.fromarray(slice_).save(path, compress_level=1)
                 written += 1
         if file.has(view, "labels"):
@@ -75,8 +80,8 @@ def export_png(
     codes = file.codes(file.views[0]) if has_image else None
     info = PngInfo(
         fingerprint=file.fingerprint,
-        scale=codes.scale if codes else None,
-        zero=codes.zero if codes else None,
+        scale=codes.scale / _SPREAD if codes else None,
+        zero=codes.zero * _SPREAD if codes else None,
         affine=tuple(tuple(row) for row in file.affine.tolist()),
         scheme=table,
         views=file.views,
@@ -102,13 +107,14 @@ def import_png(folder: Path, path: Path) -> PngInfo:
             remedy="export the coronal or the axial slices too",
         )
     scheme = scheme_from_table(dict(info.scheme))
-    codes = _stack(folder / whole.value / "images", np.uint16)
+    greys = _stack(folder / whole.value / "images", np.uint16)
     labels = _stack(folder / whole.value / "labels", np.uint8)
     image = None
-    if codes is not None:
+    if greys is not None:
         if info.scale is None or info.zero is None:
             raise DatasetError("slices.json has no scale for the images", where=folder)
-        image = Quantised(np.ascontiguousarray(from_slices(codes, whole)), info.scale, info.zero)
+        codes = np.ascontiguousarray(from_slices(greys // _SPREAD, whole))
+        image = Quantised(codes, info.scale * _SPREAD, info.zero // _SPREAD)
     write_subject(
         path,
         image=image,

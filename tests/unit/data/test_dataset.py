@@ -11,7 +11,7 @@ import torch
 
 from segmentation.data.dataset import BalancedSampler, EmptySlices, SliceDataset, open_slices
 from segmentation.data.loading import SliceLoader
-from segmentation.data.slices import quantise, scheme_table, write_subject
+from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from segmentation.data.source import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
@@ -265,7 +265,7 @@ def test_what_is_no_store_is_told(tmp_path: Path, text: str | None, reason: str)
 
 def test_a_store_of_another_format_is_refused(store: Store) -> None:
     path = store.root / "store.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
     with pytest.raises(DatasetError, match="store format 99"):
         Store(store.root)
 
