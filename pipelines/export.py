@@ -15,7 +15,7 @@ from segmentation.models.checkpoint import load_model
 from segmentation.models.quicknat import QuickNat
 from segmentation.models.zoo import find_model
 
-__all__ = ["SAME_LABELS", "export_model"]
+__all__ = ["SAME_LABELS", "export_model", "export_network"]
 
 # The share of voxels whose label must be the same in ONNX Runtime.
 SAME_LABELS = 0.9999
@@ -35,7 +35,7 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
     written = []
     for view, network in loaded.networks.items():
         path = out / f"{view.value}.onnx"
-        _export(network.fold(), path)
+        export_network(network.fold(), path)
         same = share_of_equal_labels(network, path)
         if same < SAME_LABELS:
             raise ModelError(
@@ -59,7 +59,7 @@ def share_of_equal_labels(network: QuickNat, path: Path) -> float:
     return float((np.asarray(logits).argmax(1) == expected).mean())
 
 
-def _export(network: QuickNat, path: Path) -> None:
+def export_network(network: QuickNat, path: Path) -> None:
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
     rows, columns = (torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     # In units of what the network halves, so that the graph holds for any allowed size.

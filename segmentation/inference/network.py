@@ -15,7 +15,7 @@ from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
 from segmentation.views import SliceAxes, to_slices
 
-__all__ = ["Precision", "ViewNetwork", "choose_device", "choose_precision"]
+__all__ = ["Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -86,7 +86,7 @@ class ViewNetwork:
         With `mirror`, the axis that runs from side to side and the classes' partners, the mean
         with the mirrored slice. With `every`, only each so-manieth slice, one at a time.
         """
-        slices = _thick(to_slices(volume, axes), self.channels)
+        slices = thick(to_slices(volume, axes), self.channels)
         count = len(slices)
         starts = range(every // 2, count, every) if every > 1 else range(0, count, self.batch)
         for start in starts:
@@ -120,7 +120,7 @@ class ViewNetwork:
         return found[..., torch.from_numpy(partners).to(found.device)]
 
 
-def _thick(slices: Tensor, channels: int) -> Tensor:
+def thick(slices: Tensor, channels: int) -> Tensor:
     """Slices (N, H, W) with their neighbours as channels, (N, C, H, W); zeros beyond the ends."""
     if channels == 1:
         return slices[:, None]
