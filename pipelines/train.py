@@ -476,7 +476,9 @@ def _save(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) ->
 def _data(recipe: Recipe, *, synthetic: bool) -> str:
     """What the weights saw; who started from others' says whose, for what those saw counts, too."""
     seen = "synthetic scans" if synthetic else "scans of a slice store"
-    started = [str(stage.start) for stage in recipe.stages if stage.start is not None]
+    # A model is passed on: where on a disk its beginning stood is nobody's business.
+    starts = (stage.start for stage in recipe.stages if stage.start is not None)
+    started = ["/".join(start.parts[-2:]) for start in starts]
     return ", from the weights of ".join([seen, *started])
 
 

@@ -219,7 +219,7 @@ def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
         "classifier.weight",
         "classifier.bias",
     }
-    assert tuned.info.training.data == f"synthetic scans, from the weights of {start}"
+    assert tuned.info.training.data == "synthetic scans, from the weights of first/model"
 
 
 def test_a_damaged_best_state_is_said_and_the_last_one_taken(
