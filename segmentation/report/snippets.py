@@ -6,6 +6,7 @@ folder and compares. Each stands by itself, so that it can be copied from the pa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from segmentation.report.tables import neutral
@@ -135,8 +136,10 @@ _ALL = {
 def snippets(models: Sequence[str]) -> dict[str, str]:
     """Each part's code, for the first model, or the first two where models are compared."""
     names = {"MODEL": models[0], "FIRST": models[0], "SECOND": models[-1 if len(models) < 2 else 1]}
-    found = dict(_ALL)
-    for mark, model in names.items():
+
+    def named(mark: re.Match[str]) -> str:
         # As it stands in the table.
-        found = {part: code.replace(mark, repr(neutral(model))) for part, code in found.items()}
-    return found
+        return repr(neutral(names[mark[0]]))
+
+    # All marks at once: a model's own name may hold one of them.
+    return {part: re.sub("|".join(names), named, code) for part, code in _ALL.items()}

@@ -168,3 +168,8 @@ def test_worst_cases(evaluation: Evaluation, run: Callable[..., Any]) -> None:
         "value_lowest": "worst_value",
     }.items():
         assert again[theirs].tolist() == pytest.approx(table[ours].tolist())
+
+
+def test_a_models_name_may_be_any_word_of_the_code() -> None:
+    code = snippets(("the FIRST", "a SECOND MODEL"))["differences"]
+    assert ".loc['a SECOND MODEL'] - rows.mean().unstack().loc['the FIRST']" in code
