@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,17 @@ def dev_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("no development data: TRINAT_DATA is not set to a folder")
     return Path(folder).resolve()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch as in the processes that tests start: sums in another order have other last bits."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from miniatures import head_image, head_labels, write_nifti
 from overfitted import overfitted_model, random_model
@@ -22,13 +20,7 @@ from segmentation.models.checkpoint import load_model, read_info, save_model
 from segmentation.models.model_info import Description, Fusion
 from segmentation.views import View
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

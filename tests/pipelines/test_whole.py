@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from loopback import Server, serve
 from miniatures import freesurfer_subject, pack
@@ -52,14 +51,6 @@ RECIPE = {
     "ema": 0.8,
     "validation": {"scans": 1},
 }
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
