@@ -46,8 +46,10 @@ _T = TypeVar("_T")
 # The brain is looked for in every eighth coronal slice ...
 _EVERY = 8
 # ... and given this much room: half of those 8 mm, and the error of a first look.
-_ROOM = 16
-# Specks that a network sees in the neck are left out: parts below this share of the largest.
+_ROOM = 12
+# What a network takes for brain in the neck is left out: what is thinner than this, in voxels, as
+# the cord is by which necks hang on brains, and then parts below this share of the largest.
+_THIN = 7
 _SPECK = 0.05
 # Brain that lies so near to the end of the room, in voxels, may go on beyond it ...
 _NEAR_EDGE = 3
@@ -220,7 +222,7 @@ class Segmenter:
             looked.append(start)
         slices = to_slices(seen, axes)
         # Slices that were not looked at lie between them, and would keep all apart.
-        slices[looked] &= _large_parts(slices[looked])
+        slices[looked] = _large_parts(_thick_parts(slices[looked]))
         box = occupied_box(seen)
         if box[0].start == box[0].stop:
             return _whole(image)
@@ -304,6 +306,12 @@ class Segmenter:
                         f"{self.device} has too little memory for one slice at a time",
                         remedy="free some of it, or use --device cpu",
                     ) from error
+
+
+def _thick_parts(mask: Tensor) -> Tensor:
+    """Slices (N, H, W) without what is thinner than `_THIN`."""
+    opened = ndimage.binary_opening(mask.numpy(), np.ones((1, _THIN, _THIN)))
+    return torch.from_numpy(opened)
 
 
 def _large_parts(mask: Tensor) -> Tensor:
