@@ -73,7 +73,7 @@ def derive(folder: Path) -> dict[str, NDArray[Any]]:
 
 def main(folder: Path) -> None:
     """Write the anatomy into the package."""
-    arrays = derive(folder)
+    arrays: dict[str, Any] = derive(folder)
     with atomic_write(str(resources.files("segmentation") / ANATOMY_FILE)) as file:
         np.savez(file, **arrays)
 

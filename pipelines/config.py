@@ -47,7 +47,7 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
 
 def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """`content` with `key.in.it=value` on top, the value written as in YAML; `[0]` is `.0`."""
-    result = yaml.safe_load(yaml.safe_dump(dict(content)))
+    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(content)))
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():

@@ -6,11 +6,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from pipelines.exits import Exit, batch_exit
 from pipelines.measuring import Mappings, read_mapping
@@ -191,12 +193,8 @@ def _look(
         slices = to_slices(probabilities[view].permute(3, 0, 1, 2), axes).permute(0, 2, 3, 1)
         slices[start : start + len(part)] = part.half().cpu()
     contested = contest(np.ascontiguousarray(classes[box]), probabilities, scheme)
-    np.savez(
-        file,
-        truth=contested.truth,
-        decided=contested.decided,
-        **{view.value: p for view, p in contested.probabilities.items()},
-    )
+    by_view: dict[str, Any] = {view.value: p for view, p in contested.probabilities.items()}
+    np.savez(file, truth=contested.truth, decided=contested.decided, **by_view)
     evidence = Evidence.of(contested, scheme, generator, without=never)
     name = f"{pair.truth.subject} {pair.truth.scan}".strip()
     return _Scan(name, pair.truth.subject, evidence, file)
@@ -260,7 +258,7 @@ def _fit(scans: Sequence[_Scan], scheme: LabelScheme) -> dict[str, Fusion]:
 
 
 def _write(settings: Settings, folder: Path, found: Found) -> None:
-    figures = {
+    figures: dict[str, JsonValue] = {
         "weights": found.chosen,
         "scans": len(found.scans),
         "mean_dice_before": round(found.mean(BEFORE), 4),

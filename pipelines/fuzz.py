@@ -225,7 +225,7 @@ def _lie(kind: str, chance: random.Random) -> float:
         special = (*_FLOATS, *_NON_NUMBERS, chance.uniform(-2, 2), chance.gauss(0, 1e3))
         return float(chance.choice(special))
     bits = 8 * struct.calcsize("<" + kind)
-    low, high = (0, 2**bits - 1) if kind.isupper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = (0, (1 << bits) - 1) if kind.isupper() else (-1 << bits - 1, (1 << bits - 1) - 1)
     value: int = chance.choice((*_INTEGERS, low, high, chance.randint(low, high)))
     return min(max(value, low), high)
 

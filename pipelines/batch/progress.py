@@ -39,8 +39,12 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
 
 
 def _say_json(entry: Entry) -> None:
-    fields = {"case": entry.case, "status": entry.status, "reason": entry.reason}
-    fields["grade"] = entry.result.get("grade")
+    fields = {
+        "case": entry.case,
+        "status": entry.status,
+        "reason": entry.reason,
+        "grade": entry.result.get("grade"),
+    }
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 

@@ -16,6 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,10 @@ def run(
     expected: NDArray[Any] | None = None
     for name in dict.fromkeys((USED, *chosen)):
         with _made(name, network, slices, int(threads)) as way:
-            clock, processor = timing(lambda way=way: way(batch), int(repetitions))
-            found = np.concatenate([way(part).argmax(1).numpy() for part in slices.split(_BATCH)])
+            clock, processor = timing(partial(way, batch), int(repetitions))
+            found = np.concatenate(
+                [way(part).argmax(1).numpy() for part in torch.split(slices, _BATCH)]
+            )
         expected = found if expected is None else expected
         values = dice(joint_histogram(truth, found, len(scheme)))[1:]
         print(
@@ -161,7 +164,7 @@ def _int8(network: QuickNat, slices: Tensor, threads: int, folder: Path) -> Way:
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             step = max(1, len(slices) // _CALIBRATION)
-            self._rest = iter(slices[::step].split(1))
+            self._rest = iter(torch.split(slices[::step], 1))
 
         def get_next(self) -> dict[str, Any] | None:
             part = next(self._rest, None)

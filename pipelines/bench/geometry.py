@@ -59,7 +59,7 @@ def _head(affine: np.ndarray) -> tuple[Volume, Volume]:
 def _steps(scan: Volume, labels: Volume) -> dict[str, Callable[[], Any]]:
     conformed = conform(scan)
     grid = conform(labels, labels=True, plan=conformed.plan).volume
-    box = tuple(slice(32, 224) for _ in range(3))
+    box = (slice(32, 224),) * 3
     plan = conformed.plan.cropped(box)
     shares = np.empty((_CLASSES, *plan.shape), np.float16)
     for k in range(_CLASSES):

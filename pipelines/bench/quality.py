@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -190,7 +190,7 @@ def run(model: str = "fast", subjects: str = "") -> None:
     real = [
         p
         for subject in (REAL if subjects else ())
-        for p in scans.points("real", subject, lambda s=subject: _real(Path(subjects) / s))
+        for p in scans.points("real", subject, partial(_real, Path(subjects) / subject))
     ]
     fail = limit(points, FAILED)
     look = max(fail, limit(points, DOUBTFUL))

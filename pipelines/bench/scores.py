@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -63,7 +63,7 @@ class Score:
 
     @property
     def mean(self) -> float:
-        return float(np.nanmean(list(self.dice.values())))
+        return _mean(self.dice.values())
 
 
 Scores = dict[str, Score]  # by "fused", a view's name, or "raw again"
@@ -127,7 +127,7 @@ def tables(found: Mapping[str, Scores], scheme: LabelScheme) -> list[str]:
         _row("scan", *(_titled(name, found) for name in columns)),
         _row(*["---"] * (1 + len(columns))),
         *(_row(name, *(f"{s[c].mean:.3f}" for c in columns)) for name, s in found.items()),
-        _row("mean", *(f"{_mean(found, lambda s, c=c: s[c].mean):.3f}" for c in columns)),
+        _row("mean", *(f"{_mean(s[c].mean for s in found.values()):.3f}" for c in columns)),
         "",
         "Largest share of a structure's overlap that carries the other side's label: "
         + ", ".join(
@@ -151,7 +151,7 @@ def _by_structure(found: Mapping[str, Scores], scheme: LabelScheme) -> list[str]
     """Both sides together, the best first; then each side."""
     columns = [c for c in (FUSED, RAW) if c in next(iter(found.values()))]
     known = next(iter(found.values()))[FUSED].dice
-    means = {c: {n: _mean(found, lambda s, c=c, n=n: s[c].dice[n]) for n in known} for c in columns}
+    means = {c: {n: _mean(s[c].dice[n] for s in found.values()) for n in known} for c in columns}
     merged = scheme.merged
     shared = {x.name: merged.scheme.names[merged.to_merged[x.index]] for x in scheme.labels}
     sides: dict[str, list[str]] = {}
@@ -262,8 +262,9 @@ def _titled(column: str, found: Mapping[str, Scores]) -> str:
     return f"{column} (merged structures)" if merged else column
 
 
-def _mean(found: Mapping[str, Scores], value: Callable[[Scores], float]) -> float:
-    return float(np.nanmean([value(scores) for scores in found.values()]))
+def _mean(values: Iterable[float]) -> float:
+    """Over those that are numbers."""
+    return float(np.nanmean(list(values)))
 
 
 def _row(*cells: str) -> str:

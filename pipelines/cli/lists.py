@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Any
+
 from typer.core import TyperCommand
 
 
 class ListOptions(TyperCommand):
     """For commands whose list options are followed by no positional argument."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    # `ctx` is of a class that typer keeps to itself.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         several = {
             name
             for parameter in self.params

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from pipelines.prepare import Outcome
+
+class OfSubject(Protocol):
+    """The outcome of one subject, whatever was done with it."""
+
+    @property
+    def subject(self) -> str: ...
 
 
 @contextmanager
-def batch_progress(quiet: bool) -> Iterator[Callable[[Outcome, int, int], None]]:
+def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
     """A bar of subjects, with the time left."""
     from rich.console import Console
     from rich.progress import (
@@ -35,7 +39,7 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[Outcome, int, int], None]]
     with bar:
         task = bar.add_task("subjects", total=None)
 
-        def finished(outcome: Outcome, done: int, total: int) -> None:
+        def finished(outcome: OfSubject, done: int, total: int) -> None:
             bar.update(task, description=outcome.subject, completed=done, total=total)
 
         yield finished
