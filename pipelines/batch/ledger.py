@@ -82,20 +82,25 @@ def ledgers_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("run*.jsonl"))
 
 
-def read_entries(paths: Iterable[Path], cases: Collection[str] | None = None) -> dict[str, Entry]:
+def read_entries(
+    paths: Iterable[Path],
+    cases: Collection[str] | None = None,
+    known: Mapping[str, Entry] | None = None,
+) -> dict[str, Entry]:
     """The entry that holds for each case, or each of `cases`: the last, by time, over all ledgers.
 
-    A ledger of 100,000 cases takes a gigabyte as entries: who needs a part asks for that alone.
+    `known` are those of ledgers read before. A ledger of 100,000 cases takes a gigabyte as entries:
+    who needs a part asks for that alone.
     """
-    newest: dict[str, Entry] = {}
+    newest = dict(known or {})
     for path in paths:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 entry = _parse(line.rstrip(b"\n"), path, number)
                 if entry is None or (cases is not None and entry.case not in cases):
                     continue
-                known = newest.get(entry.case)
-                if known is None or known.finished <= entry.finished:
+                before = newest.get(entry.case)
+                if before is None or before.finished <= entry.finished:
                     newest[entry.case] = entry
     return newest
 

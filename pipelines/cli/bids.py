@@ -37,7 +37,8 @@ def command(
     from pipelines.batch.progress import listener
     from pipelines.batch.settings import OutputSettings
     from pipelines.cli.choices import split_devices
-    from pipelines.predict import Plan, merge, predict
+    from pipelines.merge import merge
+    from pipelines.predict import Plan, predict
     from segmentation.errors import ConfigError, InputError
 
     if level not in ("participant", "group"):

@@ -14,7 +14,7 @@ def command(
 
     Example: trinat merge labels/
     """
-    from pipelines.predict import merge
+    from pipelines.merge import merge
 
     outcome = merge(out)
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")

@@ -18,7 +18,8 @@ from serial import QUICK, run_serially, write_scans
 
 from pipelines.batch.ledger import digest_files, read_entries
 from pipelines.exits import Exit
-from pipelines.predict import Shard, merge
+from pipelines.merge import merge
+from pipelines.predict import Shard
 from segmentation.errors import ConfigError, InputError
 
 

@@ -16,7 +16,7 @@ from overfitted import random_model
 from serial import write_scans
 
 from pipelines.batch.ledger import digest_files, read_entries
-from pipelines.predict import merge
+from pipelines.merge import merge
 
 ARRAY = Path(__file__).parents[2] / "scripts/slurm/array.sh"
 

@@ -1,0 +1,33 @@
+"""trinat merge: one ledger, one set of tables and one page from the shards of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+from pipelines.batch.ledger import Ledger, ledgers_in, read_entries
+from pipelines.batch.lock import run_lock
+from pipelines.batch.tables import write_tables
+from pipelines.predict import WORK, Outcome
+from segmentation.errors import InputError
+
+__all__ = ["merge"]
+
+
+def merge(out: Path) -> Outcome:
+    """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page."""
+    ledgers, joined = ledgers_in(out), out / "run.jsonl"
+    if not ledgers:
+        raise InputError("no run*.jsonl here", where=out, remedy="give the --out of trinat predict")
+    with run_lock(out / WORK / "lock"), Ledger(joined) as ledger:
+        own = read_entries([joined])
+        entries = read_entries([path for path in ledgers if path != joined], known=own)
+        write_tables(out, entries.values())
+        for case, entry in entries.items():
+            if own.get(case) != entry:
+                ledger.add(entry)
+    with contextlib.suppress(OSError):
+        (out / WORK).rmdir()
+    counts = Counter(entry.status for entry in entries.values())
+    return Outcome(counts["done"], counts["skipped"], counts["failed"], interrupted=False)
