@@ -56,6 +56,9 @@ class SynthesisConfig(BaseModel):
     blur_mm: tuple[Positive, Positive] = (0.3, 0.8)  # standard deviation
     low_resolution: Share = 0.35
     low_resolution_mm: float = Field(default=3.0, ge=1)
+    # Part of the variance of the classes' means that a scan's classes have in common: over scans,
+    # a scanner's gain moves them together, and each by itself would draw contrasts never seen.
+    common_gain: Share = 0.75
     # Between structures of one class of intensity, standard deviation.
     structure_offset: float = Field(default=0.05, ge=0)
     # Part of a class's spread, over its voxels, that is drawn voxel by voxel.
@@ -232,10 +235,12 @@ def _paint(
     """Intensities of every voxel (B, C, H, W), and what white matter has, (B,)."""
     count, classes = len(entries), heads.means.shape[1]
 
-    def around(prior: Tensor) -> Tensor:
-        return (prior[0] + prior[1] * draw.normal(count, classes)).clamp_(min=0)
+    def around(prior: Tensor, common: float) -> Tensor:
+        own, shared = draw.normal(count, classes), draw.normal(count, 1)
+        away = (1 - common) ** 0.5 * own + common**0.5 * shared
+        return (prior[0] + prior[1] * away).clamp_(min=0)
 
-    mean, spread = around(heads.means), around(heads.spreads)
+    mean, spread = around(heads.means, config.common_gain), around(heads.spreads, 0)
     wild = draw.chance(count, config.random_contrast)[:, None]
     strange_mean = draw.uniform(5, 250, count, classes)
     strange_spread = draw.uniform(2, 25, count, classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -238,6 +240,22 @@ def test_wholly_random_contrast_is_for_some(heads: Heads) -> None:
     ]
     # With the priors scalp never outshines white matter (0.75).
     assert max(ratios) > 1
+
+
+def test_a_scans_classes_share_its_gain(heads: Heads) -> None:
+    # Each class's mean differs from scan to scan by a tenth of itself.
+    varied = replace(heads, means=torch.stack([heads.means[0], 0.1 * heads.means[0]]))
+
+    def spread_of_scalp(common_gain: float) -> float:
+        config = STILL.model_copy(update={"common_gain": common_gain, "balanced": 1})
+        images, classes = draw(varied, config, count=32)
+        # White matter is made 1.
+        scalps = [i[1][c == 0].max() for i, c in zip(images, classes, strict=True)]
+        return float(torch.stack(scalps).std())
+
+    assert spread_of_scalp(1) < 1e-6
+    # Two independent tenths: 0.75 times the square root of 0.02.
+    assert spread_of_scalp(0) == pytest.approx(0.106, abs=0.04)
 
 
 def test_thick_slices_blur_along_one_axis_only(heads: Heads) -> None:
