@@ -15,7 +15,7 @@ from types import FrameType
 
 from pipelines.batch.engine import Engine, LocalEngine
 from pipelines.batch.inputs import Case, Found, Refusal, find_cases
-from pipelines.batch.ledger import Entry, Ledger, digest_files, ledgers_in, read_entries
+from pipelines.batch.ledger import Entry, Ledger, Status, digest_files, ledgers_in, read_entries
 from pipelines.batch.lock import run_lock
 from pipelines.batch.settings import OutputSettings, RunSettings
 from pipelines.batch.tables import write_bids_files, write_tables
@@ -24,7 +24,7 @@ from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, InputError
 from segmentation.models.zoo import MODEL_FILE, find_model
 
-__all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "merge", "predict"]
+__all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "predict"]
 
 WORK = ".trinat-work"
 
@@ -136,27 +136,9 @@ def predict(
         if settings.bids:
             _write_bids(settings)
         if not plan.shard:
-            merge(plan.out, write_ledger=False)
+            write_tables(plan.out, read_entries(ledgers_in(plan.out)).values())
     _remove_if_empty(plan.out / WORK)
     return outcome
-
-
-def merge(out: Path, *, write_ledger: bool = True) -> Outcome:
-    """Make the tables and the page from all ledgers in `out`; join shards' ledgers into one."""
-    ledgers = ledgers_in(out)
-    if not ledgers:
-        raise InputError("no run*.jsonl here", where=out, remedy="give the --out of trinat predict")
-    entries = read_entries(ledgers)
-    write_tables(out, entries.values())
-    if write_ledger:
-        with run_lock(out / WORK / "lock"), Ledger(out / "run.jsonl") as ledger:
-            own = read_entries([out / "run.jsonl"])
-            for case, entry in entries.items():
-                if own.get(case) != entry:
-                    ledger.add(entry)
-        _remove_if_empty(out / WORK)
-    counts = Counter(entry.status for entry in entries.values())
-    return Outcome(counts["done"], counts["skipped"], counts["failed"], interrupted=False)
 
 
 def _run(
@@ -179,7 +161,7 @@ def _run(
         on_entry(entry)
 
     for refusal in refused:
-        status = "skipped" if refusal.harmless else "failed"
+        status: Status = "skipped" if refusal.harmless else "failed"
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         # A twin of a case is told, but is no case of its own in the ledger.
         note(
@@ -273,7 +255,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
     for number in before:
         signal.signal(number, ask)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from segmentation.errors import IntegrityError
 
-__all__ = ["Entry", "Ledger", "digest_files", "ledgers_in", "read_entries"]
+__all__ = ["Entry", "Ledger", "Status", "digest_files", "ledgers_in", "read_entries"]
 
 Status = Literal["done", "failed", "skipped"]
 
