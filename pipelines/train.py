@@ -17,21 +17,22 @@ import yaml
 
 from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
+from pipelines.process import cpu_count
+from pipelines.trained import BEST, DONE, save_run, trained
 from pipelines.trainlog import Metrics, append_scores
 from pipelines.trainpage import write_examples, write_page
 from segmentation.errors import (
     ConfigError,
     DatasetError,
     DeviceError,
-    IntegrityError,
+    InputError,
     InterruptedRunError,
     TrainingError,
 )
 from segmentation.files import atomic_text
 from segmentation.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.labels import LabelScheme, load_scheme
-from segmentation.models.checkpoint import load_model, read_info, save_model
-from segmentation.models.model_info import Description, Training
+from segmentation.models.checkpoint import load_model, read_info
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.zoo import find_model
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
@@ -39,11 +40,9 @@ from segmentation.training.loop import StepReport, Trainer
 from segmentation.training.network import ViewsNet, classes_of, copy_matching
 from segmentation.training.sources import MixedSource, Source, SyntheticSource
 from segmentation.training.state import (
-    State,
     check_identity,
     from_bytes,
     read_latest,
-    read_state,
     to_bytes,
     write_state,
 )
@@ -53,8 +52,9 @@ from segmentation.views import View
 
 __all__ = ["Job", "read_recipe", "train"]
 
-CONFIG, DONE = "config.yaml", "done.json"
-BEST = "best.state"
+CONFIG = "config.yaml"
+# Counted from what one reads, four give several times what a GPU is to train on.
+_MOST_READERS = 4
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def train(
             if not run.is_done:
                 run.go(lambda: signalled.is_set() or told_to_stop())
         model = out / "model"
-        saved = workers.share(lambda: _save(recipe, out, model, watcher.say))
+        saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
         watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
     return model
 
@@ -182,10 +182,18 @@ class _JobRun:
         return self.workers.share((self.folder / DONE).is_file)
 
     def go(self, stop: Callable[[], bool]) -> None:
-        leads = self.workers.leads
-        if leads:
+        if self.workers.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-        source, scans = _open_data(self.recipe, self.job, self.scheme, self.device)
+        with _open_data(self.recipe, self.job, self.scheme, self.device, self.workers.count) as (
+            source,
+            scans,
+        ):
+            self._train(source, scans, stop)
+
+    def _train(
+        self, source: Source, scans: Callable[[View], Iterator[Scan]], stop: Callable[[], bool]
+    ) -> None:
+        leads = self.workers.leads
         self._check_same(source)
         trainer = Trainer(
             self.recipe,
@@ -225,7 +233,13 @@ class _JobRun:
         # A run that was killed when its patience had ended does not begin anew to be patient.
         over = self._out_of_patience(trainer)
         while trainer.progress < 1 and not over:
-            report = trainer.step()
+            try:
+                report = trainer.step()
+            except (DatasetError, InputError):
+                # What cannot be read can be mended; the steps before are not lost.
+                if leads and trainer.counters.step > saved_at:
+                    write_state(self.folder, trainer.state(identity))
+                raise
             if trainer.not_compiled and not told:
                 told = True
                 self.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
@@ -308,7 +322,7 @@ class _JobRun:
         if index == 0:
             return None
         say = self.watcher.say
-        return _trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
+        return trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
 
     def _validate(
         self,
@@ -361,9 +375,10 @@ class _JobRun:
         )
 
 
+@contextmanager
 def _open_data(
-    recipe: Recipe, job: Job, scheme: LabelScheme, device: torch.device
-) -> tuple[Source, Callable[[View], Iterator[Scan]]]:
+    recipe: Recipe, job: Job, scheme: LabelScheme, device: torch.device, processes: int
+) -> Iterator[tuple[Source, Callable[[View], Iterator[Scan]]]]:
     """Where batches come from, and the scans that validate."""
     data, channels = job.stage.data, recipe.network.channels
     size = (data.rows, data.columns)
@@ -387,99 +402,38 @@ def _open_data(
         from segmentation.training.stores import StoreSource, store_scans
 
         store = data.store
-        sources.append(StoreSource(store, job.views, size, channels, recipe.seed, scheme))
+        readers = store.workers
+        if readers is None:
+            readers = _readers(device, processes)
+        real = StoreSource(store, job.views, size, channels, recipe.seed, scheme, readers)
+        sources.append(real)
         scans = lambda view: store_scans(store.path, store.split, view, limit)  # noqa: E731
     if not sources:
         raise ConfigError("data names no source", remedy="give data.synthetic or data.store")
+    source = sources[0]
     if len(sources) == 2:
-        return MixedSource(sources[0], sources[1], data.synthetic_share), scans
-    return sources[0], scans
+        source = MixedSource(sources[0], sources[1], data.synthetic_share)
+    try:
+        yield source, scans
+    finally:
+        if data.store is not None:
+            real.close()
+
+
+def _readers(device: torch.device, processes: int) -> int:
+    """Processes that read slices ahead, for each that trains, where the recipe gives no number.
+
+    A GPU stands still while a slice is read. On a CPU that is a hundredth of a step or two, and a
+    reader would take its time from those that train.
+    """
+    if device.type == "cpu":
+        return 0
+    sharing = min(processes, torch.cuda.device_count())
+    return max(1, min(_MOST_READERS, cpu_count() // sharing - 1))
 
 
 def _read_heads(config: SyntheticConfig) -> HeadMaps:
     return phantom_heads(2) if config.heads == "phantom" else load_heads(Path(config.heads))
-
-
-def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
-    """The folder of the finished job of a stage that trained a view, alone or with others."""
-    folders = (done.parent for done in sorted((out / stage.name).glob(f"*/{DONE}")))
-    return next((folder for folder in folders if view.value in folder.name.split("-")), None)
-
-
-def _trained(
-    recipe: Recipe, stage: StageConfig, view: View, out: Path, say: Callable[[str], None]
-) -> QuickNat:
-    """One view's network as a finished stage left it: the best, or the last."""
-    folder = _finished(out, stage, view)
-    if folder is None:
-        raise TrainingError(f"stage {stage.name} left no {view.value} network", where=out)
-    views = tuple(View(name) for name in folder.name.split("-"))
-    return _read_network(recipe, folder, Job(stage, views), say).extract(view)
-
-
-def _read_network(recipe: Recipe, folder: Path, job: Job, say: Callable[[str], None]) -> ViewsNet:
-    state = _best_or_last(folder, say)
-    scheme = load_scheme(recipe.scheme)
-    network = ViewsNet(recipe.network, {view: len(classes_of(view, scheme)) for view in job.views})
-    network.load_state_dict(state.average if job.stage.ema else state.network)
-    return network
-
-
-def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
-    """A finished job's best state, or the last where none was chosen or it is damaged."""
-    if (folder / BEST).is_file():
-        try:
-            return read_state(folder / BEST)
-        except IntegrityError as error:
-            say(f"{error}: the last state is taken instead of the best")
-    state, problems = read_latest(folder)
-    for problem in problems:
-        say(f"{problem}: the state before it is taken")
-    if state is None:
-        raise TrainingError(
-            "no sound state is left", where=folder, remedy="delete this folder and --resume the run"
-        )
-    return state
-
-
-def _save(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) -> list[str]:
-    """The model folder, what inference takes, of all views that are finished so far."""
-    stage = recipe.stages[-1]
-    views = [view for view in recipe.views if _finished(out, stage, view)]
-    scheme = load_scheme(recipe.scheme)
-    networks = {view: _trained(recipe, stage, view, out, say) for view in views}
-    slices = 0
-    for done in out.glob(f"*/*/{DONE}"):
-        config = next(s for s in recipe.stages if s.name == done.parent.parent.name)
-        slices += json.loads(done.read_text())["step"] * config.batch * config.accumulate
-    synthetic = all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages)
-    save_model(
-        model,
-        Description(
-            name=recipe.name,
-            labels=recipe.scheme,
-            # Label maps for synthesis have no CSF of their own to teach.
-            not_predicted=tuple(n for n in scheme.names if n == "CSF") if synthetic else (),
-            training=Training(
-                data=_data(recipe, synthetic=synthetic),
-                recipe=recipe.name,
-                slices_seen=slices,
-            ),
-        ),
-        networks,
-        precision=recipe.stored,
-        overwrite=True,
-    )
-    return [view.value for view in views]
-
-
-def _data(recipe: Recipe, *, synthetic: bool) -> str:
-    """What the weights saw; who started from others' says whose, for what those saw counts, too."""
-    seen = "synthetic scans" if synthetic else "scans of a slice store"
-    # A model is passed on: where on a disk its beginning stood is nobody's business.
-    starts = (stage.start for stage in recipe.stages if stage.start is not None)
-    started = ["/".join(start.parts[-2:]) for start in starts]
-    return ", from the weights of ".join([seen, *started])
 
 
 def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from segmentation.training.sources import Batch
+from segmentation.training.sources import Batch, Source
 from segmentation.training.state import seeded
 from segmentation.views import View
 
 
-class KnownSlices:
+class KnownSlices(Source):
     """Images (N, H, W) and classes (N, H, W) of each view; no number of a slice has any chance."""
 
     fingerprint = "known"

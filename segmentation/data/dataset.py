@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from segmentation.data.slices import Quantised, SubjectFile
+from segmentation.data.reading import Place, StoredSlice, SubjectFiles
 from segmentation.data.splits import Part, read_split
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, DatasetError
@@ -24,8 +23,6 @@ from segmentation.views import View
 __all__ = ["BalancedSampler", "EmptySlices", "SliceDataset", "open_slices"]
 
 THICKNESSES = (1, 3, 5, 7)
-# Open files are kept, up to this many: opening costs as much as reading two slices.
-_OPEN_FILES = 256
 
 
 class EmptySlices(BaseModel):
@@ -67,8 +64,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         self.view, self.thick = view, thick
         self.scheme: LabelScheme = store.scheme_of(view)
         self.subjects = tuple(subjects)
-        self._files = tuple(store.file(subject) for subject in subjects)
-        self._open: dict[int, None] = {}
+        self.files = SubjectFiles([store.file(subject) for subject in subjects])
         self.subject_of, self.slice_of, self.class_counts = self._index(store, empty)
         if not len(self):
             raise DatasetError("no slice to train on", where=store.root)
@@ -80,35 +76,27 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         image, labels = self.stored(index)
         return torch.from_numpy(image.values()), torch.from_numpy(labels)
 
-    def stored(self, index: int) -> tuple[Quantised, NDArray[np.uint8]]:
-        """An item as its file holds it: codes (C, H, W) and labels (H, W)."""
-        file, middle = self._file(int(self.subject_of[index])), int(self.slice_of[index])
-        labels: NDArray[np.uint8] = file.labels(self.view, middle, middle + 1)[0]
-        return self._slab(file, middle), labels
+    def stored(self, index: int) -> StoredSlice:
+        """An item as its file holds it."""
+        return self.files.read(self.place(index))
+
+    def place(self, index: int) -> Place:
+        """Where an item stands among `files`."""
+        file, middle = int(self.subject_of[index]), int(self.slice_of[index])
+        return Place(file, self.view, middle, self.thick)
 
     def voxels_per_class(self) -> NDArray[np.int64]:
         """Voxels of each class over all items, (K,): what loss weights are made of."""
         total: NDArray[np.int64] = self.class_counts.sum(axis=0, dtype=np.int64)
         return total
 
-    def _slab(self, file: SubjectFile, middle: int) -> Quantised:
-        """`thick` slices around the middle one, (C, H, W)."""
-        start = middle - self.thick // 2
-        slab = file.codes(self.view, max(start, 0), start + self.thick)
-        before = max(-start, 0)
-        after = self.thick - before - len(slab.codes)
-        if before or after:
-            edges = ((before, after), (0, 0), (0, 0))
-            slab = replace(slab, codes=np.pad(slab.codes, edges, constant_values=slab.zero))
-        return slab
-
     def _index(
         self, store: Store, empty: EmptySlices
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
         """Subject and slice of each item (M,), and its voxels per class (M, K)."""
         subjects, slices, counts = [], [], []
-        for number, (name, file) in enumerate(zip(self.subjects, self._files, strict=True)):
-            entry = store.info.subjects[name]
+        for number, name in enumerate(self.subjects):
+            entry, file = store.info.subjects[name], self.files[number]
             if not (entry.has_image and entry.has_labels):
                 lacking = "labels" if entry.has_image else "image"
                 raise DatasetError(
@@ -130,16 +118,6 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         if not subjects:
             raise DatasetError("no subject to take slices from", where=store.root)
         return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
-
-    def _file(self, number: int) -> SubjectFile:
-        """The subject's file; the one that was opened first is closed when there are too many."""
-        if number not in self._open:
-            if len(self._open) >= _OPEN_FILES:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                self._files[oldest].close()
-            self._open[number] = None
-        return self._files[number]
 
 
 class BalancedSampler(Sampler[int]):

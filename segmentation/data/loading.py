@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from segmentation.data.dataset import SliceDataset
 
-__all__ = ["SliceLoader"]
+__all__ = ["SliceLoader", "to_float"]
 
 # Codes (C, H, W) uint16, labels (H, W) uint8, scale and zero of the codes.
 _Stored = tuple[Tensor, Tensor, float, int]
@@ -52,15 +52,23 @@ class SliceLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for codes, labels, scales, zeros in self._loader:
-            # As Quantised.values() does it, operation by operation, so that no bit differs.
-            images = codes.to(self.device).float()
-            if any(zeros):
-                images -= self._each(zeros)
-            images *= self._each(scales)
-            yield images, labels.to(self.device)
+            yield to_float(codes.to(self.device), scales, zeros), labels.to(self.device)
 
-    def _each(self, numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float32, device=self.device).view(-1, 1, 1, 1)
+
+def to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
+    """Codes (B, C, H, W) as values, each by its own scale and zero, on the device of the codes.
+
+    As `Quantised.values` does it, operation by operation, so that no bit differs.
+    """
+
+    def each(numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=codes.device).view(-1, 1, 1, 1)
+
+    images = codes.float()
+    if any(zeros):
+        images -= each(zeros)
+    images *= each(scales)
+    return images
 
 
 class _StoredSlices(Dataset[_Stored]):

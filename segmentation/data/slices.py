@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +160,23 @@ class SubjectFile:
 
     def codes(self, view: View, start: int = 0, stop: int | None = None) -> Quantised:
         """Slices as they are stored, (N, H, W): those there are of start..stop-1."""
-        return Quantised(self._dataset(view, "image")[start:stop], self._scale, self._zero)
+        codes: NDArray[np.uint16] = self._read(view, "image", start, stop)
+        return Quantised(codes, self._scale, self._zero)
+
+    def slab(self, view: View, middle: int, thick: int) -> Quantised:
+        """`thick` slices around the middle one, (C, H, W); beyond the ends is background."""
+        start = middle - thick // 2
+        slab = self.codes(view, max(start, 0), start + thick)
+        before = max(-start, 0)
+        after = thick - before - len(slab.codes)
+        if before or after:
+            edges = ((before, after), (0, 0), (0, 0))
+            slab = replace(slab, codes=np.pad(slab.codes, edges, constant_values=slab.zero))
+        return slab
 
     def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
         """Class indices of slices start..stop-1, (N, H, W)."""
-        slices: NDArray[np.uint8] = self._dataset(view, "labels")[start:stop]
+        slices: NDArray[np.uint8] = self._read(view, "labels", start, stop)
         return slices
 
     def slice_count(self, view: View) -> int:
@@ -205,6 +217,19 @@ class SubjectFile:
         if self._file is not None and self._pid == os.getpid():
             self._file.close()
         self._file, self._datasets = None, {}
+
+    def _read(self, view: View, name: str, start: int, stop: int | None) -> NDArray[Any]:
+        dataset = self._dataset(view, name)
+        try:
+            slices: NDArray[Any] = dataset[start:stop]
+        except OSError as error:
+            last = (len(dataset) if stop is None else stop) - 1
+            raise IntegrityError(
+                f"damaged: {view.value} {name} of slices {start} to {last} cannot be read",
+                where=self.path,
+                remedy="run `trinat prepare` again",
+            ) from error
+        return slices
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
         file = self._opened()

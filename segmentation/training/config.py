@@ -77,6 +77,9 @@ class StoreConfig(_Config):
     path: Path
     split: Path
     augmentation: AugmentationConfig = AugmentationConfig()
+    # Processes that read ahead; none: the one that trains reads. By default as the device needs.
+    # It is no part of what a run is: another machine may go on with another number.
+    workers: int | None = Field(default=None, ge=0, le=64, exclude=True)
 
 
 class DataConfig(_Config):

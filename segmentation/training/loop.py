@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segmentation.errors import DeviceError, TrainingError
+from segmentation.errors import DeviceError, TrainingError, TrinatError
 from segmentation.models.hardware import computes_bfloat16, training_layout
 from segmentation.models.losses import build_loss
 from segmentation.training.config import Recipe, StageConfig
@@ -24,6 +24,9 @@ from segmentation.training.workers import ALONE, Workers
 from segmentation.views import View
 
 __all__ = ["StepReport", "Trainer"]
+
+# Batches that the source knows of beside the one that is drawn: a slow disk has moods.
+AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,12 @@ class Trainer:
         total = 0.0
         parts = []
         for part in range(self.stage.accumulate):
-            loss, batches = self._backward(part)
+            try:
+                loss, batches = self._backward(part)
+            except TrinatError:
+                # What cannot be read or does not fit leaves the last step as it was, to be saved.
+                self._restore(statistics)
+                raise
             total += loss / self.stage.accumulate
             parts.append((loss, "; ".join(batch.what for batch in batches)))
         parameters = [p for p in self.network.parameters() if p.requires_grad]
@@ -160,8 +168,10 @@ class Trainer:
     def _backward(self, part: int) -> tuple[float, list[Batch]]:
         """Add one batch's gradients; returns its loss and what it was made of."""
         number = self.counters.step * self.stage.accumulate + part
-        share = self.stage.batch // self.workers.count
-        groups = _divide(number * self.stage.batch + self.workers.rank * share, share, self.views)
+        for later in range(number, number + AHEAD + 1):
+            for group in self._groups(later):
+                self.source.expect(*group)
+        share, groups = self.stage.batch // self.workers.count, self._groups(number)
         generator = seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
         batches = [self.source.draw(v, first, count, generator) for v, first, count in groups]
         # Dropout draws from torch's own generator, which holds nothing else that matters.
@@ -187,6 +197,11 @@ class Trainer:
             ) from error
         return float(loss.detach()), batches
 
+    def _groups(self, number: int) -> list[tuple[View, int, int]]:
+        """This process's slices of a batch: for each view the first and how many."""
+        share = self.stage.batch // self.workers.count
+        return _divide(number * self.stage.batch + self.workers.rank * share, share, self.views)
+
     def _forward(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor]:
         """Logits of each view's slices; without the compiler where it cannot do its work."""
         try:
@@ -200,9 +215,12 @@ class Trainer:
             logits: list[Tensor] = self._run(images, counts)
             return logits
 
-    def _skip(self, statistics: list[Tensor], parts: list[tuple[float, str]]) -> None:
+    def _restore(self, statistics: list[Tensor]) -> None:
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
+
+    def _skip(self, statistics: list[Tensor], parts: list[tuple[float, str]]) -> None:
+        self._restore(statistics)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:

@@ -34,6 +34,10 @@ class Source(Protocol):
 
     fingerprint: str
 
+    def expect(self, view: View, first: int, count: int) -> None:
+        """Told what will be drawn soon, perhaps more than once; it may do nothing about it."""
+        return
+
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
         """`count` slices, the first of which is the view's number `first` since the start."""
 
@@ -41,7 +45,7 @@ class Source(Protocol):
         """(K,) pixels of each class, for the loss."""
 
 
-class SyntheticSource:
+class SyntheticSource(Source):
     """Slices drawn from label maps, never twice the same."""
 
     # In a crop around the head, background covers about this many times the brain.
@@ -85,27 +89,37 @@ class SyntheticSource:
         return self.merged if view is View.SAGITTAL else self.full
 
 
-class MixedSource:
+class MixedSource(Source):
     """Drawn and real slices side by side: `share` of each batch is drawn, on the average."""
 
     def __init__(self, synthetic: Source, real: Source, share: float) -> None:
         self.synthetic, self.real, self.share = synthetic, real, share
         self.fingerprint = f"{share} {synthetic.fingerprint} {real.fingerprint}"
 
+    def expect(self, view: View, first: int, count: int) -> None:
+        for source, start, part in self._parts(first, count):
+            source.expect(view, start, part)
+
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
-        # Of the slices up to n, floor(share n) are drawn: exact over time for any batch size.
-        start, end = (int(self.share * n) for n in (first, first + count))
-        drawn = end - start
-        batches = []
-        if drawn:
-            batches.append(self.synthetic.draw(view, start, drawn, generator))
-        if drawn < count:
-            batches.append(self.real.draw(view, first - start, count - drawn, generator))
+        batches = [
+            source.draw(view, start, part, generator)
+            for source, start, part in self._parts(first, count)
+        ]
         return Batch(
             torch.cat([batch.images for batch in batches]),
             torch.cat([batch.labels for batch in batches]),
             ", ".join(batch.what for batch in batches),
         )
+
+    def _parts(self, first: int, count: int) -> list[tuple[Source, int, int]]:
+        """Whose slices they are, from which of its own on, and how many."""
+        # Of the slices up to n, floor(share n) are drawn: exact over time for any batch size.
+        start, end = (int(self.share * n) for n in (first, first + count))
+        parts = (
+            (self.synthetic, start, end - start),
+            (self.real, first - start, count - (end - start)),
+        )
+        return [part for part in parts if part[2]]
 
     def counts(self, view: View) -> Tensor:
         parts = [s.counts(view).double() for s in (self.synthetic, self.real)]

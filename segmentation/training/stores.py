@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from segmentation.data.augmentation import Augmenter
 from segmentation.data.dataset import BalancedSampler, open_slices
+from segmentation.data.loading import to_float
+from segmentation.data.reading import Order, SliceReaders, StoredSlice
 from segmentation.data.splits import read_split
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
 from segmentation.labels import LabelScheme
 from segmentation.training.config import StoreConfig
 from segmentation.training.network import classes_of
-from segmentation.training.sources import Batch
+from segmentation.training.sources import Batch, Source
 from segmentation.training.validation import Scan
 from segmentation.views import View
 
 __all__ = ["StoreSource", "store_scans"]
 
 
-class StoreSource:
-    """Slices of a store's training part, augmented; an epoch meets all, rare structures oftener."""
+class StoreSource(Source):
+    """Slices of a store's training part, augmented; an epoch meets all, rare structures oftener.
+
+    Workers read what is expected, whole and as it is stored; where it is cut and how augmented is
+    drawn here, from the batch's own generator, so that their number changes no bit.
+    """
 
     # Of each epoch, drawn so that every structure is met as often as any other.
     balanced_share = 0.5
@@ -38,6 +45,7 @@ class StoreSource:
         channels: int,
         seed: int,
         scheme: LabelScheme,
+        workers: int = 0,
     ) -> None:
         self.size, self.seed = size, seed
         opened = Store(store.path)
@@ -56,20 +64,32 @@ class StoreSource:
             view: Augmenter(store.augmentation, view, classes_of(view, scheme)) for view in views
         }
         self._orders: dict[tuple[View, int], list[int]] = {}
+        # Of whatever view: all have the same subjects.
+        files = self.datasets[views[0]].files
+        self._readers = SliceReaders(files, workers, where=store.path)
+        self._expected: dict[tuple[View, int, int], Order] = {}
+
+    def close(self) -> None:
+        """End the workers."""
+        self._readers.close()
+
+    def expect(self, view: View, first: int, count: int) -> None:
+        if (view, first, count) not in self._expected:
+            self._expected[view, first, count] = self._order(view, first, count)
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
-        dataset = self.datasets[view]
-        items = [self._item(view, number) for number in range(first, first + count)]
-        # Subjects may differ in shape, and networks take a batch of one: cut or padded alike.
-        pairs = [self._fit(*dataset[item], generator) for item in items]
-        images, labels = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-        names = [f"{dataset.subjects[dataset.subject_of[i]]}:{dataset.slice_of[i]}" for i in items]
-        images, labels = images.to(generator.device), labels.to(generator.device)
+        order = self._expected.pop((view, first, count), None) or self._order(view, first, count)
+        images, labels = self._cut(self._readers.take(order), generator)
         images, labels = self.augmenters[view](images, labels, generator)
-        return Batch(images, labels, f"{view.value} slices {' '.join(names)}")
+        names = " ".join(self._readers.files.name(place) for place in order.places)
+        return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
         return torch.from_numpy(self.datasets[view].voxels_per_class())
+
+    def _order(self, view: View, first: int, count: int) -> Order:
+        items = (self._item(view, number) for number in range(first, first + count))
+        return self._readers.order([self.datasets[view].place(item) for item in items])
 
     def _item(self, view: View, number: int) -> int:
         dataset = self.datasets[view]
@@ -82,28 +102,49 @@ class StoreSource:
             self._orders[view, epoch] = list(sampler)
         return self._orders[view, epoch][place]
 
-    def _fit(
-        self, image: Tensor, labels: Tensor, generator: torch.Generator
+    def _cut(
+        self, slices: Sequence[StoredSlice], generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Cut around what is labelled, at a random place, or pad with background, to size."""
-        missing = [max(0, want - have) for want, have in zip(self.size, labels.shape, strict=True)]
-        edges = (0, missing[1], 0, missing[0])
-        image, labels = pad(image, edges), pad(labels, edges)
-        rows, columns = (
-            _window(labels.any(axis), want, generator)
-            for axis, want in zip((1, 0), self.size, strict=True)
-        )
-        return image[..., rows, columns], labels[rows, columns]
+        """Cut around what is labelled, at a random place, or pad with background, to size.
+
+        Subjects may differ in shape. -> images (B, C, H, W) and labels (B, H, W) on the device.
+        """
+        device = generator.device
+        # All at once, since a GPU is waited for when its numbers are looked at.
+        shares = torch.rand((len(slices), 2), generator=generator, device=device).tolist()
+        pinned = device.type == "cuda"
+        shape = (len(slices), len(slices[0].image.codes), *self.size)
+        codes = torch.empty(shape, dtype=torch.uint16, pin_memory=pinned)
+        labels = torch.zeros((len(slices), *self.size), dtype=torch.uint8, pin_memory=pinned)
+        for stored, share, image, truth in zip(
+            slices, shares, codes.numpy(), labels.numpy(), strict=True
+        ):
+            rows, columns = (
+                _window(np.asarray(stored.labels.any(axis)), want, part)
+                for axis, want, part in zip((1, 0), self.size, share, strict=True)
+            )
+            inside = stored.labels[rows, columns]
+            height, width = inside.shape
+            truth[:height, :width] = inside
+            image[...] = stored.image.zero
+            image[:, :height, :width] = stored.image.codes[:, rows, columns]
+        scales, zeros = zip(*((s.image.scale, s.image.zero) for s in slices), strict=True)
+        images = to_float(codes.to(device, non_blocking=True), scales, zeros)
+        return images, labels.to(device, non_blocking=True)
 
 
-def _window(labelled: Tensor, want: int, generator: torch.Generator) -> slice:
-    """`want` places of an axis: all that is labelled on it if they can, else none but such."""
+def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
+    """`want` places of an axis: all that is labelled on it if they can, else none but such.
+
+    `share`, from 0 to below 1, says which of the windows that do; an axis may be too short.
+    """
     have = len(labelled)
-    places = labelled.nonzero()
+    places = np.flatnonzero(labelled)
     low, high = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, have)
-    first, last = sorted(min(max(0, start), have - want) for start in (high - want, low))
-    start = torch.randint(first, last + 1, (), generator=generator, device=generator.device)
-    return slice(int(start), int(start) + want)
+    latest = max(0, have - want)
+    first, last = sorted(min(max(0, start), latest) for start in (high - want, low))
+    start = first + int(share * (last + 1 - first))
+    return slice(start, start + want)
 
 
 def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Scan]:

@@ -162,7 +162,7 @@ def test_subjects_that_cannot_train_are_refused(tmp_path: Path, lacking: str) ->
 def test_more_subjects_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import segmentation.data.dataset as module
+    import segmentation.data.reading as module
 
     monkeypatch.setattr(module, "_OPEN_FILES", 2)
     names = ("a", "b", "c", "d")
@@ -173,7 +173,7 @@ def test_more_subjects_than_files_may_be_open(
         subject, number = divmod(index, N)
         assert float(image[0, 3, 3]) == pytest.approx((number + 1) / 40, abs=3e-4)
         assert float(image[0, 0, 0]) == pytest.approx(1 + subject / 10, abs=3e-4)
-    assert sum(file._file is not None for file in dataset._files) == 2
+    assert sum(file._file is not None for file in dataset.files._files) == 2
 
 
 # Order --------------------------------------------------------------------------------------

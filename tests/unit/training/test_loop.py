@@ -11,9 +11,9 @@ from segmentation.errors import DeviceError, TrainingError
 from segmentation.heads import HeadMaps
 from segmentation.labels import load_scheme
 from segmentation.training.config import Recipe
-from segmentation.training.loop import Trainer, _divide
+from segmentation.training.loop import AHEAD, Trainer, _divide
 from segmentation.training.network import ViewsNet, classes_of
-from segmentation.training.sources import Batch, SyntheticSource
+from segmentation.training.sources import Batch, Source, SyntheticSource
 from segmentation.training.state import State, read_state, write_state
 from segmentation.training.workers import Workers
 from segmentation.views import View
@@ -95,7 +95,7 @@ def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-class Poisoned:
+class Poisoned(Source):
     """A source whose batches hold NaN from a step on."""
 
     fingerprint = ""
@@ -190,7 +190,7 @@ def test_frozen_parts_stay_and_others_move_at_their_own_rates(
     assert rates[0.1] == pytest.approx(0.1 * rates[1.0])
 
 
-class Recorded:
+class Recorded(Source):
     """A source that keeps the numbers of the slices it was asked for."""
 
     fingerprint = ""
@@ -198,6 +198,10 @@ class Recorded:
     def __init__(self, good: SyntheticSource) -> None:
         self.good = good
         self.numbers: dict[View, list[int]] = {view: [] for view in VIEWS}
+        self.expected: dict[View, set[int]] = {view: set() for view in VIEWS}
+
+    def expect(self, view: View, first: int, count: int) -> None:
+        self.expected[view] |= set(range(first, first + count))
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
         self.numbers[view] += range(first, first + count)
@@ -221,6 +225,11 @@ def test_processes_draw_as_many_and_every_slice_once(recipe: Recipe, maps: HeadM
         one, two = (source.numbers[view] for source in sources)
         assert len(one) == len(two) == 3
         assert sorted(one + two) == list(range(6))
+        # Each was told of those it drew and of the next batches', and of no other's.
+        one_expected, two_expected = (source.expected[view] for source in sources)
+        assert one_expected >= set(one)
+        assert not one_expected & two_expected
+        assert len(one_expected) == 3 + AHEAD
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(recipe: Recipe, maps: HeadMaps) -> None:

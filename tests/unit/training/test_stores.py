@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_store import TISSUE4, VIEWS, all_train, small_store
 
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.data.slices import quantise, scheme_table, write_subject
@@ -24,12 +25,11 @@ from segmentation.heads import HeadMaps
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.synthesis import SynthesisConfig
 from segmentation.training.config import StoreConfig
-from segmentation.training.sources import MixedSource, SyntheticSource
+from segmentation.training.sources import Batch, MixedSource, Source, SyntheticSource
 from segmentation.training.state import seeded
 from segmentation.training.stores import StoreSource, _window, store_scans
 from segmentation.views import View
 
-TISSUE4 = load_scheme("tissue4")
 PLAIN = AugmentationConfig(
     flip=0, affine=0, elastic=0, gain=0, bias=0, gamma=0, blur=0, low_resolution=0, noise=0
 )
@@ -110,10 +110,64 @@ def test_slices_are_cut_or_padded_to_size(config: StoreConfig, size: tuple[int, 
     ids=["fits", "at the edge", "larger than the window", "nothing labelled"],
 )
 def test_windows_show_what_is_labelled(low: int, high: int, starts: set[int]) -> None:
-    labelled = torch.zeros(16, dtype=torch.bool)
+    labelled = np.zeros(16, bool)
     labelled[low:high] = True
-    drawn = {_window(labelled, 4, seeded("cpu", seed)).start for seed in range(200)}
+    drawn = {_window(labelled, 4, share).start for share in np.arange(0, 1, 0.01)}
     assert drawn == set(starts)
+
+
+def test_an_axis_that_is_too_short_is_taken_whole() -> None:
+    labelled = np.ones(3, bool)
+    assert {_window(labelled, 4, share).start for share in (0, 0.99)} == {0}
+
+
+def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
+    """Two views, subjects of two shapes, batches of any size from the middle of an epoch on."""
+    store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
+    config = StoreConfig(path=store, split=all_train(store))
+    here, ahead = (
+        StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, workers) for workers in (0, 2)
+    )
+    batches = [
+        (view, first, count) for first, count in ((37, 3), (40, 1), (41, 4)) for view in VIEWS
+    ]
+    for batch in batches:
+        ahead.expect(*batch)
+    for seed, batch in enumerate([*reversed(batches), (View.AXIAL, 3, 2)]):
+        one, other = (source.draw(*batch, seeded("cpu", seed)) for source in (here, ahead))
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert one.what == other.what
+    ahead.close()
+
+
+class Told(Source):
+    """A source that notes what it is told of and what is drawn of it."""
+
+    fingerprint = ""
+
+    def __init__(self) -> None:
+        self.expected: list[tuple[int, int]] = []
+        self.drawn: list[tuple[int, int]] = []
+
+    def expect(self, view: View, first: int, count: int) -> None:
+        self.expected.append((first, count))
+
+    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+        self.drawn.append((first, count))
+        return Batch(torch.zeros(count, 1, 4, 4), torch.zeros(count, 4, 4), "")
+
+
+def test_of_a_mixture_each_source_expects_its_own() -> None:
+    drawn, real = Told(), Told()
+    mixed = MixedSource(drawn, real, 0.25)
+    for first in range(0, 30, 3):
+        mixed.expect(View.AXIAL, first, 3)
+        mixed.draw(View.AXIAL, first, 3, seeded("cpu", first))
+    # Of thirty, floor(30 / 4).
+    assert sum(count for _, count in drawn.drawn) == 7
+    for source in (drawn, real):
+        assert source.expected == source.drawn
 
 
 def test_labels_of_another_scheme_are_refused(config: StoreConfig) -> None:

@@ -1,0 +1,247 @@
+"""Slices of many subjects, read here or, ahead of their use, by processes of their own.
+
+Nothing here needs torch, so that such a process is light and starts quickly. What it has read
+lies in memory without a name, whose handle goes through a pipe: that takes no room in /dev/shm,
+of which containers have little, and whoever is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.util import Finalize
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.data.slices import Quantised, SubjectFile
+from segmentation.errors import DatasetError, TrinatError
+from segmentation.views import View
+
+__all__ = ["Order", "Place", "SliceReaders", "StoredSlice", "SubjectFiles"]
+
+# Open files are kept, up to this many: opening costs as much as reading two slices.
+_OPEN_FILES = 256
+# A group that is told to stop is told as a whole: readers end with the process that they serve,
+# which may have a step to finish and a state to save.
+_NOT_THEIRS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PATIENCE_S = 5.0
+
+
+class Place(NamedTuple):
+    """A slice of the file with that number, and neighbours that make it so thick."""
+
+    file: int
+    view: View
+    middle: int
+    thick: int
+
+
+class StoredSlice(NamedTuple):
+    """What a file holds of a slice: codes (C, H, W) and labels (H, W)."""
+
+    image: Quantised
+    labels: NDArray[np.uint8]
+
+
+class SubjectFiles:
+    """Subjects' files by number; when too many are open, the first that was opened is closed."""
+
+    def __init__(self, files: Sequence[SubjectFile]) -> None:
+        self._files = tuple(files)
+        self._open: dict[int, None] = {}
+
+    def __getitem__(self, number: int) -> SubjectFile:
+        if number not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                self._files[oldest].close()
+            self._open[number] = None
+        return self._files[number]
+
+    def read(self, place: Place) -> StoredSlice:
+        file = self[place.file]
+        labels = file.labels(place.view, place.middle, place.middle + 1)[0]
+        return StoredSlice(file.slab(place.view, place.middle, place.thick), labels)
+
+    def name(self, place: Place) -> str:
+        return f"{self._files[place.file].path.stem}:{place.middle}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Slices that were asked for, and who reads which of them."""
+
+    places: Sequence[Place]
+    parts: Sequence[tuple[_Reader, int, slice]]
+
+
+class SliceReaders:
+    """`workers` processes among which each order is divided; with none, this process reads.
+
+    Their number decides how soon slices are there, and nothing else. They end when this is
+    closed or let go of, and with this process, however it ends.
+    """
+
+    def __init__(self, files: SubjectFiles, workers: int, *, where: Path) -> None:
+        self.files, self._turn = files, 0
+        self._readers = [_Reader(files, where) for _ in range(workers)]
+        self.close = Finalize(self, _close, (self._readers,), exitpriority=0)
+
+    def order(self, places: Sequence[Place]) -> Order:
+        """Have slices read; without workers nothing is done before they are taken."""
+        parts = []
+        for number, reader in enumerate(self._readers):
+            # In turn, also from one order to the next: a batch may be smaller than their number.
+            every = slice((number - self._turn) % len(self._readers), None, len(self._readers))
+            if places[every]:
+                parts.append((reader, reader.ask(places[every]), every))
+        if self._readers:
+            self._turn = (self._turn + len(places)) % len(self._readers)
+        return Order(places, parts)
+
+    def take(self, order: Order) -> list[StoredSlice]:
+        """The slices of an order, in its order; waits for them."""
+        if not order.parts:
+            return [self.files.read(place) for place in order.places]
+        slices: list[Any] = [None] * len(order.places)
+        for reader, ticket, every in order.parts:
+            slices[every] = reader.fetch(ticket)
+        return slices
+
+
+class _Reader:
+    """One process that reads, from the side of the one that asks; it answers order by order."""
+
+    def __init__(self, files: SubjectFiles, where: Path) -> None:
+        self._files, self._where = files, where
+        self._asked: deque[tuple[int, Sequence[Place]]] = deque()
+        self._answers: dict[int, list[StoredSlice] | TrinatError] = {}
+        self._tickets = 0
+        # Not forked: this process has threads, and perhaps a GPU.
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, files), daemon=True)
+        # Started on the way, it would lift what is blocked.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_THEIRS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def ask(self, places: Sequence[Place]) -> int:
+        self._tickets += 1
+        self._asked.append((self._tickets, places))
+        # If it is dead, that is said where the slices are missed.
+        with suppress(ConnectionError):
+            self._pipe.send(places)
+        return self._tickets
+
+    def fetch(self, ticket: int) -> list[StoredSlice]:
+        while ticket not in self._answers:
+            try:
+                answer = _receive(self._pipe)
+            except (EOFError, OSError) as error:
+                raise self._death() from error
+            self._answers[self._asked.popleft()[0]] = answer
+        answer = self._answers.pop(ticket)
+        if isinstance(answer, TrinatError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def gone(self) -> None:
+        """Wait for its end, which it may be too busy for."""
+        self._process.join(_PATIENCE_S)
+        self._process.kill()
+
+    def _death(self) -> DatasetError:
+        self._process.join(_PATIENCE_S)
+        code = self._process.exitcode
+        how = f"ended with status {code}"
+        if code is not None and code < 0:
+            how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
+        places = self._asked[0][1]
+        names = " ".join(self._files.name(place) for place in places)
+        return DatasetError(
+            f"the process {self._process.pid}, which read ahead, {how} "
+            f"at {places[0].view.value} slices {names}",
+            where=self._where,
+            remedy="look whether memory is short and whether those slices can be read",
+        )
+
+
+def _close(readers: Sequence[_Reader]) -> None:
+    for reader in readers:
+        reader.close()
+    for reader in readers:
+        reader.gone()
+
+
+def _serve(pipe: Connection, files: SubjectFiles) -> None:
+    """Read what is asked for until nobody is there to ask."""
+    with suppress(EOFError, ConnectionError):
+        while True:
+            places = pipe.recv()
+            try:
+                slices = [files.read(place) for place in places]
+            except TrinatError as error:
+                pipe.send(error)
+            else:
+                _send(pipe, slices)
+
+
+def _send(pipe: Connection, slices: Sequence[StoredSlice]) -> None:
+    """Facts through the pipe, voxels in memory: all codes, then all labels."""
+    with _memory() as memory:
+        for array in (*(s.image.codes for s in slices), *(s.labels for s in slices)):
+            memory.write(np.ascontiguousarray(array).data)
+        memory.flush()
+        pipe.send([(s.image.codes.shape, s.image.scale, s.image.zero) for s in slices])
+        send_handle(pipe, memory.fileno(), None)
+
+
+def _receive(pipe: Connection) -> list[StoredSlice] | TrinatError:
+    """What `_send` was given, read-only, or the error in its place."""
+    facts = pipe.recv()
+    if isinstance(facts, TrinatError):
+        return facts
+    handle = recv_handle(pipe)
+    try:
+        memory = mmap(handle, 0, access=ACCESS_READ)
+    finally:
+        os.close(handle)
+    images, start = [], 0
+    for shape, scale, zero in facts:
+        codes = np.ndarray(shape, np.uint16, memory, start)
+        images.append(Quantised(codes, scale, zero))
+        start += codes.nbytes
+    slices = []
+    for image in images:
+        labels: NDArray[np.uint8] = np.ndarray(image.codes.shape[1:], np.uint8, memory, start)
+        slices.append(StoredSlice(image, labels))
+        start += labels.nbytes
+    return slices
+
+
+def _memory() -> BinaryIO:
+    """A file without a name, in memory where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("trinat-slices"), "w+b")
+    return TemporaryFile()

@@ -1,0 +1,69 @@
+"""A slice store small enough to train on in a second, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from segmentation.data.slices import quantise, scheme_table, write_subject
+from segmentation.data.source import Subject
+from segmentation.data.splits import Split
+from segmentation.data.store import (
+    Store,
+    StoredSubject,
+    StoreInfo,
+    subject_path,
+    write_participants,
+)
+from segmentation.labels import load_scheme
+from segmentation.views import View
+
+TISSUE4 = load_scheme("tissue4")
+VIEWS = (View.CORONAL, View.AXIAL)
+
+
+def small_store(root: Path, shapes: Mapping[str, tuple[int, int, int]]) -> Path:
+    """Noisy boxes, one in another: subjects of these shapes, coronal and axial."""
+    (root / "subjects").mkdir(parents=True)
+    for seed, (name, shape) in enumerate(shapes.items()):
+        labels = np.zeros(shape, np.uint8)
+        labels[2:-2, 2:-2, 2:-2] = 2
+        labels[4:-4, 4:-4, 4:-4] = 3
+        labels[6:-6, 6:-6, 6:-6] = 1
+        noise = np.random.default_rng(seed).normal(0, 0.05, shape)
+        write_subject(
+            subject_path(root, name),
+            image=quantise((labels / 4 + noise).astype(np.float32)),
+            labels=labels,
+            affine=np.eye(4),
+            scheme=TISSUE4,
+            views=VIEWS,
+            fingerprint=name,
+        )
+    stored = {n: StoredSubject(fingerprint=n, has_image=True, has_labels=True) for n in shapes}
+    write_participants(root, [Subject(name, name, None, None) for name in shapes])
+    StoreInfo(source="pairs", scheme=scheme_table(TISSUE4), views=VIEWS, subjects=stored).write(
+        root
+    )
+    return root
+
+
+def all_train(store: Path) -> Path:
+    """A split in which everybody trains."""
+    opened = Store(store)
+    split = Split(store=opened.fingerprint, seed=0, train=opened.subjects)
+    split.write(store / "split.json")
+    return store / "split.json"
+
+
+def damage(path: Path, view: View, name: str, number: int) -> None:
+    """Overwrite the middle of one slice's packed bytes, as a bad disk would."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        chunk = file[f"{view.value}/{name}"].id.get_chunk_info(number)
+    with path.open("r+b") as raw:
+        raw.seek(chunk.byte_offset)
+        raw.write(b"\xff" * chunk.size)
