@@ -13,17 +13,17 @@ import torch
 from pipelines.bench import gpu
 from pipelines.bench.gpu import PARTS, Setting, run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Setting(device="cpu", batch=2, size=32, tiny=True)
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     """Parts set up their own process, which here is that of the tests."""
-    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    benchmark = torch.backends.cudnn.benchmark
     tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     yield
     torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = benchmark
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
