@@ -237,15 +237,18 @@ class _Run:
         if not compiled:
             return self.trainer.step()
         try:
-            return self.trainer.step()
+            report = self.trainer.step()
         except TrinatError:
             raise
         except Exception as error:
-            # Compilers fail in many ways, each with its own exception.
+            # Not one that the trainer does without by itself: on the way back, or of a GPU's own.
             self.say(f"goes on without torch.compile: {type(error).__name__}: {error}"[:300])
             self.trainer = self._build(compiled=False)
             self._resume()
             return self.trainer.step()
+        if self.trainer.not_compiled:
+            self.say(f"goes on without torch.compile: {self.trainer.not_compiled}"[:300])
+        return report
 
     @torch.inference_mode()
     def _score(self, budget: Budget) -> dict[str, Any]:
@@ -306,7 +309,7 @@ class _Run:
             "weights": f"weights-{step:07d}.pt",
             "state": [name for name in contents if name.startswith("state-")],
             "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
-            "compiled": trainer.stage.compile,
+            "compiled": trainer.stage.compile and not trainer.not_compiled,
             "device": _name(self.device),
             "torch": torch.__version__,
         }
