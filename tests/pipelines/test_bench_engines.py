@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from overfitted import random_model
 
 from pipelines.bench.engines import run
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_ways_are_held_against_the_one_that_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    try:
-        run(str(random_model()), "sagittal", "1", "1", "trained plain,onnx")
-    finally:
-        torch.set_num_threads(threads)
+    run(str(random_model()), "sagittal", "1", "1", "trained plain,onnx")
     told = capsys.readouterr().out
     rows = {
         line.split("|")[1].strip(): line.split("|")

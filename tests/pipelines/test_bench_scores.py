@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from nibabel.affines import apply_affine
 from overfitted import miniature, overfitted_model
 
@@ -73,14 +71,7 @@ def test_tables_tell_means_sides_and_losses() -> None:
     assert "| Brain-Stem | 0.70 | 0.67 |  |" in lines
 
 
-@pytest.fixture
-def _threads_as_they_were() -> Iterator[None]:
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.mark.usefixtures("_threads_as_they_were")
+@pytest.mark.usefixtures("one_thread")
 def test_heads_of_a_subjects_dir_are_scored(tmp_path: Path, capsys) -> None:
     for number, image in enumerate(("T1.mgz", "brainmask.mgz")):
         folder = tmp_path / f"sub-{number}/mri"
@@ -102,7 +93,7 @@ def test_heads_of_a_subjects_dir_are_scored(tmp_path: Path, capsys) -> None:
     assert "| sub-1 |" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("_threads_as_they_were")
+@pytest.mark.usefixtures("one_thread")
 def test_a_folder_without_heads_is_told(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no subject"):
         run(str(overfitted_model()), str(tmp_path), "--device", "cpu")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from pipelines.bench import train
 from pipelines.bench.models import MONAI
@@ -32,10 +31,9 @@ def test_ratios_are_to_monai_in_float32_within_a_turn(
     assert lines["fast, float32"][2:] == ["2.00", "1.000", "s", "12.0x", "12.0x", "100%"]
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_process_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
     train.probe("fast", 32, 2, 1, False, 1)
-    torch.set_num_threads(threads)
     figures = json.loads(capsys.readouterr().out)
     assert figures["float32 clock"] > 0
     # 11.8 GFLOP at 256x256 forward; a step makes three times as many, less the first layer's.
