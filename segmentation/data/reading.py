@@ -36,7 +36,7 @@ _OPEN_FILES = 256
 # A group that is told to stop is told as a whole: readers end with the process that they serve,
 # which may have a step to finish and a state to save.
 _NOT_THEIRS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_PATIENCE_S = 5.0
+_PATIENCE_S = 20.0
 
 
 class Place(NamedTuple):
@@ -167,9 +167,11 @@ class _Reader:
         self._pipe.close()
 
     def gone(self) -> None:
-        """Wait for its end, which it may be too busy for."""
+        """Wait for its end; a disk that does not answer may keep it from that."""
         self._process.join(_PATIENCE_S)
-        self._process.kill()
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_PATIENCE_S)
 
     def _death(self) -> DatasetError:
         self._process.join(_PATIENCE_S)
