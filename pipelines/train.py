@@ -50,7 +50,7 @@ from segmentation.training.validation import Scan, Scores, synthetic_scans, vali
 from segmentation.training.workers import ALONE, Workers
 from segmentation.views import View
 
-__all__ = ["Job", "read_recipe", "train"]
+__all__ = ["Job", "Watcher", "read_recipe", "train", "usual_readers"]
 
 CONFIG = "config.yaml"
 # Counted from what one reads, four give several times what a GPU is to train on.
@@ -404,7 +404,8 @@ def _open_data(
         store = data.store
         readers = store.workers
         if readers is None:
-            readers = _readers(device, processes)
+            sharing = max(1, min(processes, torch.cuda.device_count()))
+            readers = usual_readers(device, cpu_count() // sharing)
         real = StoreSource(store, job.views, size, channels, recipe.seed, scheme, readers)
         sources.append(real)
         scans = lambda view: store_scans(store.path, store.split, view, limit)  # noqa: E731
@@ -420,16 +421,13 @@ def _open_data(
             real.close()
 
 
-def _readers(device: torch.device, processes: int) -> int:
-    """Processes that read slices ahead, for each that trains, where the recipe gives no number.
+def usual_readers(device: torch.device, cores: int) -> int:
+    """Processes that read slices ahead, where the recipe gives no number.
 
     A GPU stands still while a slice is read. On a CPU that is a hundredth of a step or two, and a
     reader would take its time from those that train.
     """
-    if device.type == "cpu":
-        return 0
-    sharing = min(processes, torch.cuda.device_count())
-    return max(1, min(_MOST_READERS, cpu_count() // sharing - 1))
+    return 0 if device.type == "cpu" else max(1, min(_MOST_READERS, cores - 1))
 
 
 def _read_heads(config: SyntheticConfig) -> HeadMaps:

@@ -67,7 +67,7 @@ def trainer_of(view: View, scans: list[Scan], *settings: str) -> Trainer:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # about three minutes of one processor
+@pytest.mark.timeout(7200)  # about three minutes of one processor, which others may want, too
 @pytest.mark.parametrize("view", list(View), ids=[view.value for view in View])
 def test_two_heads_are_learnt_by_heart(view: View) -> None:
     prepare_process()

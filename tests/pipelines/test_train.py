@@ -20,7 +20,7 @@ from matplotlib.image import imread
 from pipelines.config import with_settings
 from pipelines.exits import Exit, exit_code
 from pipelines.runs import compare, summarise
-from pipelines.train import Job, Watcher, read_recipe, train
+from pipelines.train import Job, Watcher, read_recipe, train, usual_readers
 from segmentation.errors import ConfigError, InterruptedRunError, ModelError, TrainingError
 from segmentation.heads import phantom_heads
 from segmentation.models.checkpoint import load_model
@@ -123,6 +123,21 @@ def test_a_wrong_setting_is_named(recipe_file: Path, setting: str, message: str)
     recipe_file.write_text(yaml.safe_dump(content))
     with pytest.raises(ConfigError, match=message):
         read_recipe(str(recipe_file), [setting])
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "readers"),
+    [("cpu", 16, 0), ("cuda", 16, 4), ("cuda", 3, 2), ("cuda", 1, 1)],
+)
+def test_a_gpu_has_slices_read_for_it(device: str, cores: int, readers: int) -> None:
+    assert usual_readers(torch.device(device), cores) == readers
+
+
+def test_the_number_of_readers_is_no_part_of_what_a_run_is() -> None:
+    settings = [f"data.store.workers={number}" for number in (0, 3)]
+    one, other = (read_recipe("quicknat-paper", [setting]) for setting in settings)
+    assert one.stages[0].data.store != other.stages[0].data.store
+    assert one.model_dump() == other.model_dump()
 
 
 def test_who_starts_from_a_model_and_names_no_network_gets_the_models() -> None:
