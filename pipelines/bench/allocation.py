@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 _PROBE = """
-import json, resource, sys, time
+import json, resource, statistics, sys, time
 from pipelines.process import tune_allocation
 if sys.argv[1] == "tuned":
     tune_allocation()
@@ -22,21 +22,20 @@ network = nn.Sequential(*layers).eval()
 slices = torch.randn(6, 1, 256, 256)
 seconds = []
 with torch.inference_mode():
-    for _ in range(6):
+    for _ in range(int(sys.argv[2])):
         start = time.perf_counter()
         network(slices)
         seconds.append(time.perf_counter() - start)
 usage = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps({"s": sorted(seconds)[2], "faults": usage.ru_minflt,
+print(json.dumps({"s": statistics.median_low(seconds), "faults": usage.ru_minflt,
                   "mib": usage.ru_maxrss / 1024}))
 """
 
 
-def measure(mode: str) -> dict[str, float]:
-    """Seconds a call (median of six), minor page faults and peak MiB of one fresh process."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, mode], check=True, capture_output=True, text=True
-    )
+def measure(mode: str, calls: int = 6) -> dict[str, float]:
+    """Seconds a call (median), minor page faults and peak MiB of one fresh process."""
+    command = [sys.executable, "-c", _PROBE, mode, str(calls)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
