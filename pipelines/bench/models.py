@@ -15,6 +15,7 @@ from pipelines.process import prepare_process
 from segmentation.models.quicknat import FAST, PUBLISHED, QuickNatConfig
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 MONAI = "monai 1.6.1"
@@ -65,15 +66,15 @@ def probe(name: str, size: int, batch: int) -> None:
     print(json.dumps(figures))
 
 
-def arrange(network: nn.Module) -> None:
-    """Ours lie in memory as training on this processor has them; MONAI's stays as it comes."""
+def arrange(network: nn.Module, layout: torch.memory_format | None = None) -> None:
+    """Ours lie in memory as training on this processor has them, or so; MONAI's as it comes."""
     import torch
 
     from segmentation.models.hardware import training_layout
     from segmentation.models.quicknat import QuickNat
 
     if isinstance(network, QuickNat):
-        network.arrange(training_layout(torch.device("cpu")))
+        network.arrange(layout or training_layout(torch.device("cpu")))
 
 
 def giga_operations(name: str) -> float:

@@ -4,6 +4,8 @@ Each measurement is a fresh process: MONAI's network with default allocation, ou
 train` sets up, layout in memory included. Members take turns. Processor seconds are told beside
 those of the clock, and what part of the rate of a matrix product they reach: with all of its
 operations in convolutions, no step can be quicker than that rate allows.
+
+    scripts/bench train 1 1 2 96 no 2 both      each layout in memory, not only the one that is used
 """
 
 from __future__ import annotations
@@ -17,9 +19,18 @@ from pipelines.bench.models import MONAI, arrange, network_of
 from pipelines.process import prepare_process
 
 MEMBERS = (MONAI, "published", "fast")
+USED, LAYOUTS = "used", ("contiguous_format", "channels_last")
 
 
-def probe(name: str, size: int, batch: int, threads: int, compiled: bool, repetitions: int) -> None:
+def probe(
+    name: str,
+    size: int,
+    batch: int,
+    threads: int,
+    compiled: bool,
+    repetitions: int,
+    layout: str = USED,
+) -> None:
     """Print one member's figures as JSON; seconds are a slice's, NaN where it cannot be had."""
     if name != MONAI:
         prepare_process()
@@ -30,7 +41,7 @@ def probe(name: str, size: int, batch: int, threads: int, compiled: bool, repeti
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     network = network_of(name).train()
-    arrange(network)
+    arrange(network, None if layout == USED else getattr(torch, layout))
     slices = torch.randn(batch, 1, size, size)
     labels = torch.randint(0, 33, (batch, size, size), dtype=torch.uint8)
     figures: dict[str, float] = {}
@@ -47,9 +58,9 @@ def probe(name: str, size: int, batch: int, threads: int, compiled: bool, repeti
 
 
 def measure(
-    name: str, size: int, batch: int, threads: int, compiled: bool, repetitions: int
+    name: str, size: int, batch: int, threads: int, compiled: bool, repetitions: int, layout: str
 ) -> dict[str, float]:
-    arguments = (name, size, batch, threads, compiled, repetitions)
+    arguments = (name, size, batch, threads, compiled, repetitions, layout)
     return in_process(f"from pipelines.bench.train import probe; probe{arguments!r}")
 
 
@@ -60,21 +71,28 @@ def run(
     size: str = "192",
     compiled: str = "both",
     repetitions: str = "3",
+    layouts: str = USED,
 ) -> None:
     """Medians over turns; how many times faster than MONAI is a median of ratios within a turn."""
     print(f"a training step, batch of {batch}, {size}x{size}, 33 classes, {threads} threads")
     ways = {"both": (False, True), "yes": (True,), "no": (False,)}[compiled]
+    lying = {USED: (USED,), "both": LAYOUTS}[layouts]
     # MONAI's network is measured as it comes, so never compiled.
-    cells = [(MONAI, False), *((name, way) for way in ways for name in MEMBERS[1:])]
+    cells = [
+        (MONAI, False, USED),
+        *((name, way, lies) for way in ways for name in MEMBERS[1:] for lies in lying),
+    ]
     taken = [
         {
-            cell: measure(cell[0], int(size), int(batch), int(threads), cell[1], int(repetitions))
-            for cell in cells
+            (name, way, lies): measure(
+                name, int(size), int(batch), int(threads), way, int(repetitions), lies
+            )
+            for name, way, lies in cells
         }
         for _ in range(int(turns))
     ]
     head = ("slices/s", "processor", "faster", "by processor", "of matrix rate")
-    print(f"{'':32}" + "".join(f"{column:>16}" for column in head))
+    print(f"{'':40}" + "".join(f"{column:>16}" for column in head))
     for cell in cells:
         for kind in ("float32", "bf16"):
             rows = [turn[cell] for turn in taken]
@@ -94,7 +112,8 @@ def run(
                 for key in ("clock", "processor")
             )
             name = f"{cell[0]}, {kind}" + (", compiled" if cell[1] else "")
+            name += "" if cell[2] == USED else f", {cell[2]}"
             print(
-                f"{name:32}{1 / clock:16.2f}{processor:14.3f} s{faster:15.1f}x{leaner:15.1f}x"
+                f"{name:40}{1 / clock:16.2f}{processor:14.3f} s{faster:15.1f}x{leaner:15.1f}x"
                 f"{work / processor / rate:16.0%}"
             )

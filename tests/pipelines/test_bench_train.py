@@ -31,6 +31,23 @@ def test_ratios_are_to_monai_in_float32_within_a_turn(
     assert lines["fast, float32"][2:] == ["2.00", "1.000", "s", "12.0x", "12.0x", "100%"]
 
 
+def test_both_layouts_are_measured_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"float32 clock": 1.0, "float32 processor": 1.0, "float32 rate": 1.0}
+    asked: list[object] = []
+
+    def measure(*arguments: object) -> dict[str, float]:
+        asked.append((arguments[0], arguments[-1]))
+        return {**figures, "operations": 1.0}
+
+    monkeypatch.setattr(train, "measure", measure)
+    train.run("1", compiled="no", layouts="both")
+    layouts = ("contiguous_format", "channels_last")
+    assert asked == [(MONAI, "used"), *((n, x) for n in ("published", "fast") for x in layouts)]
+    assert "fast, float32, channels_last" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_a_process_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     train.probe("fast", 32, 2, 1, False, 1)
