@@ -237,7 +237,7 @@ def _paint(
 
     def around(prior: Tensor, common: float) -> Tensor:
         own, shared = draw.normal(count, classes), draw.normal(count, 1)
-        away = (1 - common) ** 0.5 * own + common**0.5 * shared
+        away = math.sqrt(1 - common) * own + math.sqrt(common) * shared
         return (prior[0] + prior[1] * away).clamp_(min=0)
 
     mean, spread = around(heads.means, config.common_gain), around(heads.spreads, 0)
