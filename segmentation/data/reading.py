@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from multiprocessing.util import Finalize
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,12 +91,15 @@ class SliceReaders:
     """`workers` processes among which each order is divided; with none, this process reads.
 
     Their number decides how soon slices are there, and nothing else. They end when this is
-    closed or let go of, and with this process, however it ends.
+    closed or let go of, and with this process, however it ends. Elsewhere than on Linux there are
+    none.
     """
 
     def __init__(self, files: SubjectFiles, workers: int, *, where: Path) -> None:
         self.files, self._turn = files, 0
-        self._readers = [_Reader(files, where) for _ in range(workers)]
+        # macOS has no memory without a name, and wants each handle acknowledged in between orders.
+        count = workers if hasattr(os, "memfd_create") else 0
+        self._readers = [_Reader(files, where) for _ in range(count)]
         self.close = Finalize(self, _close, (self._readers,), exitpriority=0)
 
     def order(self, places: Sequence[Place]) -> Order:
@@ -155,8 +157,9 @@ class _Reader:
         while ticket not in self._answers:
             try:
                 answer = _receive(self._pipe)
-            except (EOFError, OSError) as error:
-                raise self._death() from error
+            except (EOFError, OSError, RuntimeError) as error:
+                # The last: its handle did not arrive, as too many files are open here.
+                raise self._death(error) from error
             self._answers[self._asked.popleft()[0]] = answer
         answer = self._answers.pop(ticket)
         if isinstance(answer, TrinatError):
@@ -173,11 +176,13 @@ class _Reader:
             self._process.kill()
             self._process.join(_PATIENCE_S)
 
-    def _death(self) -> DatasetError:
+    def _death(self, error: Exception) -> DatasetError:
         self._process.join(_PATIENCE_S)
         code = self._process.exitcode
         how = f"ended with status {code}"
-        if code is not None and code < 0:
+        if code is None:
+            how = f"lives, but its answer was not received ({error})"
+        elif code < 0:
             how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
         places = self._asked[0][1]
         names = " ".join(self._files.name(place) for place in places)
@@ -211,7 +216,7 @@ def _serve(pipe: Connection, files: SubjectFiles) -> None:
 
 def _send(pipe: Connection, slices: Sequence[StoredSlice]) -> None:
     """Facts through the pipe, voxels in memory: all codes, then all labels."""
-    with _memory() as memory:
+    with os.fdopen(os.memfd_create("trinat-slices"), "w+b") as memory:
         for array in (*(s.image.codes for s in slices), *(s.labels for s in slices)):
             memory.write(np.ascontiguousarray(array).data)
         memory.flush()
@@ -240,10 +245,3 @@ def _receive(pipe: Connection) -> list[StoredSlice] | TrinatError:
         slices.append(StoredSlice(image, labels))
         start += labels.nbytes
     return slices
-
-
-def _memory() -> BinaryIO:
-    """A file without a name, in memory where the system has such."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("trinat-slices"), "w+b")
-    return TemporaryFile()

@@ -76,6 +76,16 @@ def test_work_is_divided_evenly_also_of_orders_of_one(two: SliceReaders) -> None
         two.take(order)
 
 
+def test_a_system_without_memory_files_reads_here(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    readers = readers_of(store, 2)
+    order = readers.order(PLACES)
+    assert not order.parts
+    assert len(readers.take(order)) == len(PLACES)
+
+
 def test_a_damaged_slice_is_named_and_the_others_still_read(tmp_path: Path) -> None:
     store = small_store(tmp_path / "store", SHAPES)
     damage(store / "subjects/b.h5", View.AXIAL, "image", 4)
