@@ -20,13 +20,14 @@ def merge(out: Path) -> Outcome:
     ledgers, joined = ledgers_in(out), out / "run.jsonl"
     if not ledgers:
         raise InputError("no run*.jsonl here", where=out, remedy="give the --out of trinat predict")
-    with run_lock(out / WORK / "lock"), Ledger(joined) as ledger:
-        own = read_entries([joined])
+    with run_lock(out / WORK / "lock"):
+        own = read_entries([joined] if joined.exists() else [])
         entries = read_entries([path for path in ledgers if path != joined], known=own)
         write_tables(out, entries.values())
-        for case, entry in entries.items():
-            if own.get(case) != entry:
-                ledger.add(entry)
+        with Ledger(joined) as ledger:
+            for case, entry in entries.items():
+                if own.get(case) != entry:
+                    ledger.add(entry)
     with contextlib.suppress(OSError):
         (out / WORK).rmdir()
     counts = Counter(entry.status for entry in entries.values())

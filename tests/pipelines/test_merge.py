@@ -12,7 +12,7 @@ from pipelines.batch.ledger import Entry, Ledger, read_entries
 from pipelines.batch.lock import run_lock
 from pipelines.merge import merge
 from pipelines.predict import WORK
-from segmentation.errors import InputError, LockedError
+from segmentation.errors import InputError, IntegrityError, LockedError
 
 FAILED = Entry("a", "failed", "a.nii", "is damaged", finished="2026-01-01")
 
@@ -67,3 +67,11 @@ def test_a_folder_without_ledgers_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no run\*\.jsonl here"):
         merge(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_ledger_is_named_and_nothing_written(out: Path) -> None:
+    (out / "run.shard-2-of-2.jsonl").write_text('{"case": 1, "nonsense": 2}\n')
+    with pytest.raises(IntegrityError, match=r"run\.shard-2-of-2\.jsonl: line 1"):
+        merge(out)
+    assert not (out / "run.jsonl").exists()
+    assert not (out / "summary.tsv").exists()
