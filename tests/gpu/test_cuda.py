@@ -150,6 +150,39 @@ def test_training_learns(maps) -> None:
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
 
 
+def test_slices_of_a_store_are_there_what_they_are_here(tmp_path: Path) -> None:
+    """Read ahead, through pinned memory, 16-bit codes made float32 by the GPU: no bit differs."""
+    stored = pytest.importorskip("small_store", reason="needs all of trinat")
+    from segmentation.data.augmentation import AugmentationConfig
+    from segmentation.training.config import StoreConfig
+    from segmentation.training.stores import StoreSource
+
+    store = stored.small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
+    kinds = (
+        "flip",
+        "affine",
+        "elastic",
+        "gain",
+        "bias",
+        "gamma",
+        "blur",
+        "low_resolution",
+        "noise",
+    )
+    plain = AugmentationConfig.model_validate(dict.fromkeys(kinds, 0))
+    config = StoreConfig(path=store, split=stored.all_train(store), augmentation=plain)
+    # Larger than any slice: nothing is left to where the window lies.
+    source = StoreSource(config, stored.VIEWS, (24, 24), 3, 0, stored.TISSUE4, workers=2)
+    for view in stored.VIEWS:
+        source.expect(view, 5, 4)
+        there, here = (source.draw(view, 5, 4, seeded(device, 0)) for device in (CUDA, "cpu"))
+        assert there.images.device.type == there.labels.device.type == CUDA
+        assert torch.equal(there.images.cpu(), here.images)
+        assert torch.equal(there.labels.cpu(), here.labels)
+        assert there.what == here.what
+    source.close()
+
+
 def test_out_of_memory_says_which_batch_to_try(maps) -> None:
     own = trainer(maps, "compile=false", "batch=64", "data.rows=512", "data.columns=512")
     torch.cuda.empty_cache()
