@@ -57,8 +57,9 @@ class SynthesisConfig(BaseModel):
     low_resolution: Share = 0.35
     low_resolution_mm: float = Field(default=3.0, ge=1)
     # Part of the variance of the classes' means that a scan's classes have in common: over scans,
-    # a scanner's gain moves them together, and each by itself would draw contrasts never seen.
-    common_gain: Share = 0.75
+    # a scanner's gain moves them together. With much of it rare contrasts are not learnt: at 0.75
+    # putamen and thalamus became worse.
+    common_gain: Share = 0.3
     # Between structures of one class of intensity, standard deviation.
     structure_offset: float = Field(default=0.05, ge=0)
     # Part of a class's spread, over its voxels, that is drawn voxel by voxel.
