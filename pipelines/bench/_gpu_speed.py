@@ -230,6 +230,7 @@ def scan_part(setting: Setting) -> Figures:
     """A head of 256³ at 1 mm from file to file, three views; needs all of trinat."""
     try:
         import nibabel  # noqa: F401
+        import safetensors  # noqa: F401
         import scipy  # noqa: F401
 
         from segmentation.inference.segmenter import Segmenter
@@ -264,6 +265,8 @@ def scan_part(setting: Setting) -> Figures:
             if setting.tiny and name == "fast":
                 continue
             segmenter = Segmenter(model, device=setting.device)
+            if setting.device != "cpu":
+                torch.cuda.reset_peak_memory_stats()
             for turn in ("first", "second"):
                 began = time.perf_counter()
                 segmenter.segment(Volume.read(path)).labels.write(
