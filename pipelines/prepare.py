@@ -71,7 +71,6 @@ class Outcome:
     subject: str
     status: Literal["done", "failed"]
     reason: str = ""
-    was_current: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,11 +215,26 @@ def _store_to_write(out: Path) -> Iterator[None]:
 def _bring_up_to_date(
     source: str, out: Path, listing: Listing, todo: list[_Job], jobs: int, finished: Finished
 ) -> Summary:
+    before = {job.subject.id: _stamp(job.path) for job in todo}
     outcomes: dict[str, Outcome] = {}
     for outcome in isolated(_prepare, todo, jobs, killed=_killed):
         outcomes[outcome.subject] = outcome
         finished(outcome, len(outcomes), len(todo))
-    return _conclude(source, out, listing, outcomes, todo)
+    # By the files, not by what workers say: one that dies takes along what its neighbour has just
+    # made, and whoever tries that subject again finds it current.
+    current = sum(
+        outcomes[job.subject.id].status == "done" and _stamp(job.path) == before[job.subject.id]
+        for job in todo
+    )
+    return _conclude(source, out, listing, outcomes, todo, current)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tells one state of a file, which is always written anew, from another."""
+    if not path.exists():
+        return None
+    state = path.stat()
+    return state.st_ino, state.st_mtime_ns
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
@@ -271,7 +285,7 @@ def _prepare(job: _Job) -> Outcome:
     name = job.subject.id
     try:
         if _is_current(job):
-            return Outcome(name, "done", was_current=True)
+            return Outcome(name, "done")
         job.make()
     except Exception as error:
         # An older state of a subject that cannot be made any more would pass for the new one.
@@ -297,7 +311,12 @@ def _is_current(job: _Job) -> bool:
 
 
 def _conclude(
-    source: str, out: Path, listing: Listing, outcomes: dict[str, Outcome], todo: list[_Job]
+    source: str,
+    out: Path,
+    listing: Listing,
+    outcomes: dict[str, Outcome],
+    todo: list[_Job],
+    current: int,
 ) -> Summary:
     """Write what the subjects have in common; store.json, which opens the store, comes last."""
     done = [s for s in listing.subjects if outcomes[s.id].status == "done"]
@@ -335,7 +354,6 @@ def _conclude(
     StoreInfo(
         source=source, scheme=scheme_table(first.cut.scheme), views=first.cut.views, subjects=stored
     ).write(out)
-    current = sum(outcome.was_current for outcome in outcomes.values())
     failed = sum(row.status == "failed" for row in rows)
     return Summary(
         made=len(done) - current,

@@ -279,6 +279,30 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
     assert summary.made == 4
 
 
+def _dies_once_made(job: pipelines.prepare._Job) -> Outcome:
+    """As `_prepare`, but the first process to have made a subject is killed before it says so."""
+    outcome = _really_prepare(job)
+    try:
+        (job.path.parent / "died").mkdir()
+    except FileExistsError:
+        return outcome
+    os.kill(os.getpid(), signal.SIGKILL)
+    return outcome
+
+
+def test_what_a_worker_made_before_it_died_counts_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("s0", "s1"):
+        freesurfer_subject(tmp_path / "in", name)
+    monkeypatch.setattr(pipelines.prepare, "_prepare", _dies_once_made)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
+    assert (summary.made, summary.current, summary.failed) == (2, 0, 0)
+    again = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
+    assert (again.made, again.current, again.failed) == (0, 2, 0)
+
+
 def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(tmp_path: Path) -> None:
     """What nibabel alone would take: the stream is sound but for the checksum behind it."""
     folder = freesurfer_subject(tmp_path / "in", "s")
