@@ -180,18 +180,19 @@ def _look(
     if np.isin(classes, [0, *never]).all():
         raise EvaluationError(f"has nothing of {scheme.name}", where=pair.truth.path)
     image = torch.from_numpy(prepared.conformed.volume.data)
-    seen, true = segmenter.find_brain(image), occupied_box(classes > 0)
+    seen, true = segmenter.find_brain(image).box, occupied_box(classes > 0)
     box = tuple(
         slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(seen, true, strict=True)
     )
     image = image[box]
     probabilities: dict[View, torch.Tensor] = {}
-    for view, start, part in segmenter.each_view(image):
+    for view, part in segmenter.each_view(image):
+        found = part.probabilities
         if view not in probabilities:
-            probabilities[view] = torch.zeros((*image.shape, part.shape[-1]), dtype=torch.float16)
+            probabilities[view] = torch.zeros((*image.shape, found.shape[-1]), dtype=torch.float16)
         axes = segmenter.model.info.preprocessing.slice_axes(view)
         slices = to_slices(probabilities[view].permute(3, 0, 1, 2), axes).permute(0, 2, 3, 1)
-        slices[start : start + len(part)] = part.half().cpu()
+        slices[part.slices] = found.half().cpu()
     contested = contest(np.ascontiguousarray(classes[box]), probabilities, scheme)
     by_view: dict[str, Any] = {view.value: p for view, p in contested.probabilities.items()}
     np.savez(file, truth=contested.truth, decided=contested.decided, **by_view)

@@ -87,8 +87,18 @@ class Fusion:
             self._blind = torch.where(partner == own, 1.0, 0.5)
             self._parts = 2 * self._blind
 
-    def add(self, view: View, start: int, probabilities: Tensor) -> None:
-        """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each sum 1."""
+    def add(
+        self,
+        view: View,
+        start: int,
+        probabilities: Tensor,
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+    ) -> None:
+        """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each sum 1.
+
+        Beyond the given rows and columns of these slices all is background.
+        """
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
             raise ValueError("the sagittal view is added last: it needs the others' ratios")
         self._added.add(view)
@@ -96,6 +106,11 @@ class Fusion:
         slices = to_slices(self.sum.permute(3, 0, 1, 2), self.axes[view]).permute(0, 2, 3, 1)
         slices = slices[start : start + len(probabilities)]
         weight = self._weights[view]
+        if probabilities.shape[1:3] != slices.shape[1:3]:
+            background = weight[0].to(slices.dtype).repeat(slices.shape[1:3])
+            background[rows, columns] = 0
+            slices[..., 0] += background
+            slices = slices[:, rows, columns]
         if view is View.SAGITTAL and self._is_divided:
             probabilities = self._divide(slices, probabilities)
         slices += (probabilities * weight).to(slices.dtype)

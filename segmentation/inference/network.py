@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
 from segmentation.views import SliceAxes, to_slices
 
-__all__ = ["Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
+__all__ = ["Part", "Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -47,6 +47,19 @@ def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if computes_bfloat16(device) else torch.float32
 
 
+class Part(NamedTuple):
+    """Probabilities (N, H, W, K) float32 of slices from the first on, within rows and columns."""
+
+    first: int
+    rows: slice
+    columns: slice
+    probabilities: Tensor
+
+    @property
+    def slices(self) -> slice:
+        return slice(self.first, self.first + len(self.probabilities))
+
+
 class ViewNetwork:
     """A view's network made ready: norms folded, channels last, in the device's best precision."""
 
@@ -60,6 +73,8 @@ class ViewNetwork:
         batch: int | None = None,
     ) -> None:
         self.channels = network.config.channels
+        self.classes = network.config.classes
+        self._multiple = 2**network.config.depth
         self.device = device
         self.batch = batch or _BATCH[device.type]
         folded = network.fold()
@@ -80,22 +95,41 @@ class ViewNetwork:
         *,
         mirror: tuple[int, NDArray[np.int64]] | None = None,
         every: int = 1,
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Yield (first slice, probabilities (N, H, W, K) float32) of a volume (X, Y, Z).
+        within: Tensor | None = None,
+    ) -> Iterator[Part]:
+        """Yield the probabilities of a volume (X, Y, Z), some slices at a time.
 
         With `mirror`, the axis that runs from side to side and the classes' partners, the mean
-        with the mirrored slice. With `every`, only each so-manieth slice, one at a time.
+        with the mirrored slice. With `every`, only each so-manieth slice, one at a time. With
+        `within`, a mask (X, Y, Z), only the rows and columns around what it shows of a part.
         """
         slices = thick(to_slices(volume, axes), self.channels)
+        places = None if within is None else to_slices(within, axes)
         count = len(slices)
         starts = range(every // 2, count, every) if every > 1 else range(0, count, self.batch)
         for start in starts:
             stop = start + 1 if every > 1 else min(start + self.batch, count)
-            batch = slices[start:stop].to(self.device, self.dtype)
+            rows, columns = slice(0, slices.shape[2]), slice(0, slices.shape[3])
+            if places is not None:
+                rows, columns = self._around(places[start:stop].any(0))
+            batch = slices[start:stop, :, rows, columns].to(self.device, self.dtype)
+            if not batch.numel():
+                yield Part(start, rows, columns, batch.new_zeros((len(batch), 0, 0, self.classes)))
+                continue
             found = self._run(batch)
             if mirror is not None:
                 found = (found + self._run_mirrored(batch, axes, *mirror)) / 2
-            yield start, found
+            yield Part(start, rows, columns, found)
+
+    def _around(self, mask: Tensor) -> tuple[slice, slice]:
+        """Rows and columns of a mask (H, W), grown where they can to what networks would pad."""
+        if not mask.any():
+            return slice(0, 0), slice(0, 0)
+        rows, columns = (
+            _grown(line.nonzero().flatten(), len(line), self._multiple)
+            for line in (mask.any(1), mask.any(0))
+        )
+        return rows, columns
 
     def drop_out(self, active: bool) -> None:
         """Dropout as in training, or not; all else stays in evaluation mode."""
@@ -118,6 +152,14 @@ class ViewNetwork:
         rows_or_columns = 2 if axes.rows == side_axis else 3
         found = self._run(batch.flip(rows_or_columns)).flip(rows_or_columns - 1)
         return found[..., torch.from_numpy(partners).to(found.device)]
+
+
+def _grown(set_: Tensor, length: int, multiple: int) -> slice:
+    """From the first to the last that is set, and as far to both sides as makes a multiple."""
+    first, last = int(set_[0]), int(set_[-1]) + 1
+    wanted = min(length, -(-(last - first) // multiple) * multiple)
+    start = min(max(0, first - (wanted - (last - first)) // 2), length - wanted)
+    return slice(start, start + wanted)
 
 
 def thick(slices: Tensor, channels: int) -> Tensor:

@@ -18,7 +18,6 @@ import nibabel as nib
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
 from torch import Tensor
 
 from segmentation.conform import Conformed, ConformPlan, conform
@@ -26,16 +25,18 @@ from segmentation.errors import DeviceError, ModelError
 from segmentation.inference.disagreement import view_agreement
 from segmentation.inference.fusion import Fusion
 from segmentation.inference.network import (
+    Part,
     Precision,
     ViewNetwork,
     choose_device,
     choose_precision,
 )
+from segmentation.inference.room import Room, room_around
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.models.zoo import find_model
-from segmentation.resample import Box, GridMap, Shape, occupied_box, resample_image
+from segmentation.resample import GridMap, Shape, resample_image
 from segmentation.views import View, to_slices
 from segmentation.volume import Volume
 
@@ -43,18 +44,8 @@ __all__ = ["Prepared", "Segmenter"]
 
 _T = TypeVar("_T")
 
-# The brain is looked for in every eighth coronal slice ...
+# The brain is looked for in every eighth coronal slice.
 _EVERY = 8
-# ... and given this much room: half of those 8 mm, and the error of a first look.
-_ROOM = 12
-# What a network takes for brain in the neck is left out: what is thinner than this, in voxels, as
-# the cord is by which necks hang on brains, and then parts below this share of the largest.
-_THIN = 7
-_SPECK = 0.05
-# Brain that lies so near to the end of the room, in voxels, may go on beyond it ...
-_NEAR_EDGE = 3
-# ... if there is more of it than specks.
-_MANY_VOXELS = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,25 +137,25 @@ class Segmenter:
         timings = {"conform": prepared.seconds}
         image = torch.from_numpy(prepared.conformed.volume.data)
         with _timed(timings, "localise"):
-            box = self.find_brain(image)
+            room = self.find_brain(image)
         with _timed(timings, "networks"):
-            fused, maps = self._fuse(image[box], mirror)
-            if self._touches_edge(fused, box, image):
-                box = _whole(image)
-                fused, maps = self._fuse(image[box], mirror)
+            fused, maps = self._fuse(image, room, mirror)
+            if room.is_too_small(fused.sum):
+                room = Room.whole(image.shape)
+                fused, maps = self._fuse(image, room, mirror)
         merged = self._merged_views()
         agreement = view_agreement(maps, self.model.scheme, merged) if len(maps) > 1 else None
         uncertainty: Uncertainty | None = None
         if samples:
             with _timed(timings, "samples"):
-                uncertainty = self._sample(image[box], samples, seed)
+                uncertainty = self._sample(image, room, samples, seed)
         conformed = prepared.conformed
-        plan = conformed.plan.cropped(box)
+        plan = conformed.plan.cropped(room.box)
         return Segmentation(
             fused.sum.cpu(),
             fused.scheme,
             plan,
-            Volume(conformed.volume.data[box], np.array(plan.affine)),
+            Volume(conformed.volume.data[room.box], np.array(plan.affine)),
             conformed.volume.notes,
             agreement if fused.scheme is self.model.scheme else None,
             uncertainty,
@@ -173,8 +164,9 @@ class Segmenter:
             {view: found.cpu() for view, found in maps.items()},
         )
 
-    def _fuse(self, image: Tensor, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:
-        """All views of an image (X, Y, Z), fused, and each view's own most probable classes."""
+    def _fuse(self, image: Tensor, room: Room, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:
+        """All views of an image's room, fused, and each view's own most probable classes."""
+        image = image[room.box]
         wanted = self.model.info.preprocessing
         weights = self.model.fusion_weights(self.views)
         fusion = Fusion(
@@ -190,59 +182,40 @@ class Segmenter:
             view: torch.zeros(_shape(image), dtype=torch.uint8, device=self.device)
             for view in self.views
         }
-        for view, start, part in self.each_view(image, mirror=mirror):
-            fusion.add(view, start, part)
+        for view, part in self.each_view(image, mirror=mirror, within=room.mask):
+            fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
             found = to_slices(maps[view], wanted.slice_axes(view))
-            found[start : start + len(part)] = part.argmax(-1)
+            found[part.slices, part.rows, part.columns] = part.probabilities.argmax(-1)
         fusion.finish()
         return fusion, maps
 
     def each_view(
-        self, image: Tensor, *, mirror: bool = False
-    ) -> Iterator[tuple[View, int, Tensor]]:
-        """Yield (view, first slice, probabilities (N, H, W, K or merged K)) of an image (X, Y, Z),
-        view after view, the sagittal one last."""
+        self, image: Tensor, *, mirror: bool = False, within: Tensor | None = None
+    ) -> Iterator[tuple[View, Part]]:
+        """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view, the
+        sagittal one last; only around what is set in `within`, all else is background."""
         wanted = self.model.info.preprocessing
         for view in self.views:
             side = (_side_axis(wanted.axes), self._partners(view)) if mirror else None
-            parts = self._networks[view].probabilities(image, wanted.slice_axes(view), mirror=side)
-            for start, part in parts:
-                yield view, start, part
+            for part in self._networks[view].probabilities(
+                image, wanted.slice_axes(view), mirror=side, within=within
+            ):
+                yield view, part
 
-    def find_brain(self, image: Tensor) -> Box:
-        """A box around the brain with room to spare, from a few slices; all where none is seen."""
+    def find_brain(self, image: Tensor) -> Room:
+        """Where brain may be, from a few slices; everywhere where none is seen."""
         if self.model.info.preprocessing.scaling == "minimum-maximum":
-            return _whole(image)
+            return Room.whole(image.shape)
         view = self.views[0]
         axes = self.model.info.preprocessing.slice_axes(view)
         seen = torch.zeros(_shape(image), dtype=torch.bool)
         looked = []
-        for start, part in self._networks[view].probabilities(image, axes, every=_EVERY):
-            to_slices(seen, axes)[start] = (part[0].argmax(-1) != 0).cpu()
-            looked.append(start)
-        slices = to_slices(seen, axes)
-        # Slices that were not looked at lie between them, and would keep all apart.
-        slices[looked] = _large_parts(_thick_parts(slices[looked]))
-        box = occupied_box(seen)
-        if box[0].start == box[0].stop:
-            return _whole(image)
-        x, y, z = (
-            slice(max(0, s.start - _ROOM), min(n, s.stop + _ROOM))
-            for s, n in zip(box, image.shape, strict=True)
-        )
-        return x, y, z
+        for part in self._networks[view].probabilities(image, axes, every=_EVERY):
+            to_slices(seen, axes)[part.first] = (part.probabilities[0].argmax(-1) != 0).cpu()
+            looked.append(part.first)
+        return room_around(seen.numpy(), looked, axes.along)
 
-    def _touches_edge(self, fused: Fusion, box: Box, image: Tensor) -> bool:
-        """Whether brain reaches an end of the box where the image goes on."""
-        for axis, (part, length) in enumerate(zip(box, image.shape, strict=True)):
-            lower = fused.sum.narrow(axis, 0, _NEAR_EDGE)
-            upper = fused.sum.narrow(axis, part.stop - part.start - _NEAR_EDGE, _NEAR_EDGE)
-            for goes_on, rim in ((part.start > 0, lower), (part.stop < length, upper)):
-                if goes_on and int((rim.argmax(-1) != 0).sum()) > _MANY_VOXELS:
-                    return True
-        return False
-
-    def _sample(self, image: Tensor, count: int, seed: int) -> Uncertainty:
+    def _sample(self, image: Tensor, room: Room, count: int, seed: int) -> Uncertainty:
         """Segment `count` times with dropout; one map a sample is kept."""
         samples: Samples | None = None
         # Dropout draws from torch's own generator: it is set, and given back as it was.
@@ -253,7 +226,7 @@ class Segmenter:
                 network.drop_out(True)
             try:
                 for _ in range(count):
-                    fused, _maps = self._fuse(image, mirror=False)
+                    fused, _maps = self._fuse(image, room, mirror=False)
                     samples = samples or Samples(fused.scheme)
                     samples.add(fused.sum)
             finally:
@@ -308,22 +281,6 @@ class Segmenter:
                     ) from error
 
 
-def _thick_parts(mask: Tensor) -> Tensor:
-    """Slices (N, H, W) without what is thinner than `_THIN`."""
-    opened = ndimage.binary_opening(mask.numpy(), np.ones((1, _THIN, _THIN)))
-    return torch.from_numpy(opened)
-
-
-def _large_parts(mask: Tensor) -> Tensor:
-    """A mask without parts that are small beside the largest."""
-    parts, count = ndimage.label(mask.numpy())
-    if count < 2:
-        return mask
-    sizes = np.bincount(parts.ravel())
-    sizes[0] = 0
-    return torch.from_numpy((sizes >= _SPECK * sizes.max())[parts] & mask.numpy())
-
-
 def _rescaled(volume: Volume, conformed: Conformed) -> Conformed:
     """Intensities from the least to the greatest as 0 to 1, over the whole working grid."""
     plan = conformed.plan
@@ -368,11 +325,6 @@ def _side_axis(axes: str) -> int:
 
 def _shape(image: Tensor) -> tuple[int, int, int]:
     x, y, z = image.shape
-    return x, y, z
-
-
-def _whole(image: Tensor) -> Box:
-    x, y, z = (slice(0, n) for n in image.shape)
     return x, y, z
 
 

@@ -122,6 +122,21 @@ def test_slices_land_where_they_came_from() -> None:
         torch.testing.assert_close(fusion.finish().float(), volume, atol=1e-3, rtol=0)
 
 
+def test_beyond_the_given_rows_and_columns_all_is_background() -> None:
+    fusion = Fusion(SHAPE, SCHEME, ALL)
+    # Coronal slices of SHAPE have 4 rows, upwards, and 2 columns, to the right.
+    left = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(3, 2, 1, 4)
+    fusion.add(View.CORONAL, 0, left, slice(1, 3), slice(0, 1))
+    fusion.add(View.AXIAL, 0, constant(View.AXIAL, [0.5, 0.5, 0.0, 0.0]))
+    fusion.add(View.SAGITTAL, 0, torch.zeros(2, 0, 0, 3), slice(0, 0), slice(0, 0))
+    fused = fusion.finish().float()
+    inside = torch.tensor([0.2 + 0.2, 0.4 + 0.2, 0, 0])
+    outside = torch.tensor([0.4 + 0.2 + 0.2, 0.2, 0, 0])
+    expected = outside.expand(*SHAPE, 4).clone()
+    expected[0, :, 1:3] = inside
+    torch.testing.assert_close(fused, expected, atol=1e-3, rtol=0)
+
+
 def test_sagittal_before_the_others_is_refused() -> None:
     fusion = Fusion(SHAPE, SCHEME, ALL)
     fusion.add(View.SAGITTAL, 0, constant(View.SAGITTAL, [1.0, 0, 0]))

@@ -14,7 +14,7 @@ from overfitted import miniature, overfitted_model, random_model
 from segmentation.conform import conform
 from segmentation.errors import DeviceError, LabelError, ModelError
 from segmentation.inference.network import choose_device
-from segmentation.inference.segmenter import Segmenter, _large_parts
+from segmentation.inference.segmenter import Segmenter
 from segmentation.labels import load_scheme
 from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.model_info import Description, Preprocessing
@@ -213,13 +213,3 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Pa
     low, high = float(scan.data.min()), float(scan.data.max())
     as_lia = (scan.data[::-1].transpose(0, 2, 1)[:, ::-1] - low) / (high - low)
     np.testing.assert_allclose(seen.data, as_lia, atol=1e-5)
-
-
-def test_specks_do_not_widen_the_room_but_separate_large_parts_do() -> None:
-    mask = torch.zeros(20, 10, 10, dtype=torch.bool)
-    mask[2:8, 2:8, 2:8] = True  # 216 voxels
-    mask[14:17, 2:5, 2:5] = True  # 27: an eighth, kept
-    mask[19, 9, 9] = True
-    kept = _large_parts(mask)
-    assert not kept[19, 9, 9]
-    assert int(kept.sum()) == 216 + 27

@@ -1,0 +1,88 @@
+"""Where in a scan brain may be: the networks look at no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+from torch import Tensor
+
+from segmentation.resample import Box, occupied_box
+
+__all__ = ["Room", "room_around"]
+
+# Room to spare around what was seen of a brain: half of the way from one looked slice to the next,
+# and the error of a first look.
+_SPARE = 12
+# Brain that comes so near to the end of the room, in voxels, may go on beyond it ...
+_NEAR_END = 3
+# ... if there is more of it than specks.
+_MANY_VOXELS = 400
+# What a network takes for brain in the neck is left out: what is thinner than this, in voxels, as
+# the cord is by which necks hang on brains, and then parts below this share of the largest.
+_THIN = 7
+_SPECK = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """A box of a volume and, within it, the voxels where brain may be (all, if None)."""
+
+    box: Box
+    mask: Tensor | None = None
+    rim: Tensor | None = None
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Room:
+        x, y, z = (slice(0, n) for n in shape)
+        return cls((x, y, z))
+
+    def is_too_small(self, probabilities: Tensor) -> bool:
+        """Whether brain, by probabilities (X, Y, Z, K) of the box, comes up to an end beyond
+        which the scan goes on."""
+        if self.rim is None:
+            return False
+        at_rim = probabilities[self.rim.to(probabilities.device)]
+        return int((at_rim.argmax(-1) != 0).sum()) > _MANY_VOXELS
+
+
+def room_around(seen: NDArray[np.bool_], slices: Sequence[int], axis: int) -> Room:
+    """Room for the brain of which `seen` (X, Y, Z) shows some slices along an axis."""
+    seen = np.moveaxis(seen, axis, 0)
+    # Slices that were not looked at lie between these, and would keep all apart.
+    cleaned = np.zeros_like(seen)
+    cleaned[slices] = _large_parts(_thick_parts(seen[slices]))
+    found = np.moveaxis(cleaned, 0, axis)
+    mask = _grown(found, _SPARE)
+    box = occupied_box(mask)
+    if not mask.any():
+        return Room.whole(mask.shape)
+    # Where the scan itself ends both end alike, and nothing is rim.
+    rim = mask[box] & ~_grown(found, _SPARE - _NEAR_END)[box]
+    return Room(box, torch.from_numpy(mask[box]), torch.from_numpy(rim))
+
+
+def _grown(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
+    grown = mask
+    for axis in range(3):
+        grown = ndimage.maximum_filter1d(grown, 2 * reach + 1, axis=axis, mode="constant")
+    return grown
+
+
+def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Slices (N, H, W) without what is thinner than `_THIN`."""
+    return np.asarray(ndimage.binary_opening(slices, np.ones((1, _THIN, _THIN))))
+
+
+def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """A mask without parts that are small beside the largest."""
+    parts, count = ndimage.label(mask)
+    if count < 2:
+        return mask
+    sizes = np.bincount(parts.ravel())
+    sizes[0] = 0
+    return np.asarray((sizes >= _SPECK * sizes.max())[parts] & mask)

@@ -1,0 +1,54 @@
+"""A network on a volume: which part of it is looked at, and where the findings lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from overfitted import random_model
+
+from segmentation.inference.network import ViewNetwork
+from segmentation.models.checkpoint import load_model
+from segmentation.views import View, slice_axes, to_slices
+
+SHAPE = (40, 12, 56)  # coronal slices of 56 rows and 40 columns
+AXES = slice_axes(View.CORONAL)
+
+
+@pytest.fixture(scope="module")
+def network() -> ViewNetwork:
+    model = load_model(random_model(), [View.CORONAL])
+    return ViewNetwork(model.networks[View.CORONAL], torch.device("cpu"), torch.float32, batch=4)
+
+
+@pytest.fixture(scope="module")
+def volume() -> torch.Tensor:
+    return torch.rand(SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> None:
+    multiple = 2**network._network.config.depth
+    within = torch.zeros(SHAPE, dtype=torch.bool)
+    within[20:23, 5, 50:] = True  # in the second part of four slices
+    first, second, third = network.probabilities(volume, AXES, within=within)
+    assert first.probabilities.shape[:3] == third.probabilities.shape[:3] == (4, 0, 0)
+    assert (second.first, second.slices) == (4, slice(4, 8))
+    for side, least, most in ((second.rows, 50, 56), (second.columns, 20, 23)):
+        assert side.start <= least
+        assert side.stop >= most
+        assert (side.stop - side.start) % multiple == 0
+        assert side.stop - side.start < most - least + multiple
+    assert second.rows.stop == 56  # not beyond the end
+    cut = to_slices(volume[second.columns, :, second.rows], AXES)
+    whole = next(iter(network.probabilities(volume[second.columns, 4:8, second.rows], AXES)))
+    assert whole.probabilities.shape == second.probabilities.shape == (4, *cut.shape[1:], 33)
+    # The slices within: at the ends of four slices neighbours are missing.
+    torch.testing.assert_close(second.probabilities[1:3], whole.probabilities[1:3])
+
+
+def test_a_mask_of_everything_changes_nothing(network, volume) -> None:
+    everything = torch.ones(SHAPE, dtype=torch.bool)
+    plain = list(network.probabilities(volume, AXES))
+    masked = list(network.probabilities(volume, AXES, within=everything))
+    assert [part[:3] for part in plain] == [part[:3] for part in masked]
+    for one, other in zip(plain, masked, strict=True):
+        torch.testing.assert_close(one.probabilities, other.probabilities, rtol=0, atol=0)
