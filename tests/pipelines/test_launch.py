@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from small_store import all_train, small_store
 
 from pipelines.launch import launch
 from pipelines.train import Watcher, read_recipe
@@ -154,6 +155,23 @@ def test_a_signal_saves_ends_with_75_and_the_run_goes_on_to_the_same_bits(
     _, words = resumed.communicate(timeout=500)
     assert resumed.returncode == 0, words
     assert_same_weights(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_two_processes_that_read_ahead_give_the_bits_of_two_that_do_not(
+    recipe: Path, tmp_path: Path
+) -> None:
+    store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
+    content = yaml.safe_load(recipe.read_text()) | {"scheme": "tissue4"}
+    runs = [tmp_path / "ahead-0", tmp_path / "ahead-2"]
+    for workers, run in zip((0, 2), runs, strict=True):
+        source = {"path": str(store), "split": str(all_train(store)), "workers": workers}
+        content["data"] = {"store": source, "rows": 16, "columns": 16, "epoch_slices": 64}
+        (tmp_path / "stored.yaml").write_text(yaml.safe_dump(content))
+        process = start(tmp_path / "stored.yaml", run)
+        _, words = process.communicate(timeout=500)
+        assert process.returncode == 0, words
+    assert_same_weights(*runs)
 
 
 @pytest.mark.slow
