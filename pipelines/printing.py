@@ -20,7 +20,7 @@ _LIMIT_S = 180
 def save_drawing(folder: Path, drawing: Drawing) -> None:
     """The figure as PNG on white (150 dpi) and as SVG."""
     with atomic_write(folder / f"{drawing.name}.png") as file:
-        drawing.figure.savefig(file, format="png", dpi=150, facecolor="white")
+        file.write(drawing.png)
     with atomic_write(folder / f"{drawing.name}.svg") as file:
         file.write(drawing.svg)
 

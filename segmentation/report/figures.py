@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,18 @@ class Drawing:
     @cached_property
     def svg(self) -> bytes:
         return plain_svg(self.figure)
+
+    @property
+    def png(self) -> bytes:
+        """On white, 150 dpi."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        buffer = io.BytesIO()
+        self.figure.set(dpi=150, facecolor="white")
+        # `savefig` would draw all of it twice, first to look at its layout.
+        FigureCanvasAgg(self.figure).print_png(buffer)
+        self.figure.set(facecolor="none")
+        return buffer.getvalue()
 
     def inline(self) -> str:
         """For a page: in the page's colours, with names that a pointer finds."""
@@ -235,6 +248,8 @@ def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Ite
         "font.family": "sans-serif",
         "font.size": 8.5,
         "text.color": INK,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
         "axes.labelcolor": INK,
         "axes.edgecolor": INK,
         "axes.linewidth": 0.7,

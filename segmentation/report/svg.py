@@ -30,11 +30,14 @@ _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
 def plain_svg(figure: Figure) -> bytes:
     """The figure as an SVG file, the same bytes every time."""
     import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.BytesIO()
     # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+        figure.set_dpi(100)  # of pictures within; lines and letters have no resolution
+        # `savefig` would draw all of it twice, first to look at its layout.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     return buffer.getvalue()
 
 
