@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,14 +143,15 @@ def train(
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
-    target = _device(device)
+    target, jobs = _device(device), plan_jobs(recipe, chosen)
     with ExitStack() as stack:
         signalled = stack.enter_context(_signals())
         if workers.leads:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_lock(out / ".lock"))
+            _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
             _claim(recipe, out, resume=resume)
-        for job in plan_jobs(recipe, chosen):
+        for job in jobs:
             run = _JobRun(recipe, job, out, watcher, target, workers)
             if not run.is_done:
                 run.go(lambda: signalled.is_set() or told_to_stop())
@@ -279,8 +280,11 @@ class _JobRun:
 
     def _resume(self, trainer: Trainer, identity: dict[str, Any]) -> None:
         state, problems = read_latest(self.folder)
+        before = (
+            "the state before it is taken" if state else "no sound one is left, all begins anew"
+        )
         for problem in problems:
-            self.watcher.say(f"{problem}: the state before it is taken")
+            self.watcher.say(f"{problem}: {before}")
         if state is None:
             return
         check_identity(state.identity, identity, self.folder)
@@ -448,6 +452,31 @@ def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:
         return
     with atomic_text(path) as file:
         yaml.safe_dump(content, file, sort_keys=False)
+
+
+def _look_ahead(stages: Iterable[StageConfig]) -> None:
+    """Say now what a stage will lack, and not after the hours of those before it."""
+    for stage in stages:
+        if stage.start is not None:
+            find_model(stage.start)
+        synthetic, store = stage.data.synthetic, stage.data.store
+        if (
+            synthetic is not None
+            and isinstance(synthetic.heads, Path)
+            and not synthetic.heads.exists()
+        ):
+            load_heads(synthetic.heads)  # Raises.
+        if store is not None:
+            from segmentation.data.splits import read_split
+            from segmentation.data.store import Store
+
+            Store(store.path)
+            if not read_split(store.split).validation and stage.validation is not None:
+                raise DatasetError(
+                    "has nobody who validates",
+                    where=store.split,
+                    remedy="share some out (trinat split --ratios 8 1 1), or --set validation=null",
+                )
 
 
 def _device(name: str) -> torch.device:

@@ -78,7 +78,9 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
         file.write(_MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n")
         file.write(payload)
     if name is None:
-        for old in _numbered(folder)[_KEPT:]:
+        # Of a later step are those that were damaged, passed over, and would count as the newest.
+        known = _numbered(folder)
+        for old in known[: known.index(path)] + known[known.index(path) + _KEPT :]:
             old.unlink(missing_ok=True)
     return path
 

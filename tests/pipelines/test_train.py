@@ -16,12 +16,20 @@ import pytest
 import torch
 import yaml
 from matplotlib.image import imread
+from small_store import all_train, small_store
 
 from pipelines.config import with_settings
 from pipelines.exits import Exit, exit_code
 from pipelines.runs import compare, summarise
 from pipelines.train import Job, Watcher, read_recipe, train, usual_readers
-from segmentation.errors import ConfigError, InterruptedRunError, ModelError, TrainingError
+from segmentation.errors import (
+    ConfigError,
+    DatasetError,
+    InterruptedRunError,
+    ModelError,
+    TrainingError,
+    TrinatError,
+)
 from segmentation.heads import phantom_heads
 from segmentation.models.checkpoint import load_model
 from segmentation.training.loop import StepReport
@@ -343,6 +351,51 @@ def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> Non
     assert any("goes on at step 4" in line for line in said)
     train(recipe, tmp_path / "straight", SILENT)
     assert_same(run, tmp_path / "straight")
+
+
+def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe, run = read_recipe(str(recipe_file), ["views=[coronal]"]), tmp_path / "run"
+    train(recipe, run, SILENT)
+    job = run / "train/coronal"
+    (job / "done.json").unlink()
+    sound = weights(run, "train/coronal")
+    for state in job.glob("state-*"):
+        state.write_bytes(b"")
+    said: list[str] = []
+    train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
+    assert any("state-000000008" in line and "begins anew" in line for line in said)
+    assert weights(run, "train/coronal") == sound
+
+
+@pytest.mark.parametrize(
+    ("lack", "message"),
+    [
+        ({"data": {"synthetic": {"heads": "nowhere"}}}, "nowhere: no label maps"),
+        ({"start": "nowhere"}, "nowhere: no such model"),
+        ({"data": {"store": {"path": "nowhere", "split": "s.json"}}}, "nowhere: not a slice store"),
+    ],
+    ids=["heads", "start", "store"],
+)
+def test_what_a_later_stage_lacks_is_said_before_the_first(
+    tmp_path: Path, lack: dict[str, Any], message: str
+) -> None:
+    content = {**TINY, "stages": [{"name": "a"}, {"name": "b", **lack}]}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(TrinatError, match=message):
+        train(read_recipe(str(tmp_path / "r.yaml")), tmp_path / "run", SILENT)
+    # The place is still free for the run that lacks nothing.
+    assert not (tmp_path / "run/config.yaml").exists()
+
+
+def test_a_split_in_which_nobody_validates_is_refused_at_once(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", {"a": (20, 20, 20)})
+    data = {"store": {"path": str(store), "split": str(all_train(store))}, "rows": 16}
+    content = {**TINY, "scheme": "tissue4", "views": ["axial"], "data": data, "validation": {}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(DatasetError, match=r"split\.json: has nobody who validates"):
+        train(read_recipe(str(tmp_path / "r.yaml")), tmp_path / "run", SILENT)
 
 
 def test_events_are_written_for_tensorboard(recipe_file: Path, tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def test_a_damaged_state_is_noticed_and_the_one_before_it_taken(
     assert path.name in str(problems[0])
 
 
+def test_damaged_states_do_not_push_out_sound_ones(tmp_path: Path) -> None:
+    for step in (8, 9):
+        write_state(tmp_path, state(step)).write_bytes(b"")
+    for step in (2, 4):
+        write_state(tmp_path, state(step))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["state-000000002.state", "state-000000004.state"]
+
+
 def test_an_empty_folder_has_no_state(tmp_path: Path) -> None:
     assert read_latest(tmp_path) == (None, [])
 
