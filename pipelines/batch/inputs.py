@@ -16,14 +16,14 @@ from natsort import natsorted
 
 from pipelines.batch.naming import safe_component, split_entities
 from segmentation.data.freesurfer import find_image
-from segmentation.errors import InputError
+from segmentation.errors import ConfigError, InputError
 
 __all__ = ["Case", "Found", "Refusal", "find_cases"]
 
 _SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 _LISTS = (".txt", ".list")
-# What BIDS calls results that lie beside scans: labels, probabilities, masks.
-_RESULTS = ("_dseg", "_probseg", "_mask")
+# What BIDS and trinat call results that lie beside scans: labels, probabilities, masks, doubt.
+_RESULTS = ("_dseg", "_probseg", "_mask", "_entropy")
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,15 @@ def find_cases(
             return _find_bids(root, participants)
         if _is_subjects_dir(root):
             return _find_subjects(root)
+    else:
+        # Their scans are told by where they lie, which a walk through all files does not.
+        for given in inputs:
+            if _is_bids(Path(given)) or _is_subjects_dir(Path(given)):
+                raise ConfigError(
+                    "a BIDS dataset or SUBJECTS_DIR is given alone",
+                    where=given,
+                    remedy="run once for each, with an --out of its own",
+                )
     refusals: list[Refusal] = []
     paths: list[Path] = []
     roots: list[Path] = []
@@ -125,6 +134,11 @@ def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of one INPUT."""
     path = _absolute(given)
     if path.is_dir():
+        if exclude and path.resolve() == exclude.resolve():
+            raise InputError("is the output folder, too: choose another --out", where=path)
+        if image := find_image(path):
+            # A subject of FreeSurfer's: its other images are results.
+            return path.parent, [image]
         found = natsorted(_walk(path, exclude), key=str)
         if not found:
             raise InputError(f"no scan in this folder ({', '.join(_SUFFIXES[:4])})", where=path)
@@ -132,7 +146,7 @@ def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     if path.suffix.lower() in _LISTS and path.is_file():
         return _read_list(path)
     if not path.exists() and glob.has_magic(given):
-        return _expand_glob(given)
+        return _expand_glob(given, exclude)
     return path.parent, [path]
 
 
@@ -146,11 +160,14 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
     return _absolute(os.path.commonpath([scan.parent for scan in found])), found
 
 
-def _expand_glob(pattern: str) -> tuple[Path, list[Path]]:
+def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
     matches = natsorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     found = [_absolute(match) for match in matches]
     scans = [path for path in found if path.is_file() and _is_scan(path)]
+    if exclude and (kept := [p for p in scans if not p.is_relative_to(_absolute(exclude))]):
+        # Unless all lies there: then names tell scans from results.
+        scans = kept
     if not scans:
         raise InputError("no scan matches this pattern", where=pattern)
     parts = Path(pattern).parts
@@ -243,6 +260,12 @@ def _find_bids(root: Path, participants: Collection[str]) -> Found:
         if "sub" not in entities:
             refusals.append(Refusal(shown, "its name is not made of BIDS entities"))
             continue
+        folders = [f"{key}-{entities[key]}" for key in ("sub", "ses") if key in entities]
+        if path.parent.relative_to(root).parts != (*folders, "anat"):
+            refusals.append(
+                Refusal(shown, "its name is of another subject or session than its folder")
+            )
+            continue
         present.add(entities["sub"])
         if not wanted or entities["sub"] in wanted:
             name = f"{path.parent.relative_to(root)}/{stem}"
@@ -257,7 +280,7 @@ def _find_bids(root: Path, participants: Collection[str]) -> Found:
 
 
 def _is_subjects_dir(root: Path) -> bool:
-    return root.is_dir() and any((entry / "mri").is_dir() for entry in root.iterdir())
+    return root.is_dir() and any(find_image(entry) for entry in root.iterdir())
 
 
 def _find_subjects(root: Path) -> Found:

@@ -9,7 +9,7 @@ import unicodedata
 __all__ = ["bids_name", "safe_component", "split_entities"]
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9]+)")
+_ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # The order of entities in a file name, by the BIDS schema.
 _ORDER = (
     *("sub", "tpl", "cohort", "ses", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce"),

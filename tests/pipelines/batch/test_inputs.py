@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.batch.inputs import Found, find_cases
-from segmentation.errors import InputError
+from segmentation.errors import ConfigError, InputError
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -174,3 +174,50 @@ def test_a_bids_dataset_without_t1w_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "dataset_description.json", "sub-01/anat/sub-01_T2w.nii.gz")
     with pytest.raises(InputError, match="T1w"):
         find_cases([tmp_path])
+
+
+def test_several_datasets_at_once_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "bids/sub-01/anat/sub-01_T1w.nii", "fs/s1/mri/orig.mgz", "fs/s1/mri/aseg.mgz")
+    touch(tmp_path, "scans/x.nii")
+    for dataset in ("bids", "fs"):
+        with pytest.raises(ConfigError, match=f"{dataset}: .* is given alone"):
+            find_cases([tmp_path / "scans", tmp_path / dataset])
+
+
+def test_a_folder_named_mri_is_no_subjects_dir(tmp_path: Path) -> None:
+    touch(tmp_path, "p1/mri/T1.nii", "p2/T1.nii")
+    assert ids(find_cases([tmp_path])) == ["p1/mri/T1", "p2/T1"]
+
+
+def test_of_a_freesurfer_subject_only_its_image_is_a_scan(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"s{n}/mri/{name}.mgz" for n in (1, 2) for name in ("T1", "aseg", "wm")))
+    assert ids(find_cases([tmp_path / "s1"])) == ["s1/mri/T1"]
+    assert ids(find_cases([tmp_path / "s1", tmp_path / "s2"])) == ["s1/mri/T1", "s2/mri/T1"]
+
+
+def test_an_output_folder_that_is_the_input_is_told(tmp_path: Path) -> None:
+    touch(tmp_path, "x.nii")
+    found = find_cases([tmp_path], exclude=tmp_path)
+    assert refused(found)[str(tmp_path)] == "is the output folder, too: choose another --out"
+
+
+def test_a_glob_leaves_the_output_folder_out(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.nii", "out/a/x_entropy.nii.gz", "out/a/x_copy.nii")
+    pattern = f"{tmp_path}/**/*.nii*"
+    assert ids(find_cases([pattern], exclude=tmp_path / "out")) == ["a/x"]
+    # Results in the very folder that is searched are told by their names.
+    assert ids(find_cases([f"{tmp_path}/out/a/*"], exclude=tmp_path / "out")) == ["x_copy"]
+
+
+def test_a_bids_scan_in_anothers_folder_is_refused(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "sub-01/anat/sub-01_acq-a+b_T1w.nii",
+        "sub-01/anat/sub-02_T1w.nii",
+        "sub-02/ses-a/anat/sub-02_ses-b_T1w.nii",
+        "sub-03 copy/anat/sub-03_T1w.nii",
+    )
+    found = find_cases([tmp_path])
+    assert ids(found) == ["sub-01/anat/sub-01_acq-a+b"]
+    assert found.cases[0].entities["acq"] == "a+b"
+    assert len(refused(found)) == 3
