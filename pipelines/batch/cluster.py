@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +71,13 @@ class DaskEngine:
 
         waiting = iter(cases)
         with self._client() as client:
-            gpus = any("GPU" in w["resources"] for w in _workers(client))
             futures: dict[Any, Case] = {}
             exhausted = False
             while True:
-                while not exhausted and not stop() and len(futures) < len(_workers(client)):
+                workers = _workers(client)
+                # Asked anew each time: those of a queue come later than this begins.
+                gpus = any("GPU" in worker["resources"] for worker in workers)
+                while not exhausted and not stop() and len(futures) < len(workers):
                     case = next(waiting, None)
                     if case is None:
                         exhausted = True
@@ -89,11 +91,13 @@ class DaskEngine:
                         resources={"GPU": 1} if gpus else None,
                     )
                     futures[future] = case
+                # What is in hand where the last worker has gone would wait for the queue.
+                if (exhausted and not futures) or (stop() and not (futures and workers)):
+                    return
                 if not futures:
-                    if exhausted or stop():
-                        return
                     # No worker has come yet: the queue decides when.
-                    client.wait_for_workers(1)
+                    with suppress(TimeoutError):
+                        client.wait_for_workers(1, timeout=_POLL_S)
                     continue
                 try:
                     finished = wait(list(futures), _POLL_S, return_when="FIRST_COMPLETED").done
@@ -189,7 +193,8 @@ def segment(settings: RunSettings, case: Case, device: str) -> Entry:
     return _worker(settings, device).do(case)
 
 
-@cache
+# One only: workers of a scheduler that lives on see run after run, with other models.
+@lru_cache(maxsize=1)
 def _worker(settings: RunSettings, device: str) -> CaseWorker:
     from pipelines.batch.case_worker import CaseWorker
 

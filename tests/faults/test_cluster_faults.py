@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -17,6 +18,9 @@ from pipelines.batch.ledger import Entry, digest_files, read_entries
 from pipelines.batch.settings import RunSettings
 from pipelines.cli.choices import engine_on
 from segmentation.errors import ConfigError
+
+if TYPE_CHECKING:
+    from distributed import LocalCluster
 
 pytest.importorskip("distributed")
 
@@ -66,6 +70,64 @@ def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
     entry = read_entries([out / "run.jsonl"])["kills"]
     assert entry.status == "failed"
     assert entry.reason == "killed 3 workers, and was set aside"
+
+
+def restrictions(settings: RunSettings, case: Case, device: str) -> Entry:
+    """A task that tells what of its worker it has for itself."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    task = worker.state.tasks[worker.get_current_task()]
+    return Entry(case.id, "done", result=task.resource_restrictions or {})
+
+
+@pytest.fixture
+def no_workers_yet() -> Iterator[LocalCluster]:
+    """A scheduler whose workers, with a GPU each, are still to come."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=0,
+        processes=False,
+        threads_per_worker=2,
+        dashboard_address=None,
+        resources={"GPU": 1},
+    ) as cluster:
+        yield cluster
+
+
+SETTINGS = RunSettings(Path(), Path(), "", Path())
+CASES = [Case(name, Path(name), name) for name in ("a", "b")]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_workers_that_come_late_do_one_scan_a_gpu(no_workers_yet: LocalCluster) -> None:
+    def stop() -> bool:
+        no_workers_yet.scale(1)
+        return False
+
+    engine = DaskEngine(SETTINGS, no_workers_yet.scheduler_address, task=restrictions)
+    entries = list(engine.run(CASES, stop))
+    assert [(entry.case, entry.result) for entry in entries] == [
+        ("a", {"GPU": 1}),
+        ("b", {"GPU": 1}),
+    ]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_run_that_waits_for_its_first_worker_can_be_stopped(no_workers_yet: LocalCluster) -> None:
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(len(asked) >= 4)
+        return asked[-1]
+
+    engine = DaskEngine(SETTINGS, no_workers_yet.scheduler_address, task=restrictions)
+    assert list(engine.run(CASES, stop)) == []
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])
