@@ -22,6 +22,13 @@ def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
     return segment(settings, case, device)
 
 
+def serve_without_end(connection: Connection, settings: RunSettings, device: str) -> None:
+    """A worker whose first scan takes for ever."""
+    connection.send("ready")
+    connection.send((connection.recv().id, "networks"))
+    time.sleep(600)
+
+
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
     from pipelines.batch.case_worker import CaseWorker, Job
 

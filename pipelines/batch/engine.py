@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -120,6 +121,11 @@ class LocalEngine:
                     if alive:
                         continue
                     workers.remove(worker)
+                    if stop() and worker.process.exitcode == -signal.SIGTERM:
+                        # A queue ends all processes of a job with one signal: what this one had
+                        # in hand is not to blame, and is left for the next run.
+                        worker.connection.close()
+                        continue
                     if not worker.ready:
                         starts_failed += 1
                         if starts_failed > 2:

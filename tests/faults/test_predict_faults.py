@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,12 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 from overfitted import random_model
-from poison import serve_poison
+from poison import serve_poison, serve_without_end
 from serial import run_serially, write_scans
 
 from pipelines.batch.engine import LocalEngine
+from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import digest_files, read_entries
 from pipelines.batch.lock import run_lock
+from pipelines.batch.settings import RunSettings
 from pipelines.exits import Exit
 from pipelines.predict import WORK
 from segmentation.errors import LockedError
@@ -101,6 +104,23 @@ def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(many, tmp_pa
     assert all(expected[name] == digest for name, digest in written.items())
     assert _start(scans, tmp_path).wait() == Exit.OK
     assert _digests(tmp_path) == expected
+
+
+def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None:
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        # Once the scan is in hand the queue ends the job: this process and its workers.
+        if asked:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+                worker.join()
+        asked.append(bool(asked))
+        return asked[-1]
+
+    settings = RunSettings(Path(), Path(), "", Path())
+    engine = LocalEngine(settings, ["cpu"], target=serve_without_end)
+    assert list(engine.run([Case("a", Path("a"), "a")], stop)) == []
 
 
 def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:
