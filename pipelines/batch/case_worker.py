@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -43,6 +44,7 @@ from segmentation.volume import Volume
 __all__ = ["CaseWorker", "failure"]
 
 _REPORTED_CHANGE = 0.01
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -187,6 +189,11 @@ def failure(case: Case, error: BaseException, settings: RunSettings) -> Entry:
         reason = f"{error.what}: {error.remedy}" if error.remedy else error.what
     elif isinstance(error, MemoryError | torch.OutOfMemoryError):
         reason = "out of memory: close other programs or use a machine with more"
+    elif isinstance(error, OSError):
+        # By its name alone, too: which half of a pair it is matters.
+        name = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
+        remedy = "free some space" if error.errno in _FULL else "check that it is there and yours"
+        reason = f"{name}{error.strerror or error}: {remedy}"
     else:
         reason = f"{type(error).__name__}: {error}: a fault of trinat"
     reason = "".join(ch if ch.isprintable() else " " for ch in reason)
@@ -228,6 +235,8 @@ def _result(found: Segmentation, changes: dict[str, float], limits: Limits) -> d
     cleaned = {name: round(share, 4) for name, share in changes.items() if share > _REPORTED_CHANGE}
     if cleaned:
         result["cleaned"] = cleaned
+        changed = ", ".join(f"{name} {share:.0%}" for name, share in cleaned.items())
+        result["notes"].append(f"clean-up changed {changed}")
     return result
 
 

@@ -32,6 +32,8 @@ _BIDS_LABELS = {
     "brainstem": 10,
     "cerebellum": 11,
 }
+# What is known of each structure: always, then where samples were drawn.
+_DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 # What BIDS has no names for, and nothing else.
 _BIDSIGNORE = (
     *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "report/"),
@@ -86,10 +88,14 @@ def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: boo
 
 
 def _write_quality(path: Path, done: Sequence[Entry]) -> None:
-    """A row a scan: its grade and why, then the grade of each structure."""
+    """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
     names: dict[str, None] = {}
+    measures: dict[tuple[str, str], None] = {}
     for entry in done:
         names |= dict.fromkeys(entry.result.get("structure_grades", ()))
+        for measure in _DOUBTS:
+            known = entry.result.get(measure, ())
+            measures |= dict.fromkeys((measure, name) for name in known)
     header = ("case", "grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
     rows = []
     for entry in done:
@@ -102,9 +108,11 @@ def _write_quality(path: Path, done: Sequence[Entry]) -> None:
                 "; ".join(result["reasons"]),
                 "; ".join(result["notes"]),
                 *(grades.get(name) for name in names),
+                *(result.get(measure, {}).get(name) for measure, name in measures),
             )
         )
-    _write_tsv(path, (*header, "reasons", "notes", *names), rows)
+    columns = (f"{name}_{measure}" for measure, name in measures)
+    _write_tsv(path, (*header, "reasons", "notes", *names, *columns), rows)
 
 
 def _write_volumes(path: Path, done: Sequence[Entry]) -> None:

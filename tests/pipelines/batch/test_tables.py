@@ -41,6 +41,20 @@ def test_the_pages_policy_names_its_style_and_allows_no_other(out: Path) -> None
     assert " style=" not in page
 
 
+def test_qc_has_the_doubts_of_each_structure_and_samples_only_where_drawn(tmp_path: Path) -> None:
+    stem = {"agreement": {"Brain-Stem": 0.9}, "structure_grades": {"Brain-Stem": "pass"}}
+    drawn = {"iou": {"Brain-Stem": 0.8}, "volume_cv": {"Brain-Stem": None}}
+    entries = [Entry("a", "done", result=SEEN | stem), Entry("b", "done", result=SEEN | drawn)]
+    write_tables(tmp_path, entries)
+    header, *rows = (line.split("\t") for line in (tmp_path / "qc.tsv").read_text().splitlines())
+    names = ("", "_agreement", "_iou", "_volume_cv")
+    assert header[-4:] == [f"Brain-Stem{name}" for name in names]
+    assert [row[-4:] for row in rows] == [
+        ["pass", "0.9", "n/a", "n/a"],
+        ["n/a", "n/a", "0.8", "n/a"],
+    ]
+
+
 @pytest.mark.browser
 def test_the_page_has_its_style_and_pictures_and_runs_no_script(out: Path) -> None:
     executable = find_chromium()
