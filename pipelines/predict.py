@@ -8,15 +8,18 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+
+from natsort import natsorted
 
 from pipelines.batch.engine import Engine, LocalEngine
 from pipelines.batch.inputs import Case, Found, Refusal, find_cases
 from pipelines.batch.ledger import Entry, Ledger, Status, digest_files, ledgers_in, read_entries
 from pipelines.batch.lock import run_lock
+from pipelines.batch.naming import safe_component
 from pipelines.batch.settings import OutputSettings, RunSettings
 from pipelines.batch.tables import write_bids_files, write_tables
 from pipelines.exits import Exit, batch_exit
@@ -88,6 +91,7 @@ class Outcome:
     skipped: int
     failed: int
     interrupted: bool
+    is_part: bool = False  # of what is to be merged
 
     @property
     def exit(self) -> Exit:
@@ -102,7 +106,7 @@ def predict(
     on_entry: Listener = lambda _: None,
 ) -> Outcome:
     """Do what is missing or changed; listeners hear how many there are, then of each."""
-    name = str(plan.shard or "")
+    name = _part_name(plan)
     model = find_model(plan.model)
     found = find_cases(plan.inputs, exclude=plan.out, participants=plan.participants)
     if not found.cases and not found.refusals:
@@ -126,16 +130,24 @@ def predict(
     )
     with run_lock(plan.out / WORK / f"lock{name}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
+        if not name:
+            # Of a run that was killed while it wrote tables.
+            for stray in plan.out.glob(".trinat-*.tmp"):
+                stray.unlink(missing_ok=True)
         known = read_entries(ledgers_in(plan.out), {case.id for case in cases})
         with Ledger(plan.out / f"run{name}.jsonl") as ledger, _stopping() as stop:
             # Shards share refusals; the first tells them.
-            refused = found.refusals if not plan.shard or plan.shard.part == 1 else ()
+            tells = not plan.shard or plan.shard.part == 1
+            refused = found.refusals if tells else ()
+            if tells and not plan.participants:
+                for entry in _put_right(known, refused):
+                    ledger.add(entry)
             on_start(len(cases) + len(refused))
             outcome = _run(plan, found, cases, refused, settings, known, ledger, stop, on_entry)
         shutil.rmtree(settings.staging, ignore_errors=True)
         if settings.bids:
             _write_bids(settings)
-        if not plan.shard:
+        if not name:
             write_tables(plan.out, read_entries(ledgers_in(plan.out)).values())
     _remove_if_empty(plan.out / WORK)
     return outcome
@@ -162,10 +174,9 @@ def _run(
 
     for refusal in refused:
         status: Status = "skipped" if refusal.harmless else "failed"
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         # A twin of a case is told, but is no case of its own in the ledger.
         note(
-            Entry(refusal.shown, status, refusal.shown, refusal.reason, finished=now),
+            Entry(refusal.shown, status, refusal.shown, refusal.reason, finished=_now()),
             keep=not refusal.harmless,
         )
 
@@ -173,6 +184,9 @@ def _run(
 
     def missing() -> Iterator[Case]:
         for case in cases:
+            # Looking through what is done takes long where there is much of it.
+            if stop():
+                return
             entry = known.get(case.id)
             if entry and _is_current(entry, case, settings):
                 unchanged = Entry(case.id, "skipped", case.shown, "done before, nothing changed")
@@ -192,7 +206,39 @@ def _run(
         for entry in make(settings).run(_chain(first, source), stop):
             note(entry)
     undone = len(cases) + len(refused) - sum(counts.values())
-    return Outcome(counts["done"], counts["skipped"], counts["failed"], interrupted=undone > 0)
+    return Outcome(
+        counts["done"],
+        counts["skipped"],
+        counts["failed"],
+        interrupted=undone > 0,
+        is_part=_part_name(plan) != "",
+    )
+
+
+def _part_name(plan: Plan) -> str:
+    """What the ledger and the lock of a part of the work are called besides; "" for all of it."""
+    if plan.shard:
+        return str(plan.shard)
+    if not plan.participants:
+        return ""
+    # So that jobs of one participant each, as BIDS Apps are run, may share an output folder.
+    labels = natsorted({label.removeprefix("sub-") for label in plan.participants})
+    return "." + safe_component("sub-" + "-".join(labels))
+
+
+def _put_right(known: dict[str, Entry], refused: Sequence[Refusal]) -> Iterator[Entry]:
+    """What earlier runs refused and this one does not: tables and page need not tell it any more.
+
+    A missing file was found, say, or one of two of the same name is gone.
+    """
+    told = {refusal.shown for refusal in refused}
+    for entry in known.values():
+        if entry.status == "failed" and not entry.model and entry.case not in told:
+            yield replace(entry, status="skipped", reason="no longer given", finished=_now())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _chain(first: Case, rest: Iterator[Case]) -> Iterator[Case]:
@@ -230,8 +276,13 @@ def _link(out: Path, root: Path) -> str:
 
 def _write_bids(settings: RunSettings) -> None:
     from segmentation.models.checkpoint import load_model
+    from segmentation.views import View
 
-    scheme = load_model(settings.model, views=()).scheme
+    model = load_model(settings.model, views=())
+    views = [View(name) for name in settings.output.views] or list(model.info.architectures)
+    merged = views == [View.SAGITTAL] and model.is_merged(View.SAGITTAL)
+    # Sagittal slices alone cannot name sides.
+    scheme = model.scheme.merged.scheme if merged else model.scheme
     by_index = settings.output.format == "index"
     write_bids_files(settings.out, scheme, settings.source_link, by_index=by_index)
 

@@ -30,7 +30,7 @@ class Entry:
     input: str = ""
     reason: str = ""
     input_sha256: str = ""
-    model: str = ""
+    model: str = ""  # empty: refused before any model was asked
     settings: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)  # path -> sha256
     # Everything the tables are made of: volumes, quality, notes.
@@ -87,7 +87,8 @@ def read_entries(
     cases: Collection[str] | None = None,
     known: Mapping[str, Entry] | None = None,
 ) -> dict[str, Entry]:
-    """The entry that holds for each case, or each of `cases`: the last, by time, over all ledgers.
+    """The entry that holds for each case, or each of `cases` and what was refused: the last, by
+    time, over all ledgers.
 
     `known` are those of ledgers read before. A ledger of 100,000 cases takes a gigabyte as entries:
     who needs a part asks for that alone.
@@ -97,7 +98,9 @@ def read_entries(
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 entry = _parse(line.rstrip(b"\n"), path, number)
-                if entry is None or (cases is not None and entry.case not in cases):
+                if entry is None:
+                    continue
+                if cases is not None and entry.case not in cases and entry.model:
                     continue
                 before = newest.get(entry.case)
                 if before is None or before.finished <= entry.finished:

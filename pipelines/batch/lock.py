@@ -38,7 +38,6 @@ class _Holder:
 @contextmanager
 def run_lock(path: Path) -> Iterator[None]:
     """Hold `path` while the block runs, or raise LockedError at once, naming who has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _acquire(path)
     stop = threading.Event()
     beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="lock")
@@ -55,7 +54,12 @@ def run_lock(path: Path) -> Iterator[None]:
 
 def _acquire(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            # A run that ended has just removed the folder, which was empty.
+            continue
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -60,9 +60,10 @@ def _complain(entry: Entry) -> None:
 
 def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
     rate = f", {60 * outcome.done / seconds:.1f} scans/min" if outcome.done else ""
+    # A part of the work has no page of its own: trinat merge makes that of all parts.
+    where = out if outcome.is_part else out / "report.html"
     sys.stderr.write(
-        f"{outcome.done} done, {outcome.skipped} skipped, {outcome.failed} failed{rate}: "
-        f"{out / 'report.html'}\n"
+        f"{outcome.done} done, {outcome.skipped} skipped, {outcome.failed} failed{rate}: {where}\n"
     )
     if outcome.interrupted:
         sys.stderr.write("stopped before the end: the same command goes on\n")

@@ -12,12 +12,23 @@ from pipelines.cli import run
 from pipelines.cli.lists import ListOptions
 
 
+def _say_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"trinat {version('trinat')}")
+        raise typer.Exit
+
+
 def command(
     bids_dir: Path = typer.Argument(help="A BIDS dataset."),
     output_dir: Path = typer.Argument(help="Folder for the derivatives."),
     level: str = typer.Argument(help="participant: segment; group: tables of all."),
     participant_label: list[str] = typer.Option(
-        [], "--participant_label", "--participant-label", help="Some participants, as 01 or sub-01."
+        [],
+        "--participant_label",
+        "--participant-label",
+        help="Some, as 01 or sub-01; jobs of some each may share OUTPUT_DIR.",
     ),
     model: str = typer.Option("fast", help="A shipped model or a model's folder."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:0,1."),
@@ -25,6 +36,9 @@ def command(
     fill_nonfinite: bool = typer.Option(False, "--fill-nonfinite", help="NaN and infinite are 0."),
     trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
         None, help="What to believe where a header's two forms disagree."
+    ),
+    _version: bool = typer.Option(
+        False, "--version", "-v", callback=_say_version, is_eager=True, help="Print the version."
     ),
     skip_bids_validation: bool = typer.Option(
         False, "--skip_bids_validation", "--skip-bids-validation", help="Taken and not needed."

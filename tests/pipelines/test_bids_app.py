@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from miniatures import without_orientation
 from overfitted import random_model
-from serial import write_scans
+from serial import run_serially, write_scans
 
 from pipelines.batch.ledger import read_entries
+from pipelines.batch.lock import run_lock
 from pipelines.cli import bids
 from pipelines.exits import Exit
+from pipelines.predict import WORK
+from segmentation.errors import LockedError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -30,10 +34,26 @@ def test_participants_then_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     options = ("--model", random_model(), "--n_cpus", 1, "--trust-affine", "header")
     options += ("--participant_label", "01", "sub-03")
     assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
-    assert set(read_entries([out / "run.jsonl"])) == {"sub-01/anat/sub-01", "sub-03/anat/sub-03"}
-    (out / "volumes.tsv").unlink()
+    done = {"sub-01/anat/sub-01", "sub-03/anat/sub-03"}
+    assert set(read_entries([out / "run.sub-01-03.jsonl"])) == done
+    # Tables are of all participants, whoever segments which of them.
+    assert not (out / "volumes.tsv").exists()
     assert run(monkeypatch, raw, out, "group") == Exit.OK
-    assert (out / "volumes.tsv").exists()
+    assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
+
+
+def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02")))
+    with run_lock(out / WORK / "lock.sub-01"):
+        assert run_serially(raw, out, participants=["02"]).done == 1
+        with pytest.raises(LockedError):
+            run_serially(raw, out, participants=["sub-01"])
+
+
+def test_the_version_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--version") == Exit.OK
+    assert capsys.readouterr().out == f"trinat {version('trinat')}\n"
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:

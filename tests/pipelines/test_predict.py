@@ -7,6 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,6 +200,45 @@ def test_shards_divide_the_cases_and_merge_joins_them(tmp_path: Path) -> None:
     assert run_serially(scans, out).skipped == 4
 
 
+def test_what_was_refused_and_is_put_right_is_told_no_more(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "a.nii"), tmp_path / "out"
+    assert run_serially(scans, out).exit == Exit.ALL_FAILED
+    (scans / "a.nii").unlink()
+    assert run_serially(scans, out).exit == Exit.OK
+    rows = {row["case"]: row["status"] for row in table(out / "summary.tsv")}
+    assert rows == {"a": "done", "a.nii": "skipped", "a.nii.gz": "skipped"}
+    ledger = (out / "run.jsonl").read_bytes()
+    assert run_serially(scans, out).skipped == 1
+    assert (out / "run.jsonl").read_bytes() == ledger
+    assert merge(out).exit == Exit.OK
+
+
+def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(again, monkeypatch) -> None:
+    @contextmanager
+    def stopped() -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+    monkeypatch.setattr("pipelines.predict._stopping", stopped)
+    outcome = run_serially(*again)
+    assert (outcome.done, outcome.skipped, outcome.failed) == (0, 0, 0)
+    assert outcome.exit == Exit.INTERRUPTED
+
+
+def test_what_a_killed_run_left_of_a_table_is_removed(again) -> None:
+    scans, out = again
+    (out / ".trinat-0123456789abcdef.tmp").touch()
+    run_serially(scans, out)
+    assert not list(out.glob(".trinat-*"))
+
+
+def test_half_a_pair_is_told_by_name_and_without_a_path(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    (scans / "x.hdr").touch()
+    assert run_serially(scans, out).exit == Exit.SOME_FAILED
+    reason = read_entries([out / "run.jsonl"])["x"].reason
+    assert reason == "x.img: No such file or directory: check that it is there and yours"
+
+
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/", "-1/2"])
 def test_impossible_shards_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--shard"):
@@ -252,3 +293,13 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     issues = json.loads(checked.stdout)["issues"]["issues"]
     assert [issue for issue in issues if issue["severity"] == "error"] == []
     assert checked.returncode == 0
+
+
+def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(tmp_path: Path) -> None:
+    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
+    out = tmp_path / "out"
+    run_serially(raw, out, output=replace(QUICK, views=("sagittal",), format="index"))
+    rows = table(out / "desc-trinat_dseg.tsv")
+    labels = np.asarray(nib.load(next(out.rglob("*_dseg.nii.gz"))).dataobj)
+    assert labels.max() < len(rows) == 19
+    assert rows[1]["name"] == "Cerebral-White-Matter"
