@@ -81,9 +81,11 @@ def read_recipe(name_or_path: str, settings: Sequence[str], heads: Path) -> Reci
     path = find_recipe(name_or_path, "train")
     content = with_settings(read_yaml(path), (f"data.synthetic.heads={heads}", *settings))
     recipe = check(Recipe, content, path)
-    if len(recipe.stages) != 1 or recipe.stages[0].data.store is not None:
-        raise ConfigError("a budget is for one stage on drawn scans", where=path)
     stage = recipe.stages[0]
+    if len(recipe.stages) != 1 or stage.data.store is not None:
+        raise ConfigError("a budget is for one stage on drawn scans", where=path)
+    if stage.start is not None or stage.distillation is not None:
+        raise ConfigError("a budget is for training without `start` or `distillation`", where=path)
     # The whole budget is the unit: the share of it that is spent is the progress.
     unit = {"steps": None, "epochs": None, "seconds": 1.0}
     stage = stage.model_copy(update={"schedule": stage.schedule.model_copy(update=unit)})

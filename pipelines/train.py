@@ -33,6 +33,7 @@ from segmentation.files import atomic_text
 from segmentation.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.models.checkpoint import load_model, read_info
+from segmentation.models.model_info import Preprocessing
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.zoo import find_model
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
@@ -204,6 +205,7 @@ class _JobRun:
             source,
             self.device,
             self.workers,
+            self._teachers(),
         )
         identity = {
             "stage": self.job.stage.model_dump(mode="json"),
@@ -316,6 +318,27 @@ class _JobRun:
                         f"{self.job.name}: {view.value} starts anew in {', '.join(kept)}"
                     )
         return network
+
+    def _teachers(self) -> dict[View, QuickNat]:
+        """Networks whose probabilities are learnt: they must know these labels and these slices."""
+        if self.job.stage.distillation is None:
+            return {}
+        where = self.job.stage.distillation.teacher
+        model = load_model(find_model(where), self.job.views)
+        if model.scheme.names != self.scheme.names or model.info.preprocessing != Preprocessing():
+            raise ConfigError(
+                "teaches other labels, or from scans made ready otherwise", where=where
+            )
+        for view, teacher in model.networks.items():
+            if teacher.config.classes != len(classes_of(view, self.scheme)):
+                raise ConfigError(f"has other {view.value} classes than are trained", where=where)
+            if teacher.config.channels > self.recipe.network.channels:
+                raise ConfigError(
+                    f"looks at {teacher.config.channels} slices at a time",
+                    where=where,
+                    remedy=f"set network.channels to {teacher.config.channels} or more",
+                )
+        return dict(model.networks)
 
     def _weights_to_start_from(self, view: View) -> QuickNat | None:
         if self.job.stage.start is not None:
@@ -459,6 +482,8 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
     for stage in stages:
         if stage.start is not None:
             find_model(stage.start)
+        if stage.distillation is not None:
+            find_model(stage.distillation.teacher)
         synthetic, store = stage.data.synthetic, stage.data.store
         if (
             synthetic is not None

@@ -96,4 +96,7 @@ def _seen(recipe: Recipe, *, synthetic: bool) -> str:
     # A model is passed on: where on a disk its beginning stood is nobody's business.
     starts = (stage.start for stage in recipe.stages if stage.start is not None)
     started = ["/".join(start.parts[-2:]) for start in starts]
-    return ", from the weights of ".join([seen, *started])
+    seen = ", from the weights of ".join([seen, *started])
+    lessons = (stage.distillation for stage in recipe.stages if stage.distillation is not None)
+    taught = dict.fromkeys("/".join(lesson.teacher.parts[-2:]) for lesson in lessons)
+    return ", taught by ".join([seen, *taught])

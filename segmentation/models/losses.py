@@ -18,6 +18,7 @@ __all__ = [
     "SegmentationLoss",
     "boundaries",
     "build_loss",
+    "divergence",
     "median_frequency_weights",
 ]
 
@@ -118,6 +119,15 @@ def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> nn.M
     if config.kind == "quicknat":
         return SegmentationLoss(config, weights)
     return _MonaiLoss(config, weights)
+
+
+def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
+    """Logits (N, K, H, W) twice -> mean over pixels of sum_k q_k (log q_k - log p_k), float32.
+
+    q are the teacher's probabilities, p the taught network's; 0 where they are the same.
+    """
+    log_p, log_q = (logits.float().log_softmax(1) for logits in (taught, teacher))
+    return (log_q.exp() * (log_q - log_p)).sum(1).mean()
 
 
 def _cross_entropy(log_p: Tensor, target: Tensor, omega: Tensor) -> Tensor:

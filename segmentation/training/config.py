@@ -17,6 +17,7 @@ from segmentation.views import View
 
 __all__ = [
     "DataConfig",
+    "DistillationConfig",
     "OptimiserConfig",
     "Recipe",
     "ScheduleConfig",
@@ -101,6 +102,13 @@ class ValidationConfig(_Config):
     scans: int = Field(default=2, ge=1)  # at most
 
 
+class DistillationConfig(_Config):
+    """A trained model teaches: its probabilities are learnt beside the labels."""
+
+    teacher: Path  # a model's folder or shipped name
+    share: float = Field(default=0.5, gt=0, le=1)  # of the loss
+
+
 class StageConfig(_Config):
     """One stage of a run. With `together`, one network learns all views at once."""
 
@@ -110,6 +118,7 @@ class StageConfig(_Config):
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig
     loss: LossConfig = LossConfig(balance=0.5, boundary=0.1)
+    distillation: DistillationConfig | None = None
     batch: int = Field(default=8, ge=1)
     accumulate: int = Field(default=1, ge=1)  # batches to a step
     precision: Literal["bf16", "fp32"] = "bf16"

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from segmentation.errors import DeviceError, TrainingError, TrinatError
 from segmentation.models.hardware import computes_bfloat16, training_layout
-from segmentation.models.losses import build_loss
+from segmentation.models.losses import build_loss, divergence
+from segmentation.models.quicknat import QuickNat
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
 from segmentation.training.schedule import Position, learning_rate, progress
@@ -54,6 +55,7 @@ class Trainer:
         source: Source,
         device: torch.device,
         workers: Workers = ALONE,
+        teachers: Mapping[View, QuickNat] | None = None,
     ) -> None:
         if stage.batch % workers.count:
             raise TrainingError(
@@ -71,6 +73,12 @@ class Trainer:
         self.losses = {
             view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
         }
+        self.teachers = {
+            view: copy.deepcopy(teacher).to(device).eval().requires_grad_(False)
+            for view, teacher in (teachers or {}).items()
+        }
+        for teacher in self.teachers.values():
+            teacher.arrange(training_layout(device))
         self.bf16 = stage.precision == "bf16" and computes_bfloat16(device)
         self.counters = Counters()
         self.epoch_steps = max(
@@ -172,30 +180,65 @@ class Trainer:
             for group in self._groups(later):
                 self.source.expect(*group)
         share, groups = self.stage.batch // self.workers.count, self._groups(number)
+        size = (self.recipe.network.channels, self.stage.data.rows, self.stage.data.columns)
         generator = seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
-        batches = [self.source.draw(v, first, count, generator) for v, first, count in groups]
-        # Dropout draws from torch's own generator, which holds nothing else that matters.
-        torch.manual_seed(generator.initial_seed())
-        images = torch.cat([batch.images for batch in batches]).to(self.device, non_blocking=True)
-        counts = [(view, count) for view, _, count in groups]
         try:
+            batches = [self.source.draw(v, first, count, generator) for v, first, count in groups]
+            # Dropout draws from torch's own generator, which holds nothing else that matters.
+            torch.manual_seed(generator.initial_seed())
+            images = torch.cat([batch.images for batch in batches]).to(
+                self.device, non_blocking=True
+            )
+            counts = [(view, count) for view, _, count in groups]
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 logits = self._forward(images, counts)
+                taught = self._taught(images, counts)
             loss = torch.stack(
                 [
-                    self.losses[view](z, batch.labels.to(self.device)) * (count / share)
-                    for (view, count), z, batch in zip(counts, logits, batches, strict=True)
+                    self._loss(view, z, batch.labels.to(self.device), q) * (count / share)
+                    for (view, count), z, q, batch in zip(
+                        counts, logits, taught, batches, strict=True
+                    )
                 ]
             ).sum()
             (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError as error:
             raise DeviceError(
-                f"out of memory with a batch of {share} slices of {tuple(images.shape[1:])}",
+                f"out of memory with a batch of {share} slices of {size}",
                 where=str(self.device),
-                remedy=f"set batch to {max(1, share // 2) * self.workers.count} and accumulate to "
-                f"{self.stage.accumulate * 2}: the same steps in half the memory",
+                remedy=self._smaller(share),
             ) from error
         return float(loss.detach()), batches
+
+    @torch.no_grad()
+    def _taught(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor | None]:
+        """What the teacher says of each view's slices, from as many neighbours as it looks at."""
+        parts = torch.split(images, [count for _, count in counts])
+        answers: list[Tensor | None] = []
+        for (view, _), part in zip(counts, parts, strict=True):
+            teacher = self.teachers.get(view)
+            if teacher is None:
+                answers.append(None)
+                continue
+            beyond = (part.shape[1] - teacher.config.channels) // 2
+            answers.append(teacher(part[:, beyond : part.shape[1] - beyond]))
+        return answers
+
+    def _loss(self, view: View, logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
+        loss: Tensor = self.losses[view](logits, labels)
+        if teacher is None or self.stage.distillation is None:
+            return loss
+        return torch.lerp(loss, divergence(logits, teacher), self.stage.distillation.share)
+
+    def _smaller(self, share: int) -> str:
+        """The next smaller batch that gives the same steps."""
+        if share == 1:
+            return "set data.rows and data.columns, or network.filters, lower"
+        fits = max(n for n in range(1, share) if share % n == 0)
+        batch, accumulate = fits * self.workers.count, self.stage.accumulate * share // fits
+        part = "half" if fits * 2 == share else f"1/{share // fits} of"
+        same = f"the same steps in {part} the memory"
+        return f"set batch to {batch} and accumulate to {accumulate}: {same}"
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
         """This process's slices of a batch: for each view the first and how many."""

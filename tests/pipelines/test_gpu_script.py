@@ -302,6 +302,12 @@ def test_a_recipe_of_two_stages_has_no_budget(heads: Path) -> None:
         read_recipe("fast", (), heads)
 
 
+def test_a_recipe_that_begins_elsewhere_has_no_budget() -> None:
+    for setting in ("start=fast", "distillation={teacher: fast}"):
+        with pytest.raises(ConfigError, match="without `start` or `distillation`"):
+            read_recipe("quicknat", (setting,), Path("heads.npz"))
+
+
 def test_the_published_recipe_is_what_it_says(heads: Path) -> None:
     """64 filters of 5x5, both excitations, bf16, an average, compiled, three views, half stored."""
     recipe = read_recipe("quicknat", (), heads)

@@ -238,6 +238,23 @@ def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
     assert tuned.info.training.data == "synthetic scans, from the weights of first/model"
 
 
+def test_a_model_teaches_and_is_named_one_that_cannot_is_refused(tmp_path: Path) -> None:
+    def run(name: str, **changes: Any) -> Path:
+        file = tmp_path / f"{name}.yaml"
+        content = {**TINY, "views": ["sagittal"], "schedule": {"steps": 1}, **changes}
+        file.write_text(yaml.safe_dump(content))
+        return train(read_recipe(str(file)), tmp_path / name, SILENT)
+
+    wide = run("teacher", network={**NETWORK, "channels": 3})
+    taught = {"distillation": {"teacher": str(wide)}}
+    pupil = load_model(run("pupil", network={**NETWORK, "channels": 5}, **taught))
+    assert pupil.info.training.data == "synthetic scans, taught by teacher/model"
+    with pytest.raises(ConfigError, match=r"3 slices at a time.*network\.channels"):
+        run("narrow", **taught)
+    with pytest.raises(ConfigError, match="other labels"):
+        run("other", scheme="tissue4", network={**NETWORK, "channels": 3}, **taught)
+
+
 def test_a_damaged_best_state_is_said_and_the_last_one_taken(
     recipe_file: Path, tmp_path: Path
 ) -> None:
@@ -374,9 +391,10 @@ def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(
     [
         ({"data": {"synthetic": {"heads": "nowhere"}}}, "nowhere: no label maps"),
         ({"start": "nowhere"}, "nowhere: no such model"),
+        ({"distillation": {"teacher": "nowhere"}}, "nowhere: no such model"),
         ({"data": {"store": {"path": "nowhere", "split": "s.json"}}}, "nowhere: not a slice store"),
     ],
-    ids=["heads", "start", "store"],
+    ids=["heads", "start", "teacher", "store"],
 )
 def test_what_a_later_stage_lacks_is_said_before_the_first(
     tmp_path: Path, lack: dict[str, Any], message: str

@@ -10,6 +10,7 @@ import torch
 from segmentation.errors import DeviceError, TrainingError
 from segmentation.heads import HeadMaps
 from segmentation.labels import load_scheme
+from segmentation.models.quicknat import QuickNat
 from segmentation.training.config import Recipe
 from segmentation.training.loop import AHEAD, Trainer, _divide
 from segmentation.training.network import ViewsNet, classes_of
@@ -95,6 +96,37 @@ def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
+def test_who_is_only_taught_learns_what_the_teacher_says(recipe: Recipe, maps: HeadMaps) -> None:
+    # A teacher that looks at one slice, of three, and calls everything the sixth class.
+    teacher = QuickNat(recipe.network.model_copy(update={"classes": 33, "channels": 1}))
+    torch.nn.init.zeros_(teacher.classifier.weight)
+    teacher.classifier.bias.data.zero_()[5] = 4.0
+    taught = changed(
+        recipe,
+        distillation={"teacher": "x", "share": 1},
+        optimiser={"rate": 0.02},
+        schedule={"steps": 60},
+        precision="fp32",
+    )
+    plain = trainer_of(taught, maps, (View.CORONAL,))
+    trainer = Trainer(
+        taught,
+        taught.stages[0],
+        (View.CORONAL,),
+        plain.network,
+        plain.source,
+        torch.device("cpu"),
+        teachers={View.CORONAL: teacher},
+    )
+    losses = [trainer.step().loss for _ in range(40)]
+    assert losses[-1] < 0.2 * losses[0]
+    network = trainer.network.extract(View.CORONAL).eval()
+    assert (network(torch.zeros(1, 3, 16, 16)).argmax(1) == 5).all()
+    # The teacher learns nothing, and is no part of the state.
+    assert trainer.teachers[View.CORONAL].classifier.bias[5] == 4
+    assert not [key for key in all_tensors(trainer.state({})) if "teacher" in key]
+
+
 class Poisoned(Source):
     """A source whose batches hold NaN from a step on."""
 
@@ -139,14 +171,28 @@ def test_too_many_bad_steps_end_the_run_and_name_the_slices(recipe: Recipe, maps
         trainer.step()
 
 
-def test_out_of_memory_says_what_would_fit(recipe: Recipe, maps: HeadMaps) -> None:
-    trainer = trainer_of(recipe, maps)
+@pytest.mark.parametrize(
+    ("batch", "remedy"),
+    [
+        (4, "set batch to 2 and accumulate to 2: the same steps in half"),
+        (3, "set batch to 1 and accumulate to 3: the same steps in 1/3"),
+        (1, "set data.rows and data.columns, or network.filters, lower"),
+    ],
+)
+def test_out_of_memory_says_what_would_fit(
+    recipe: Recipe, maps: HeadMaps, batch: int, remedy: str
+) -> None:
+    trainer = trainer_of(changed(recipe, batch=batch), maps)
 
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     trainer._run = exhausted  # type: ignore[assignment]
-    with pytest.raises(DeviceError, match="set batch to 2 and accumulate to 2"):
+    with pytest.raises(DeviceError, match=remedy):
+        trainer.step()
+    # Drawing takes memory, too.
+    trainer.source.draw = exhausted  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match=remedy):
         trainer.step()
 
 
