@@ -35,12 +35,15 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
     written = []
     for view, network in loaded.networks.items():
         path = out / f"{view.value}.onnx"
-        export_network(network.fold(), path)
-        same = share_of_equal_labels(network, path)
-        if same < SAME_LABELS:
-            raise ModelError(
-                f"ONNX Runtime gives the same label to {same:.4%} of voxels only", where=path
-            )
+        # What is there under its name has been compared.
+        with atomic_path(path) as temporary:
+            export_network(network.fold(), temporary)
+            same = share_of_equal_labels(network, temporary)
+            if same < SAME_LABELS:
+                raise ModelError(
+                    f"ONNX Runtime gives the same label to {same:.4%} of voxels only: not written",
+                    where=path,
+                )
         written.append(path)
     return written
 
@@ -67,7 +70,7 @@ def export_network(network: QuickNat, path: Path) -> None:
     sizes = {0: torch.export.Dim("n"), 2: unit * rows, 3: unit * columns}
     # The exporter reports on itself at length; what matters is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), atomic_path(path) as temporary:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
@@ -81,4 +84,4 @@ def export_network(network: QuickNat, path: Path) -> None:
         )
         assert program is not None
         # Weights inside: one file a view.
-        program.save(temporary, external_data=False)
+        program.save(path, external_data=False)
