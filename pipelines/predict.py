@@ -82,6 +82,12 @@ class Plan:
     # Another engine than processes on this machine.
     engine: EngineMaker | None = None
 
+    @property
+    def worker_devices(self) -> list[str]:
+        """A device a process: GPUs in turn; on the processor as many as there are workers."""
+        count = max(self.workers, len(self.devices))
+        return [self.devices[i % len(self.devices)] for i in range(count)]
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -124,7 +130,8 @@ def predict(
         bids=found.bids_root is not None,
         source_link=_link(plan.out, found.bids_root) if found.bids_root else "",
         # Another engine knows its own machines.
-        threads=plan.threads or (None if plan.engine else max(1, cpu_count() // _processes(plan))),
+        threads=plan.threads
+        or (None if plan.engine else max(1, cpu_count() // len(plan.worker_devices))),
         batch=plan.batch,
         allow_cpu=plan.allow_cpu,
     )
@@ -197,7 +204,7 @@ def _run(
                 yield case
 
     make = plan.engine or (
-        lambda settings: LocalEngine(settings, _devices(plan), timeout_s=plan.timeout_s)
+        lambda settings: LocalEngine(settings, plan.worker_devices, timeout_s=plan.timeout_s)
     )
     # Looked at first: a run with nothing to do loads no model.
     source = missing()
@@ -252,16 +259,6 @@ def _is_current(entry: Entry, case: Case, settings: RunSettings) -> bool:
     except OSError:
         return False
     return entry.is_current(settings.out, digest, settings.model_sha256, settings.output.digest())
-
-
-def _devices(plan: Plan) -> list[str]:
-    """A device a process: GPUs in turn; on the processor as many as there are workers."""
-    count = _processes(plan)
-    return [plan.devices[i % len(plan.devices)] for i in range(count)]
-
-
-def _processes(plan: Plan) -> int:
-    return max(plan.workers, len(plan.devices))
 
 
 def _make_folder(out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ _CHOICES = {
     "--precision": ("auto", "float32", "bfloat16"),
     "--trust-affine": (None, "sform", "qform", "header"),
 }
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _VIEWS = ("coronal", "axial", "sagittal")
 
 
@@ -46,7 +48,13 @@ def split_devices(text: str) -> tuple[str, ...]:
     if not words:
         raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
     kind = words[0].partition(":")[0]
-    return tuple(f"{kind}:{word}" if word.isdecimal() else word for word in words)
+    names = [f"{kind}:{word}" if word.isdecimal() else word for word in words]
+    for name in names:
+        if not _DEVICE.fullmatch(name):
+            raise ConfigError(
+                f"--device {text}: {name} is no device", remedy="give auto, cpu, cuda or cuda:0,1"
+            )
+    return tuple(names)
 
 
 def engine_on(
