@@ -310,13 +310,18 @@ class _JobRun:
         )
         # The others get theirs from the leader.
         for view in self.job.views if self.workers.leads else ():
-            source = self._weights_to_start_from(view)
-            if source is not None:
-                kept = copy_matching(network, view, source)
-                if kept:
-                    self.watcher.say(
-                        f"{self.job.name}: {view.value} starts anew in {', '.join(kept)}"
-                    )
+            beginning = self._weights_to_start_from(view)
+            if beginning is None:
+                continue
+            source, theirs = beginning
+            ours = classes_of(view, self.scheme)
+            kept, anew = copy_matching(network, view, source, theirs, ours)
+            if self.job.stage.start is not None:
+                more = f"; anew begin {', '.join(anew)}" if anew else ""
+                self.watcher.say(
+                    f"{self.job.name}: {view.value} starts with the model's weights for "
+                    f"{kept} of {len(ours)} classes{more}"
+                )
         return network
 
     def _teachers(self) -> dict[View, QuickNat]:
@@ -340,16 +345,19 @@ class _JobRun:
                 )
         return dict(model.networks)
 
-    def _weights_to_start_from(self, view: View) -> QuickNat | None:
+    def _weights_to_start_from(self, view: View) -> tuple[QuickNat, LabelScheme] | None:
+        """A network, and its classes."""
         if self.job.stage.start is not None:
-            networks = load_model(find_model(self.job.stage.start)).networks
-            # A view that the model lacks starts from another's trunk.
-            return networks.get(view) or next(iter(networks.values()))
+            model = load_model(find_model(self.job.stage.start))
+            # A view that the model lacks starts from another.
+            other = view if view in model.networks else next(iter(model.networks))
+            return model.networks[other], model.classes_of(other)
         index = self.recipe.stages.index(self.job.stage)
         if index == 0:
             return None
         say = self.watcher.say
-        return trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
+        network = trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
+        return network, classes_of(view, self.scheme)
 
     def _validate(
         self,

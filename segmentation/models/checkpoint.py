@@ -75,6 +75,10 @@ class Model:
         """Whether a view's classes are the scheme's with left and right merged."""
         return self.info.architectures[view].classes != len(self.scheme)
 
+    def classes_of(self, view: View) -> LabelScheme:
+        """The classes that a view's network tells apart, in the order of its channels."""
+        return self.scheme.merged.scheme if self.is_merged(view) else self.scheme
+
     def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
         """(V, K) weights of these views for each class of the scheme; columns sum to 1."""
         return class_weights(self.info.fusion, self.scheme, views, self.folder / MODEL_FILE)

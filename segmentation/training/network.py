@@ -56,20 +56,33 @@ class ViewsNet(nn.Module):
             yield ("classifier" if first == "classifiers" else second), name, parameter
 
 
-def copy_matching(network: ViewsNet, view: View, source: QuickNat) -> list[str]:
-    """Take from `source` every weight whose shape fits; names those that keep their own start."""
-    target = network.trunk.state_dict()
-    classifier = network.classifiers[view.value].state_dict()
-    target |= {f"classifier.{name}": value for name, value in classifier.items()}
-    given = source.state_dict()
-    kept = []
-    with torch.no_grad():
-        for name, value in target.items():
-            if name in given and given[name].shape == value.shape:
-                value.copy_(given[name])
-            else:
-                kept.append(name)
-    return kept
+@torch.no_grad()
+def copy_matching(
+    network: ViewsNet, view: View, source: QuickNat, theirs: LabelScheme, ours: LabelScheme
+) -> tuple[int, list[str]]:
+    """Take from `source` what fits: weights by name and shape, the classifier's rows by structure.
+
+    `theirs` and `ours` are the classes of the two. -> how many classes have the source's row, and
+    which weights of the trunk keep their own start.
+    """
+    given, anew = source.state_dict(), []
+    for name, value in network.trunk.state_dict().items():
+        if name in given and given[name].shape == value.shape:
+            value.copy_(given[name])
+        else:
+            anew.append(name)
+    old, new = (c.state_dict() for c in (source.classifier, network.classifiers[view.value]))
+    # Rows that look at other features say nothing, whatever they are called.
+    fits = old["weight"].shape[1:] == new["weight"].shape[1:]
+    pairs = [
+        (ours.names.index(name), theirs.names.index(name))
+        for name in ours.names
+        if fits and name in theirs.names
+    ]
+    for row, taken in pairs:
+        for name, values in new.items():
+            values[row] = old[name][taken]
+    return len(pairs), anew
 
 
 @torch.no_grad()

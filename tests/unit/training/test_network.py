@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import Any
 
-from segmentation.labels import load_scheme
+import torch
+from torch import Tensor
+
+from segmentation.labels import LabelScheme, load_scheme
 from segmentation.models.quicknat import QuickNat
 from segmentation.training.config import Recipe
 from segmentation.training.network import ViewsNet, classes_of, copy_matching, update_average
@@ -29,15 +33,70 @@ def test_an_extracted_network_gives_the_same_logits(recipe: Recipe) -> None:
     assert torch.allclose(grouped[1], alone, atol=1e-6)
 
 
-def test_weights_that_fit_are_taken_and_the_others_named(recipe: Recipe) -> None:
-    source = QuickNat(recipe.network.model_copy(update={"classes": 4}))
+def rows_of(classifier: Any) -> Tensor:
+    """Weights and bias of each class, (K, F + 1)."""
+    return torch.cat([classifier.weight.detach().flatten(1), classifier.bias.detach()[:, None]], 1)
+
+
+def test_classes_keep_their_rows_by_name_whatever_their_number_and_order(recipe: Recipe) -> None:
+    # Background stays the first; the other classes change their order, and two their names.
+    names = ["background", *reversed(SCHEME.names[3:]), "Tumour"]
+    theirs = LabelScheme(
+        "own",
+        tuple(
+            replace(SCHEME.labels[0], index=index, name=name, fs_id=index)
+            for index, name in enumerate(names)
+        ),
+    )
+    source = QuickNat(recipe.network.model_copy(update={"classes": len(theirs)}))
     network = ViewsNet(recipe.network, CLASSES)
-    kept = copy_matching(network, View.AXIAL, source)
-    assert kept == ["classifier.weight", "classifier.bias"]
+    before = rows_of(network.classifiers["axial"])
+    assert copy_matching(network, View.AXIAL, source, theirs, SCHEME) == (31, [])
+    after, given = rows_of(network.classifiers["axial"]), rows_of(source.classifier)
+    assert torch.equal(after[0], given[0])
+    assert torch.equal(after[1:3], before[1:3])
+    assert torch.equal(after[3:], given[1:-1].flip(0))
+
+
+def test_as_many_other_classes_begin_anew(recipe: Recipe) -> None:
+    theirs, ours = load_scheme("left4"), load_scheme("tissue4")
+    source = QuickNat(recipe.network.model_copy(update={"classes": 4}))
+    network = ViewsNet(recipe.network, {View.CORONAL: 4})
+    before = rows_of(network.classifiers["coronal"])
+    assert copy_matching(network, View.CORONAL, source, theirs, ours) == (1, [])
+    after = rows_of(network.classifiers["coronal"])
+    assert torch.equal(after[0], rows_of(source.classifier)[0])
+    assert torch.equal(after[1:], before[1:])
+
+
+def test_a_merged_view_shares_with_another_what_has_no_side(recipe: Recipe) -> None:
+    source = QuickNat(recipe.network.model_copy(update={"classes": 19}))
+    merged = SCHEME.merged.scheme
+    network = ViewsNet(recipe.network, CLASSES)
+    # Background, two ventricles, brain stem, CSF.
+    assert copy_matching(network, View.CORONAL, source, merged, SCHEME) == (5, [])
+    taken, given = rows_of(network.classifiers["coronal"]), rows_of(source.classifier)
+    stem = "Brain-Stem"
+    assert torch.equal(taken[SCHEME.names.index(stem)], given[merged.names.index(stem)])
+
+
+def test_weights_of_the_trunk_that_fit_are_taken_and_the_others_named(recipe: Recipe) -> None:
+    source = QuickNat(recipe.network.model_copy(update={"channels": 1}))
+    network = ViewsNet(recipe.network, CLASSES)
+    kept, anew = copy_matching(network, View.AXIAL, source, SCHEME, SCHEME)
+    assert kept == 33
+    # All that looks at the slices themselves.
+    assert anew
+    assert all(name.startswith("encoders.0.") for name in anew)
     taken = network.extract(View.AXIAL).state_dict()
     for name, value in source.state_dict().items():
-        if not name.startswith("classifier"):
-            assert torch.equal(taken[name], value)
+        assert name in anew or torch.equal(taken[name], value)
+
+
+def test_rows_of_a_wider_network_are_not_taken(recipe: Recipe) -> None:
+    source = QuickNat(recipe.network.model_copy(update={"filters": 8}))
+    network = ViewsNet(recipe.network, CLASSES)
+    assert copy_matching(network, View.AXIAL, source, SCHEME, SCHEME)[0] == 0
 
 
 def test_an_average_follows_its_network(recipe: Recipe) -> None:
