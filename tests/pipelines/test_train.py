@@ -31,7 +31,9 @@ from segmentation.errors import (
     TrinatError,
 )
 from segmentation.heads import phantom_heads
-from segmentation.models.checkpoint import load_model
+from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.model_info import Description, Training
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.training.loop import StepReport
 from segmentation.training.state import read_latest
 from segmentation.views import View
@@ -236,6 +238,25 @@ def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
         "classifier.bias",
     }
     assert tuned.info.training.data == "synthetic scans, from the weights of first/model"
+
+
+def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
+    seen = Training(data="nothing")
+    description = Description(name="drawn", labels="quicknat33", training=seen)
+    save_model(tmp_path / "drawn", description, {View.CORONAL: coronal})
+    # One step too small to be seen in any weight.
+    still = {"rate": 1e-30, "weight_decay": 0, "parts": FROZEN}
+    content = {**TINY, "views": ["axial"], "ema": 0, "schedule": {"steps": 1}, "optimiser": still}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content | {"start": str(tmp_path / "drawn")}))
+    said: list[str] = []
+    recipe = read_recipe(str(tmp_path / "r.yaml"))
+    model = load_model(train(recipe, tmp_path / "run", Watcher(said.append, lambda *_: None)))
+    assert any("axial starts with the model's weights for 33 of 33 classes" in x for x in said)
+    given, taken = coronal.state_dict(), model.networks[View.AXIAL].state_dict()
+    counters = {name for name in given if name.endswith("num_batches_tracked")}
+    assert [k for k in given.keys() - counters if not torch.equal(given[k], taken[k])] == []
 
 
 def test_a_model_teaches_and_is_named_one_that_cannot_is_refused(tmp_path: Path) -> None:
