@@ -30,7 +30,11 @@ def command(
         "--participant-label",
         help="Some, as 01 or sub-01; jobs of some each may share OUTPUT_DIR.",
     ),
-    model: str = typer.Option("fast", help="A shipped model or a model's folder."),
+    model: str = typer.Option(
+        "",
+        help="A shipped model or a model's folder; "
+        "default: quicknat on GPUs once it is shipped, else fast.",
+    ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:0,1."),
     n_cpus: int | None = typer.Option(None, "--n_cpus", "--n-cpus", min=1, help="Threads."),
     fill_nonfinite: bool = typer.Option(False, "--fill-nonfinite", help="NaN and infinite are 0."),
@@ -54,6 +58,7 @@ def command(
     from pipelines.merge import merge
     from pipelines.predict import Plan, predict
     from segmentation.errors import ConfigError, InputError
+    from segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):
         raise ConfigError(f"{level!r} is no level of analysis", remedy="participant or group")
@@ -65,12 +70,13 @@ def command(
             where=bids_dir,
             remedy="use trinat predict for other folders",
         )
+    devices = split_devices(device)
     plan = Plan(
         inputs=[str(bids_dir)],
         out=output_dir,
-        model=model,
+        model=model or default_model(devices),
         output=OutputSettings(fill_nonfinite=fill_nonfinite, trust_affine=trust_affine),
-        devices=split_devices(device),
+        devices=devices,
         threads=n_cpus,
         participants=participant_label,
     )

@@ -13,7 +13,11 @@ def command(
         help="Scans, folders, globs, lists (.txt), a BIDS dataset or a SUBJECTS_DIR."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Folder for everything that is written."),
-    model: str = typer.Option("fast", help="A shipped model (trinat models) or a model's folder."),
+    model: str = typer.Option(
+        "",
+        help="A shipped model (trinat models) or a model's folder; "
+        "default: quicknat on GPUs once it is shipped, else fast.",
+    ),
     device: str = typer.Option(
         "auto", help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cuda:0,1."
     ),
@@ -52,12 +56,13 @@ def command(
     from pipelines.batch.progress import listener
     from pipelines.cli.choices import engine_on, output_settings, split_devices
     from pipelines.predict import Plan, Shard, predict
+    from segmentation.models.zoo import default_model
 
     devices = split_devices(device)
     plan = Plan(
         inputs=inputs,
         out=out,
-        model=model,
+        model=model or default_model(devices),
         output=output_settings(
             views=views,
             precision=precision,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from miniatures import without_orientation
@@ -13,10 +15,11 @@ from serial import run_serially, write_scans
 
 from pipelines.batch.ledger import read_entries
 from pipelines.batch.lock import run_lock
-from pipelines.cli import bids
+from pipelines.cli import bids, main
 from pipelines.exits import Exit
 from pipelines.predict import WORK
 from segmentation.errors import LockedError
+from segmentation.models import zoo
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -49,6 +52,22 @@ def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> 
         assert run_serially(raw, out, participants=["02"]).done == 1
         with pytest.raises(LockedError):
             run_serially(raw, out, participants=["sub-01"])
+
+
+@pytest.mark.parametrize("command", [bids.main, main])
+def test_where_no_model_is_named_the_devices_decide(
+    command: Callable[[], NoReturn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (tmp_path / "dataset_description.json").write_text("{}")
+    monkeypatch.setattr(zoo, "default_model", lambda devices: f"best-for-{'-'.join(devices)}")
+    words = {
+        bids.main: ["trinat-bids", str(tmp_path), str(tmp_path / "out"), "participant"],
+        main: ["trinat", "predict", str(tmp_path), "--out", str(tmp_path / "out")],
+    }
+    monkeypatch.setattr(sys, "argv", [*words[command], "--device", "cuda:0,1"])
+    with pytest.raises(SystemExit):
+        command()
+    assert "best-for-cuda:0-cuda:1: no such model" in capsys.readouterr().err
 
 
 def test_the_version_is_told(tmp_path: Path, monkeypatch, capsys) -> None:

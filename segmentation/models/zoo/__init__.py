@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from segmentation.errors import ModelError
 
-__all__ = ["MODEL_FILE", "NOT_YET", "find_model", "shipped_models"]
+__all__ = ["MODEL_FILE", "NOT_YET", "default_model", "find_model", "shipped_models"]
 
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
 MODEL_FILE = "model.yaml"
@@ -19,6 +20,21 @@ def shipped_models() -> dict[str, Path]:
     """The folder of each model that is there, by name."""
     here = Path(__file__).parent
     return {path.parent.name: path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))}
+
+
+def default_model(devices: Iterable[str] = ("auto",)) -> str:
+    """What runs where no model is named: quicknat once it is there and all are GPUs, else fast."""
+    if "quicknat" in shipped_models() and all(_is_gpu(device) for device in devices):
+        return "quicknat"
+    return "fast"
+
+
+def _is_gpu(device: str) -> bool:
+    if device != "auto":
+        return device.startswith("cuda")
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def find_model(name_or_folder: str | Path) -> Path:

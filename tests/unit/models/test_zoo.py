@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from segmentation.errors import ModelError
 from segmentation.models import zoo
@@ -32,6 +33,32 @@ def test_a_shipped_name_wins_over_a_folder_of_that_name(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(zoo, "__file__", str(tmp_path / "zoo" / "__init__.py"))
     assert zoo.find_model("fast") == shipped
+
+
+@pytest.mark.parametrize(
+    ("there", "devices", "chosen"),
+    [
+        (["fast"], ["cuda"], "fast"),
+        (["fast", "quicknat"], ["cuda"], "quicknat"),
+        (["fast", "quicknat"], ["cuda:0", "cuda:1"], "quicknat"),
+        (["fast", "quicknat"], ["cuda", "cpu"], "fast"),
+        (["fast", "quicknat"], ["cpu"], "fast"),
+    ],
+)
+def test_the_full_model_is_the_default_on_gpus_once_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, there: list[str], devices: list[str], chosen: str
+) -> None:
+    monkeypatch.setattr(zoo, "shipped_models", lambda: dict.fromkeys(there, Path()))
+    assert zoo.default_model(devices) == chosen
+
+
+@pytest.mark.parametrize(("gpu", "chosen"), [(True, "quicknat"), (False, "fast")])
+def test_a_device_that_nobody_named_is_the_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(zoo, "shipped_models", lambda: {"quicknat": Path()})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert zoo.default_model() == chosen
 
 
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
