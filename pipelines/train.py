@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,6 +55,8 @@ from segmentation.views import View
 __all__ = ["Job", "Watcher", "read_recipe", "train", "usual_readers"]
 
 CONFIG = "config.yaml"
+# See segmentation/files.py, and `save_model` for the folder that becomes the model.
+LEFTOVERS = ".trinat-*.tmp"
 # Counted from what one reads, four give several times what a GPU is to train on.
 _MOST_READERS = 4
 
@@ -150,6 +153,7 @@ def train(
         if workers.leads:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_lock(out / ".lock"))
+            _clear(out, *(out / job.name for job in jobs))
             _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
             _claim(recipe, out, resume=resume)
         for job in jobs:
@@ -483,6 +487,16 @@ def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:
         return
     with atomic_text(path) as file:
         yaml.safe_dump(content, file, sort_keys=False)
+
+
+def _clear(*folders: Path) -> None:
+    """Remove what a killed process left half-written; nobody else writes while the run is ours."""
+    for folder in folders:
+        for left in (*folder.glob(LEFTOVERS), *folder.glob(f"examples/{LEFTOVERS}")):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
 def _look_ahead(stages: Iterable[StageConfig]) -> None:

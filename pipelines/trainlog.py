@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # Not at run time: it knows of all metrics, and through them of SciPy and nibabel.
     from segmentation.training.validation import Scores
 
-__all__ = ["METRICS", "VALIDATIONS", "Metrics", "append_scores"]
+__all__ = ["METRICS", "VALIDATIONS", "Metrics", "append_scores", "read_rows"]
 
 METRICS, VALIDATIONS, MLFLOW_RUN = "metrics.csv", "validations.csv", "mlflow.txt"
 _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
@@ -54,11 +54,8 @@ class Metrics:
     ) -> None:
         """`mlflow` is an experiment, whose run of this job shows the `settings`."""
         self.path = folder / METRICS
-        rows = []
-        if step and self.path.is_file():
-            with self.path.open(newline="") as file:
-                # What was written after the state that the run goes on from, is done again.
-                rows = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
+        # What was written after the state that the run goes on from, is done again.
+        rows = [row.values() for row in read_rows(self.path) if int(row["step"]) <= step]
         with atomic_text(self.path) as file:
             csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
         self.pending: list[StepReport] = []
@@ -173,14 +170,25 @@ def _open_events(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv or validations.csv, without one that a power cut has torn."""
+    if not path.is_file():
+        return []
+    text = path.read_text("utf-8", errors="replace")
+    # A line without an end may lack a digit, too. Where a disk was asked for bytes that it never
+    # got, it gives zeros.
+    head, *lines = [""] if "\n" not in text else text[: text.rindex("\n")].splitlines()
+    columns = head.split(",")
+    whole = (cells for cells in csv.reader(lines) if len(cells) == len(columns))
+    rows = (dict(zip(columns, cells, strict=True)) for cells in whole)
+    return [row for row in rows if row["step"].isdigit()]
+
+
 def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme) -> None:
     """validations.csv: one row a view and structure."""
     path = folder / VALIDATIONS
-    kept = []
-    if path.is_file():
-        with path.open(newline="") as file:
-            # A run that was killed after writing and before its state was, comes here again.
-            kept = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) < step]
+    # A run that was killed after writing and before its state was, comes here again.
+    kept = [row.values() for row in read_rows(path) if int(row["step"]) < step]
     added = [
         (step, view.value, name, f"{dice:.4f}", f"{iou:.4f}")
         for view, score in scores.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment
 
+from pipelines.trainlog import METRICS, VALIDATIONS, read_rows
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme
 from segmentation.report.mosaic import brain_window, label_colors, overlay
@@ -47,13 +47,13 @@ border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-
 def read_curves(job: Path) -> dict[str, Curve]:
     """Loss, rate and mean validation Dice of each view over the steps of one job."""
     curves: dict[str, Curve] = {}
-    metrics = _rows(job / "metrics.csv")
+    metrics = read_rows(job / METRICS)
     for key in ("loss", "rate"):
         pairs = [(float(r["step"]), float(r[key])) for r in metrics if r[key]]
         curves[key] = ([x for x, _ in pairs], [y for _, y in pairs])
     for metric in ("dice", "iou"):
         values: dict[tuple[str, float], list[float]] = defaultdict(list)
-        for row in _rows(job / "validations.csv"):
+        for row in read_rows(job / VALIDATIONS):
             values[row["view"], float(row["step"])].append(float(row[metric]))
         for view in dict.fromkeys(view for view, _ in values):
             steps = [step for name, step in values if name == view]
@@ -70,7 +70,7 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
         file.write(picture)
     pictures = [("curves of training", picture)]
     tables = []
-    scores = _rows(job / "validations.csv")
+    scores = read_rows(job / VALIDATIONS)
     if scores:
         pictures.append(("Dice and IoU of each structure through time", _draw_structures(scores)))
         last = max(int(row["step"]) for row in scores)
@@ -193,10 +193,3 @@ def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

@@ -347,8 +347,13 @@ def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert not (broken / "model").exists()
+    # What it leaves where it was killed in the midst of writing.
+    for folder in (broken, broken / "train/coronal"):
+        (folder / ".trinat-0123456789abcdef.tmp").touch()
+    (broken / ".trinat-0.tmp").mkdir()
     recipe = read_recipe(str(path))
     train(recipe, broken, SILENT, resume=True)
+    assert not list(broken.rglob(".trinat-*"))
     train(recipe, straight, SILENT)
     assert_same(broken, straight)
 

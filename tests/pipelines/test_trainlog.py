@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.trainlog import Metrics, append_scores
-from pipelines.trainpage import write_page
+from pipelines.trainpage import read_curves, write_page
 from segmentation.errors import ConfigError
 from segmentation.labels import load_scheme
 from segmentation.training.loop import StepReport
@@ -50,6 +50,25 @@ def test_metrics_after_the_state_that_a_run_goes_on_from_are_dropped(tmp_path: P
     Metrics(tmp_path, 3).add(report(6, 2.0), last=True)
     found = [(row["step"], float(row["loss"])) for row in rows(tmp_path / "metrics.csv")]
     assert found == [("3", 1.0), ("6", 2.0)]
+
+
+@pytest.mark.parametrize(
+    "torn", ["6,0,2.0", "6,0,2.0,0.1,1,8", "\r\n", "\0\0\0\0", "6,0,2.\0\0\0\0\0", "\xff\r\n"]
+)
+def test_a_line_that_a_power_cut_has_torn_is_left_out(tmp_path: Path, torn: str) -> None:
+    Metrics(tmp_path, 0).add(report(3, 1.0), last=True)
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(path.read_bytes() + torn.encode("latin-1"))
+    assert read_curves(tmp_path)["loss"] == ([3], [1])
+    Metrics(tmp_path, 9).add(report(12, 2.0), last=True)
+    assert [row["step"] for row in rows(path)] == ["3", "12"]
+
+
+def test_metrics_that_a_power_cut_has_emptied_begin_anew(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").touch()
+    assert read_curves(tmp_path)["loss"] == ([], [])
+    Metrics(tmp_path, 9).add(report(12, 2.0), last=True)
+    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["12"]
 
 
 def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(tmp_path: Path) -> None:
