@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import read_yaml
+from pipelines.trained import DONE
 from pipelines.trainpage import Curve, read_curves, write_comparison
 from segmentation.errors import TrainingError
-from segmentation.training.state import differences
+from segmentation.training.state import Counters, differences, read_latest
 
 __all__ = ["JobSummary", "compare", "summarise"]
 
@@ -77,19 +78,26 @@ def _jobs(run: Path) -> list[Path]:
     return sorted(path.parent for path in run.glob("*/*/metrics.csv"))
 
 
+def _counters(job: Path) -> Counters | None:
+    """Where a job ended; of one that has not, where its last sound state stands."""
+    done = job / DONE
+    if done.is_file():
+        return Counters(**json.loads(done.read_text("utf-8")))
+    state, _ = read_latest(job)
+    return state.counters if state else None
+
+
 def _summarise_job(job: Path, run: Path) -> JobSummary:
     curves = read_curves(job)
     steps, losses = curves["loss"]
-    done = job / "done.json"
-    counters = json.loads(done.read_text("utf-8")) if done.is_file() else {}
+    counters = _counters(job)
     # Over views that were trained together, the mean of their scores at one step.
     dice = [values for key, (_, values) in curves.items() if key.endswith(" dice")]
     means = [sum(at) / len(at) for at in zip(*dice, strict=False)] if dice else []
-    seconds = counters.get("seconds")
     return JobSummary(
         name=str(job.relative_to(run)),
-        steps=int(counters.get("step", steps[-1] if steps else 0)),
-        hours=None if seconds is None else seconds / 3600,
+        steps=counters.step if counters else int(steps[-1] if steps else 0),
+        hours=counters.seconds / 3600 if counters else None,
         final_loss=losses[-1] if losses else None,
         best_dice=max(means) if means else None,
     )
