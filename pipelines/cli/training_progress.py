@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,8 +17,18 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 60.0
 
 
+def _time_left(spent_s: float, before: float, now: float) -> str:
+    """What remains of a job, at the speed at which it came from `before` to `now`."""
+    if now <= before:
+        return ""
+    seconds = spent_s * (1 - now) / (now - before)
+    return f", {timedelta(seconds=round(seconds))} left"
+
+
 @contextmanager
-def training_progress(quiet: bool) -> Iterator[Watcher]:
+def training_progress(
+    quiet: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Watcher]:
     """A watcher that shows loss, rate, slices a second and the time left."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,21 +44,26 @@ def training_progress(quiet: bool) -> Iterator[Watcher]:
         transient=True,
         disable=quiet or not console.is_terminal,
     )
-    spoken = time.monotonic()
+    spoken = clock()
+    # The job at work, and when and with what progress it was first heard of.
+    began: tuple[Job | None, float, float] = (None, 0.0, 0.0)
     with bar:
         task = bar.add_task("starting", total=1.0)
 
         def step(job: Job, report: StepReport, progress: float) -> None:
-            nonlocal spoken
+            nonlocal spoken, began
+            if began[0] is not job:
+                began = (job, clock(), progress)
             text = (
                 f"{job.name} step {report.step} loss {report.loss:.3f} rate {report.rate:.2g} "
                 f"{report.slices / report.seconds:.1f} slices/s"
             )
             bar.update(task, description=text, completed=progress)
-            if console.is_terminal or quiet or time.monotonic() - spoken < _LINE_SECONDS:
+            if console.is_terminal or quiet or clock() - spoken < _LINE_SECONDS:
                 return
-            spoken = time.monotonic()
-            typer.echo(f"{text} {progress:.0%}", err=True)
+            spoken = clock()
+            left = _time_left(spoken - began[1], began[2], progress)
+            typer.echo(f"{text} {progress:.0%}{left}", err=True)
 
         def say(line: str) -> None:
             if not quiet:
