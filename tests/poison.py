@@ -12,6 +12,8 @@ from pipelines.batch.ledger import Entry
 from pipelines.batch.server import serve
 from pipelines.batch.settings import RunSettings
 
+IN_HAND = "in-hand"  # a file that says so
+
 
 def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
     """What a worker of a cluster does with a scan, or a scan with it."""
@@ -20,6 +22,12 @@ def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
     if case.stem.startswith("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
     return segment(settings, case, device)
+
+
+def segment_without_end(settings: RunSettings, case: Case, device: str) -> Entry:
+    (settings.out / IN_HAND).touch()
+    time.sleep(600)
+    raise AssertionError
 
 
 def serve_without_end(connection: Connection, settings: RunSettings, device: str) -> None:

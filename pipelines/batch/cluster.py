@@ -6,7 +6,9 @@ The scheduler is a single point of failure; the ledger covers it, as the same co
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +23,7 @@ from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry
 from pipelines.batch.settings import RunSettings
 from pipelines.process import cpu_count
-from segmentation.errors import ConfigError, TrinatError
+from segmentation.errors import ConfigError, InterruptedRunError, TrinatError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -74,7 +76,8 @@ class DaskEngine:
             futures: dict[Any, Case] = {}
             exhausted = False
             while True:
-                workers = _workers(client)
+                with self._told_if_lost():
+                    workers = _workers(client)
                 # Asked anew each time: those of a queue come later than this begins.
                 gpus = any("GPU" in worker["resources"] for worker in workers)
                 while not exhausted and not stop() and len(futures) < len(workers):
@@ -96,33 +99,59 @@ class DaskEngine:
                     return
                 if not futures:
                     # No worker has come yet: the queue decides when.
-                    with suppress(TimeoutError):
-                        client.wait_for_workers(1, timeout=_POLL_S)
+                    time.sleep(_POLL_S)
                     continue
-                try:
-                    finished = wait(list(futures), _POLL_S, return_when="FIRST_COMPLETED").done
-                except TimeoutError:
-                    continue
-                for future in finished:
+                with self._told_if_lost(), suppress(TimeoutError):
+                    wait(list(futures), _POLL_S, return_when="FIRST_COMPLETED")
+                for future in [future for future in futures if future.done()]:
                     case = futures.pop(future)
-                    error = future.exception()
-                    yield future.result() if error is None else self._failed(case, error)
+                    with self._told_if_lost():
+                        error = future.exception()
+                        entry = future.result() if error is None else self._failed(case, error)
+                    yield entry
+
+    @contextmanager
+    def _told_if_lost(self) -> Iterator[None]:
+        """Without its scheduler nobody knows of a scan in hand: it is neither done nor failed."""
+        from distributed import CancelledError
+
+        try:
+            yield
+        except (CancelledError, OSError) as error:
+            raise InterruptedRunError(
+                "the scheduler was lost",
+                where=self._where,
+                remedy="once it is back, the same command goes on",
+            ) from error
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
         import dask
-        from distributed import Client
 
         dask.config.set({"distributed.scheduler.allowed-failures": _ALLOWED_FAILURES})
         # What matters is said in the ledger; a lost worker needs no traceback on the terminal.
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        for name in ("distributed", "distributed.client"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         cluster = self._cluster()
-        with Client(cluster if cluster is not None else self._where) as client:
+        with self._connect(cluster) as client:
             try:
                 yield client
             finally:
                 if cluster is not None:
                     cluster.close()
+
+    def _connect(self, cluster: Any) -> Client:
+        from distributed import Client
+
+        if cluster is not None:
+            return Client(cluster)
+        try:
+            return Client(self._where)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--cluster {self._where}: no scheduler answers there",
+                remedy="start one with `dask scheduler`, or check the address",
+            ) from error
 
     def _cluster(self) -> Any:
         """The cluster to start, or None where one runs already."""
@@ -178,7 +207,21 @@ class DaskEngine:
 
 
 def _workers(client: Client) -> list[dict[str, Any]]:
-    return list(client.scheduler_info(n_workers=-1)["workers"].values())
+    return list(client.sync(_ask, client)["workers"].values())
+
+
+async def _ask(client: Client) -> dict[str, Any]:
+    """What the scheduler knows; ConnectionError as soon as the client has lost it."""
+    if client.scheduler is None:
+        raise ConnectionError
+    # By itself this would look for a lost scheduler for half a minute.
+    asked = asyncio.ensure_future(client.scheduler.identity(n_workers=-1))
+    while not asked.done():
+        if client.status != "running":
+            asked.cancel()
+            raise ConnectionError
+        await asyncio.wait({asked}, timeout=_POLL_S)
+    return asked.result()
 
 
 def segment(settings: RunSettings, case: Case, device: str) -> Entry:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from poison import segment_poison
+from poison import IN_HAND, segment_poison, segment_without_end
 from serial import SerialEngine, run_serially, write_scans
 
 from pipelines.batch.cluster import DaskEngine
@@ -17,11 +21,12 @@ from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry, digest_files, read_entries
 from pipelines.batch.settings import RunSettings
 from pipelines.cli.choices import engine_on
-from segmentation.errors import ConfigError
+from segmentation.errors import ConfigError, InterruptedRunError
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
 
+dask = pytest.importorskip("dask")
 pytest.importorskip("distributed")
 
 
@@ -128,6 +133,72 @@ def test_a_run_that_waits_for_its_first_worker_can_be_stopped(no_workers_yet: Lo
 
     engine = DaskEngine(SETTINGS, no_workers_yet.scheduler_address, task=restrictions)
     assert list(engine.run(CASES, stop)) == []
+
+
+@pytest.fixture
+def scheduler() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A scheduler, with a worker, in a process of its own; and its address."""
+    code = (
+        "from distributed import LocalCluster\nimport time\n"
+        "cluster = LocalCluster(n_workers=1, processes=False, dashboard_address=None,"
+        " protocol='tcp', host='127.0.0.1')\n"
+        "print(cluster.scheduler_address, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_scans_in_hand_when_the_scheduler_dies_are_done_by_the_next_run(
+    scheduler, tmp_path: Path, caplog
+) -> None:
+    process, address = scheduler
+    logging.getLogger("distributed.client").addHandler(caplog.handler)
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+
+    class _Loses:
+        """A cluster whose scheduler is killed when a worker has the first of two scans."""
+
+        def __init__(self, settings: RunSettings) -> None:
+            self.engine = DaskEngine(settings, address, task=segment_without_end)
+
+        def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+            def asked() -> bool:
+                if (out / IN_HAND).exists():
+                    process.kill()
+                return stop()
+
+            return self.engine.run(cases, asked)
+
+    with pytest.raises(InterruptedRunError) as lost:
+        run_serially(scans, out, engine=_Loses)
+    assert str(lost.value) == (
+        f"{address}: the scheduler was lost: once it is back, the same command goes on"
+    )
+    assert caplog.records == []
+    assert read_entries([out / "run.jsonl"]) == {}
+    assert run_serially(scans, out).done == 2
+
+
+def test_an_address_where_no_scheduler_answers_is_told() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
+            pytest.raises(ConfigError, match="no scheduler answers there: start one with `dask"),
+        ):
+            list(DaskEngine(SETTINGS, address).run(CASES, lambda: False))
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])
