@@ -215,7 +215,9 @@ async def _ask(client: Client) -> dict[str, Any]:
     if client.scheduler is None:
         raise ConnectionError
     # By itself this would look for a lost scheduler for half a minute.
-    asked = asyncio.ensure_future(client.scheduler.identity(n_workers=-1))
+    asked: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(
+        client.scheduler.identity(n_workers=-1)
+    )
     while not asked.done():
         if client.status != "running":
             asked.cancel()
