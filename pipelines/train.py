@@ -239,6 +239,8 @@ class _JobRun:
         saved_at, told = trainer.counters.step, False
         # A run that was killed when its patience had ended does not begin anew to be patient.
         over = self._out_of_patience(trainer)
+        if trainer.counters.validation_due:
+            over = self._rest(trainer, scans, identity, writer, stop)
         while trainer.progress < 1 and not over:
             try:
                 report = trainer.step()
@@ -256,22 +258,18 @@ class _JobRun:
             # All processes stop at the same step, or those left would wait for ever.
             stopped = self.workers.largest(float(stop())) > 0
             at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
-            if at_rest:
-                over = self._validate(trainer, scans, identity, writer, trainer.progress >= 1)
+            trainer.counters.validation_due = at_rest and self._is_validated_at(trainer)
             due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
             if leads and (due or at_rest or stopped):
+                # Before validation, which takes minutes: whoever is killed in it loses no step.
                 write_state(self.folder, trainer.state(identity))
                 saved_at = report.step
-            if leads and at_rest:
-                write_page(self.folder, self.job.name, self.scheme)
-            if stopped and trainer.progress < 1:
+            if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
                 # Whoever ends first may take the others along: not before the state is written.
                 self.workers.share(lambda: None)
-                raise InterruptedRunError(
-                    f"stopped at step {report.step}; its state is saved",
-                    where=self.folder,
-                    remedy="the same command with --resume goes on",
-                )
+                raise self._interruption(trainer)
+            if at_rest:
+                over = self._rest(trainer, scans, identity, writer, stop)
         if leads:
             with atomic_text(self.folder / DONE) as file:
                 json.dump(asdict(trainer.counters), file)
@@ -363,38 +361,77 @@ class _JobRun:
         network = trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
         return network, classes_of(view, self.scheme)
 
+    def _is_validated_at(self, trainer: Trainer) -> bool:
+        """Whether the recipe has the weights scored at the end of this epoch, or of the job."""
+        config = self.job.stage.validation
+        epoch = trainer.counters.step // trainer.epoch_steps
+        return config is not None and (trainer.progress >= 1 or epoch % config.every_epochs == 0)
+
+    def _interruption(self, trainer: Trainer) -> InterruptedRunError:
+        return InterruptedRunError(
+            f"stopped at step {trainer.counters.step}; its state is saved",
+            where=self.folder,
+            remedy="the same command with --resume goes on",
+        )
+
+    def _rest(
+        self,
+        trainer: Trainer,
+        scans: Callable[[View], Iterator[Scan]],
+        identity: dict[str, Any],
+        writer: Metrics | None,
+        stop: Callable[[], bool],
+    ) -> bool:
+        """Between epochs: score the weights where it is time to, and draw the page.
+
+        True where patience is at its end. The state that was saved before says what is due.
+        """
+        over = False
+        if trainer.counters.validation_due:
+            stopped, over = self.workers.share(
+                lambda: self._validate(trainer, scans, identity, writer, stop)
+            )
+            if stopped:
+                raise self._interruption(trainer)
+            trainer.counters.validation_due = False
+        if self.workers.leads:
+            write_page(self.folder, self.job.name, self.scheme)
+        return over
+
     def _validate(
         self,
         trainer: Trainer,
         scans: Callable[[View], Iterator[Scan]],
         identity: dict[str, Any],
         writer: Metrics | None,
-        last: bool,
-    ) -> bool:
-        """Score the weights where it is time to; True where patience is at its end."""
-        config = self.job.stage.validation
-        epoch = trainer.counters.step // trainer.epoch_steps
-        if config is None or not (last or epoch % config.every_epochs == 0):
-            return False
+        stop: Callable[[], bool],
+    ) -> tuple[bool, bool]:
+        """Score the weights: whether that was stopped, and whether patience is at its end."""
+        try:
+            scores = {
+                view: self._score(trainer, view, scans(view), stop) for view in self.job.views
+            }
+        except InterruptedRunError:
+            return True, False
+        counters = trainer.counters
+        mean = float(np.mean([s.mean_dice for s in scores.values()]))
+        for view, score in scores.items():
+            scheme = classes_of(view, self.scheme)
+            write_examples(self.folder, counters.step, view.value, score.examples, scheme)
+        append_scores(self.folder, counters.step, scores, self.scheme)
         if writer is not None:
-            scores = {view: self._score(trainer, view, scans(view)) for view in self.job.views}
-            mean = float(np.mean([s.mean_dice for s in scores.values()]))
-            for view, score in scores.items():
-                scheme = classes_of(view, self.scheme)
-                step = trainer.counters.step
-                write_examples(self.folder, step, view.value, score.examples, scheme)
-            append_scores(self.folder, trainer.counters.step, scores, self.scheme)
-            writer.add_scores(scores, trainer.counters.step)
-            self.watcher.say(f"{self.job.name}: step {trainer.counters.step}, Dice {mean:.3f}")
-            counters = trainer.counters
-            # A mean of nothing is no number: it is neither the best nor to be beaten.
-            if np.isfinite(mean) and (counters.best is None or mean > counters.best):
-                counters.best, counters.best_step = mean, counters.step
-                counters.validations_since_best = 0
-                write_state(self.folder, trainer.state(identity), name=BEST)
-            else:
-                counters.validations_since_best += 1
-        return self.workers.share(lambda: self._out_of_patience(trainer))
+            writer.add_scores(scores, counters.step)
+        self.watcher.say(f"{self.job.name}: step {counters.step}, Dice {mean:.3f}")
+        counters.validation_due = False
+        # A mean of nothing is no number: it is neither the best nor to be beaten.
+        if np.isfinite(mean) and (counters.best is None or mean > counters.best):
+            counters.best, counters.best_step = mean, counters.step
+            counters.validations_since_best = 0
+            write_state(self.folder, trainer.state(identity), name=BEST)
+        else:
+            counters.validations_since_best += 1
+        write_state(self.folder, trainer.state(identity))
+        return False, self._out_of_patience(trainer)
 
     def _out_of_patience(self, trainer: Trainer) -> bool:
         config = self.job.stage.validation
@@ -402,8 +439,17 @@ class _JobRun:
             return False
         return trainer.counters.validations_since_best >= config.patience
 
-    def _score(self, trainer: Trainer, view: View, scans: Iterator[Scan]) -> Scores:
+    def _score(
+        self, trainer: Trainer, view: View, scans: Iterator[Scan], stop: Callable[[], bool]
+    ) -> Scores:
         network = trainer.best_weights.extract(view).to(self.device)
+
+        def heed(*_: object) -> None:
+            if stop():
+                raise self._interruption(trainer)
+
+        # A whole scan may take longer than a cluster waits: a few slices do not.
+        network.register_forward_pre_hook(heed)
         return validate(
             network,
             scans,

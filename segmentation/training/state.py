@@ -51,6 +51,7 @@ class Counters:
     best: float | None = None  # mean validation Dice
     best_step: int | None = None
     validations_since_best: int = 0
+    validation_due: bool = False  # of the weights as they stand
 
 
 @dataclass(frozen=True, eq=False)

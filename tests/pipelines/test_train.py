@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from segmentation.models.model_info import Description, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.training.loop import StepReport
 from segmentation.training.state import read_latest
+from segmentation.training.validation import Scan, synthetic_scans
 from segmentation.views import View
 
 NETWORK = {
@@ -375,6 +377,65 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
     assert seen == list(range(4, 31))
     train(recipe, tmp_path / "straight", SILENT)
     assert_same(broken, tmp_path / "straight")
+
+
+@pytest.mark.parametrize("when", ["in the last step before", "during"])
+def test_a_signal_does_not_wait_for_validation_which_is_made_later(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    settings = ["views=[coronal]", "validation={every_epochs: 1, patience: 9, scans: 1}"]
+    recipe = read_recipe(str(recipe_file), settings)
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    train(recipe, straight, SILENT)
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupting(*arguments: Any) -> Iterator[Scan]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from synthetic_scans(*arguments)
+
+    watcher = Watcher(lambda line: None, interrupt)
+    if when == "during":
+        watcher = SILENT
+        monkeypatch.setattr("pipelines.train.synthetic_scans", interrupting)
+    with pytest.raises(InterruptedRunError, match="step 4; its state is saved"):
+        train(recipe, broken, watcher)
+    monkeypatch.undo()
+    job = "train/coronal"
+    assert not (broken / job / "validations.csv").exists()
+    state, _ = read_latest(broken / job)
+    assert state is not None
+    assert (state.counters.step, state.counters.validation_due) == (4, True)
+    train(recipe, broken, SILENT, resume=True)
+    assert_same(broken, straight)
+    scores = [(run / job / "validations.csv").read_bytes() for run in (broken, straight)]
+    assert scores[0] == scores[1]
+    ends = [json.loads((run / job / "done.json").read_text()) for run in (broken, straight)]
+    assert ends[0] | {"seconds": 0} == ends[1] | {"seconds": 0}
+    assert ends[0]["validation_due"] is False
+
+
+def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe = read_recipe(str(recipe_file), ["views=[coronal]", "validation={scans: 1}"])
+    run = tmp_path / "run"
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(InterruptedRunError, match="step 8"):
+        train(recipe, run, Watcher(lambda line: None, interrupt))
+    assert not (run / "train/coronal/done.json").exists()
+    seen: list[int] = []
+    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    train(recipe, run, note, resume=True)
+    assert seen == []
+    with (run / "train/coronal/validations.csv").open() as file:
+        assert {row["step"] for row in csv.DictReader(file)} == {"4", "8"}
 
 
 def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> None:
