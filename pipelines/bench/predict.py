@@ -3,6 +3,9 @@
 The baseline is the published network run slice by slice, eager, float32, 256x256: a few slices are
 timed in the same run and multiplied. Processor seconds are told beside those of the clock: on a
 machine that does other work too, they are what can be compared.
+
+`fast` is run as `trinat predict`. `quicknat` has random weights, which take the time of trained
+ones but find no brain: it works where `fast` sees one, and writes labels alone.
 """
 
 from __future__ import annotations
@@ -36,14 +39,14 @@ def run(threads: str = "2", repetitions: str = "1", models: str = "fast,quicknat
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         scan = _head(root)
-        folders = {"quicknat": str(_random_quicknat(root / "quicknat"))}
         clock, processor = (seconds * _SLICES for seconds in _measure_baseline(int(threads)))
         print(f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}")
         print(f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)")
         for name in models.split(","):
-            model = folders.get(name, name)
+            prepare = _random_command if name == "quicknat" else _predict_command
+            # A folder for each round: `predict` does not do again what it has done.
             rounds = [
-                _measure(scan, root / f"{name}-{i}", model, threads)
+                _measure(prepare(scan, root / f"{name}-{i}", name, threads))
                 for i in range(int(repetitions))
             ]
             seconds, work, peak = (
@@ -92,17 +95,28 @@ def _measure_baseline(threads: int, count: int = 3) -> tuple[float, float]:
     return clock, processor
 
 
-def _measure(scan: Path, out: Path, model: str, threads: str) -> tuple[float, float, float]:
-    """Seconds from start to end of the command, processor seconds, and the largest process' GiB."""
+def _predict_command(scan: Path, out: Path, model: str, threads: str) -> list[str]:
     arguments = (str(scan), "--out", str(out), "--model", model, "--threads", threads, "--quiet")
+    return ["-c", "from pipelines.cli import main; main()", "predict", *arguments]
+
+
+def _random_command(scan: Path, folder: Path, _: str, threads: str) -> list[str]:
+    from pipelines.bench._predict_random import write_room
+
+    model, room, out = _random_quicknat(folder), folder / "room.npz", folder / "labels.nii.gz"
+    write_room(scan, room, "fast")
+    places = (str(path) for path in (scan, out, model))
+    return ["-m", "pipelines.bench._predict_random", *places, threads, str(room)]
+
+
+def _measure(command: list[str]) -> tuple[float, float, float]:
+    """Seconds from start to end of a command, processor seconds, and the largest process' GiB."""
     start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from pipelines.cli import main; main()", "predict", *arguments]
-    )
+    process = subprocess.Popen([sys.executable, *command])
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"predict ended with {process.returncode}")
+        raise SystemExit(f"{command[1]} ended with {process.returncode}")
     # Children that were waited for are counted in, and the peak is the largest process's.
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20

@@ -21,8 +21,10 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 # A class that the model was never taught must not win by chance.
 _NEVER = -1e4
-# Slices of the working grid at a time. More do not run faster on a processor, and fill its caches.
+# Slices of the working grid at a time. More do not run faster on a processor, and fill its caches
+# and memory: wider networks than of so many filters get fewer.
 _BATCH = {"cpu": 4, "cuda": 32}
+_FILTERS = {"cpu": 32, "cuda": 64}
 
 
 def choose_device(name: str) -> torch.device:
@@ -76,7 +78,8 @@ class ViewNetwork:
         self.classes = network.config.classes
         self._multiple = 2**network.config.depth
         self.device = device
-        self.batch = batch or _BATCH[device.type]
+        most = _BATCH[device.type] * _FILTERS[device.type] // network.config.filters
+        self.batch = batch or min(max(most, 1), _BATCH[device.type])
         folded = network.fold()
         if never is not None and len(never):
             assert folded.classifier.bias is not None
