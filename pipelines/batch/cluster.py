@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +161,8 @@ class DaskEngine:
             from distributed import LocalCluster
 
             count = self._local_count()
-            return LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+            with _deaf_to_interrupts():
+                return LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
         if self._where not in _QUEUES:
             return None
         import dask_jobqueue
@@ -204,6 +207,22 @@ class DaskEngine:
             settings=self.settings.output.digest(),
             finished=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started here, and later by threads started here, never see a Ctrl-C.
+
+    It reaches all processes of a terminal, and what it means is this one's to decide: it does when
+    the block ends.
+    """
+    # Starting it, as the first process would, lets interrupts through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _workers(client: Client) -> list[dict[str, Any]]:

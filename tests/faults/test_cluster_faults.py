@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from overfitted import random_model
 from poison import IN_HAND, segment_poison, segment_without_end
 from serial import SerialEngine, run_serially, write_scans
 
@@ -21,6 +24,7 @@ from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry, digest_files, read_entries
 from pipelines.batch.settings import RunSettings
 from pipelines.cli.choices import engine_on
+from pipelines.exits import Exit
 from segmentation.errors import ConfigError, InterruptedRunError
 
 if TYPE_CHECKING:
@@ -133,6 +137,33 @@ def test_a_run_that_waits_for_its_first_worker_can_be_stopped(no_workers_yet: Lo
 
     engine = DaskEngine(SETTINGS, no_workers_yet.scheduler_address, task=restrictions)
     assert list(engine.run(CASES, stop)) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(60)))
+    out, trinat = tmp_path / "out", Path(sys.executable).with_name("trinat")
+    options = ("--model", random_model(), "--no-pictures", "--quiet", "--cluster", "local:1")
+    # A group of processes of its own, as a terminal's: the signal reaches them all.
+    run = subprocess.Popen(
+        [trinat, "predict", scans, "--out", out, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (out / "run.jsonl").exists() or not (out / "run.jsonl").read_bytes():
+        assert run.poll() is None
+        time.sleep(0.01)
+    # Time for the next scan to be begun.
+    time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == Exit.INTERRUPTED
+    entries = read_entries([out / "run.jsonl"])
+    assert len(entries) == len(list(out.glob("*_dseg.nii.gz"))) < 60
+    assert {entry.status for entry in entries.values()} == {"done"}
+    # The workers have nothing to say of it.
+    assert len(told.splitlines()) == 2
 
 
 @pytest.fixture
