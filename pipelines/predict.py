@@ -30,10 +30,6 @@ from segmentation.models.zoo import MODEL_FILE, find_model
 __all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "predict"]
 
 WORK = ".trinat-work"
-_TAKEN = (
-    "another scan of this name, from another folder, has its results here: choose another --out, "
-    "or remove them first"
-)
 
 Listener = Callable[[Entry], None]
 EngineMaker = Callable[[RunSettings], Engine]
@@ -191,7 +187,7 @@ def _run(
             keep=not refusal.harmless,
         )
 
-    origins: dict[str, str] = {}  # of what is in hand
+    begun: list[Case] = []
 
     def missing() -> Iterator[Case]:
         for case in cases:
@@ -199,19 +195,12 @@ def _run(
             if stop():
                 return
             entry = known.get(case.id)
-            digest = _digest(case) if entry else ""
-            if entry and _is_current(entry, digest, settings):
+            if entry and _is_current(entry, case, settings):
                 unchanged = Entry(case.id, "skipped", case.shown, "done before, nothing changed")
                 # The entry of the run that did it stays the one that holds.
                 note(unchanged, keep=False)
-                if entry.origin not in ("", case.origin):
-                    # It moved, and may change where it is now.
-                    ledger.add(replace(entry, origin=case.origin, finished=_now()))
-            elif entry and entry.holds(settings.out, digest, case.origin):
-                # Told by its file's name, as what is refused: the case is the other scan.
-                note(Entry(case.shown, "failed", case.shown, _TAKEN, finished=_now()))
             else:
-                origins[case.id] = case.origin
+                begun.append(case)
                 yield case
 
     make = plan.engine or (
@@ -222,7 +211,7 @@ def _run(
     first = next(source, None)
     if first is not None:
         for entry in make(settings).run(_chain(first, source), stop):
-            note(replace(entry, origin=origins.pop(entry.case)))
+            note(entry)
     undone = len(cases) + len(refused) - sum(counts.values())
     return Outcome(
         counts["done"],
@@ -264,16 +253,12 @@ def _chain(first: Case, rest: Iterator[Case]) -> Iterator[Case]:
     yield from rest
 
 
-def _is_current(entry: Entry, digest: str, settings: RunSettings) -> bool:
-    return entry.is_current(settings.out, digest, settings.model_sha256, settings.output.digest())
-
-
-def _digest(case: Case) -> str:
-    """Of its files; empty where they cannot be read, which the run then tells."""
+def _is_current(entry: Entry, case: Case, settings: RunSettings) -> bool:
     try:
-        return digest_files(case.files)
+        digest = digest_files(case.files)
     except OSError:
-        return ""
+        return False
+    return entry.is_current(settings.out, digest, settings.model_sha256, settings.output.digest())
 
 
 def _make_folder(out: Path) -> None:

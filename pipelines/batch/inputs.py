@@ -6,7 +6,6 @@ Nothing given is lost: what cannot become a case is returned with the reason.
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -46,12 +45,6 @@ class Case:
     @property
     def stem(self) -> str:
         return os.path.basename(self.id)  # noqa: PTH119 - a name, not a path
-
-    @property
-    def origin(self) -> str:
-        """Stands for the place it lies in, without telling it; not for what a link leads to."""
-        place = os.fsencode(self.path.parent.resolve() / self.path.name)
-        return hashlib.sha256(place).hexdigest()[:16]
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -30,7 +30,6 @@ class Entry:
     input: str = ""
     reason: str = ""
     input_sha256: str = ""
-    origin: str = ""  # the place of the input, as a digest
     model: str = ""  # empty: refused before any model was asked
     settings: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)  # path -> sha256
@@ -48,15 +47,6 @@ class Entry:
             and all(
                 _digest_or_none(folder / path) == digest for path, digest in self.outputs.items()
             )
-        )
-
-    def holds(self, folder: Path, input_sha256: str, origin: str) -> bool:
-        """Done from another scan of the same name elsewhere, and its outputs are all there."""
-        return (
-            self.status == "done"
-            and self.origin not in ("", origin)
-            and self.input_sha256 != input_sha256
-            and all((folder / path).exists() for path in self.outputs)
         )
 
 

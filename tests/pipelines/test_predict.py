@@ -239,31 +239,6 @@ def test_half_a_pair_is_told_by_name_and_without_a_path(tmp_path: Path) -> None:
     assert reason == "x.img: No such file or directory: check that it is there and yours"
 
 
-def test_another_scan_of_the_same_name_replaces_no_result(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path, "a/T1.nii", "b/T1.nii")
-    given, out = [[str(scans / folder / "T1.nii")] for folder in "ab"], tmp_path / "out"
-    assert run_serially(given[0], out).done == 1
-    before = digest_files([out / "T1_dseg.nii.gz"])
-    for _ in range(2):
-        assert run_serially(given[1], out).exit == Exit.ALL_FAILED
-        assert digest_files([out / "T1_dseg.nii.gz"]) == before
-        rows = {row["case"]: row for row in table(out / "summary.tsv")}
-        assert rows["T1"]["status"] == "done"
-        assert rows["T1.nii"]["reason"].startswith("another scan of this name")
-    # The first is still known, and where its result is gone the other takes its place.
-    assert run_serially(given[0], out).skipped == 1
-    (out / "T1_dseg.nii.gz").unlink()
-    assert run_serially(given[1], out).done == 1
-
-
-def test_scans_that_moved_are_known_and_those_that_changed_in_place_done_again(again) -> None:
-    scans, out = again
-    moved = scans.rename(scans.with_name("moved"))
-    assert run_serially(moved, out).skipped == 2
-    shutil.copy(moved / "b/c.nii.gz", scans := moved / "a.nii.gz")
-    assert run_serially(scans, out).done == 1
-
-
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/", "-1/2"])
 def test_impossible_shards_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--shard"):
