@@ -162,7 +162,7 @@ class DaskEngine:
 
             count = self._local_count()
             with _deaf_to_interrupts():
-                return LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+                return LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=":0")
         if self._where not in _QUEUES:
             return None
         import dask_jobqueue

@@ -99,7 +99,7 @@ def no_workers_yet() -> Iterator[LocalCluster]:
         n_workers=0,
         processes=False,
         threads_per_worker=2,
-        dashboard_address=None,
+        dashboard_address=":0",
         resources={"GPU": 1},
     ) as cluster:
         yield cluster
@@ -171,7 +171,7 @@ def scheduler() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A scheduler, with a worker, in a process of its own; and its address."""
     code = (
         "from distributed import LocalCluster\nimport time\n"
-        "cluster = LocalCluster(n_workers=1, processes=False, dashboard_address=None,"
+        "cluster = LocalCluster(n_workers=1, processes=False, dashboard_address=':0',"
         " protocol='tcp', host='127.0.0.1')\n"
         "print(cluster.scheduler_address, flush=True)\n"
         "time.sleep(600)"
