@@ -162,7 +162,9 @@ class DaskEngine:
 
             count = self._local_count()
             with _deaf_to_interrupts():
-                return LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=":0")
+                return LocalCluster(
+                    n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+                )
         if self._where not in _QUEUES:
             return None
         import dask_jobqueue
