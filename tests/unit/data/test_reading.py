@@ -118,10 +118,12 @@ def test_processes_end_when_they_are_let_go_of(store: Path) -> None:
 
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from segmentation.data.reading import SliceReaders, SubjectFiles
 if __name__ == "__main__":
+    # A shell that starts tests in the background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     readers = SliceReaders(SubjectFiles([]), 2, where=Path())
     print(*(reader._process.pid for reader in readers._readers), flush=True)
     time.sleep(600)
