@@ -8,6 +8,8 @@ from overfitted import random_model
 
 from segmentation.inference.network import ViewNetwork
 from segmentation.models.checkpoint import load_model
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.winograd import WinogradConv2d
 from segmentation.views import View, slice_axes, to_slices
 
 SHAPE = (40, 12, 56)  # coronal slices of 56 rows and 40 columns
@@ -52,3 +54,17 @@ def test_a_mask_of_everything_changes_nothing(network, volume) -> None:
     assert [part[:3] for part in plain] == [part[:3] for part in masked]
     for one, other in zip(plain, masked, strict=True):
         torch.testing.assert_close(one.probabilities, other.probabilities, rtol=0, atol=0)
+
+
+def test_wide_kernels_take_a_faster_way_to_the_same_result(volume) -> None:
+    torch.manual_seed(0)
+    config = QuickNatConfig(classes=5, filters=32, kernel=5, depth=2)
+    plain = QuickNat(config).eval()
+    network = ViewNetwork(plain, torch.device("cpu"), torch.float32, batch=6)
+    modules = list(network._network.modules())
+    assert any(isinstance(module, WinogradConv2d) for module in modules)
+    assert not any(isinstance(module, WinogradConv2d) for module in plain.modules())
+    with torch.inference_mode():
+        expected = plain(to_slices(volume, AXES)[:6, None]).softmax(1).permute(0, 2, 3, 1)
+    found = next(iter(network.probabilities(volume, AXES))).probabilities
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
