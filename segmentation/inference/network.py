@@ -14,7 +14,7 @@ from segmentation.errors import DeviceError
 from segmentation.models.blocks import Layer
 from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
-from segmentation.models.winograd import WinogradConv2d
+from segmentation.models.winograd import WinogradConv2d, max_pool_rounded
 from segmentation.views import SliceAxes, to_slices
 
 __all__ = ["Part", "Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
@@ -166,6 +166,7 @@ def _save_products(network: QuickNat) -> None:
     for layer in network.modules():
         if isinstance(layer, Layer) and WinogradConv2d.suits(layer.convolution):
             layer.add_module("convolution", WinogradConv2d(layer.convolution))
+            network.pool = max_pool_rounded
 
 
 def _grown(set_: Tensor, length: int, multiple: int) -> slice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -54,6 +55,7 @@ class QuickNat(nn.Module):
     def __init__(self, config: QuickNatConfig) -> None:
         super().__init__()
         self.config = config
+        self.pool: Callable[[Tensor], tuple[Tensor, Tensor]] = max_pool
         filters = config.filters
         dense = (config.kernel, config.kernel, 1)
 
@@ -93,7 +95,7 @@ class QuickNat(nn.Module):
         passed = []
         for encoder in self.encoders:
             skip = encoder(x)
-            x, where = max_pool(skip)
+            x, where = self.pool(skip)
             passed.append((skip, where))
         # The port builds a squeeze-and-excitation for its bottleneck and never applies it, nor
         # does it drop channels there.

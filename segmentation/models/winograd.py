@@ -13,9 +13,9 @@ import torch
 from numpy.polynomial.polynomial import polyfromroots
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import max_pool2d, pad
 
-__all__ = ["WinogradConv2d"]
+__all__ = ["WinogradConv2d", "max_pool_rounded"]
 
 # Small numbers and their inverses, whose powers neither grow nor vanish; the last is infinity.
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
@@ -25,6 +25,8 @@ _KERNEL = len(_POINTS) + 2 - _TILE
 _CHUNK_BYTES = 8 << 20
 # With fewer channels the way there and back costs more than the products that it saves.
 _FEWEST_CHANNELS = 32
+# More than constant values come to differ by, as a share of a channel's largest value.
+_ROUNDING = 1e-6
 
 
 class WinogradConv2d(nn.Module):
@@ -103,6 +105,17 @@ class WinogradConv2d(nn.Module):
         tiles = self.back @ products.view(points**2, -1)
         shape = (_TILE, _TILE, n, down, across, len(self.bias))
         return tiles.view(shape).permute(2, 3, 0, 4, 1, 5)
+
+
+def max_pool_rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`max_pool` for what is rounded differently from place to place: the first of equals wins.
+
+    In constant background a plain convolution gives exact ties, and the network was trained with
+    where those go. Here neighbours differ by rounding, so the earlier get a little on top.
+    """
+    first = x.new_tensor(((3, 2), (1, 0))).repeat(x.shape[2] // 2, x.shape[3] // 2)
+    largest = torch.maximum(x.amax((2, 3), keepdim=True), -x.amin((2, 3), keepdim=True))
+    return max_pool2d(torch.addcmul(x, first, largest * _ROUNDING), 2, return_indices=True)
 
 
 def _transforms() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

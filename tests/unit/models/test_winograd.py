@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d
 
-from segmentation.models.winograd import WinogradConv2d
+from segmentation.models.blocks import max_pool
+from segmentation.models.winograd import WinogradConv2d, max_pool_rounded
 
 
 def _pair(channels: int = 32, filters: int = 33, *, bias: bool = True, **kind: object) -> nn.Conv2d:
@@ -60,3 +61,18 @@ def test_it_stands_in_for_wide_convolutions_of_5x5_alone() -> None:
     assert not WinogradConv2d.suits(_pair(padding_mode="reflect"))
     assert not WinogradConv2d.suits(nn.Conv2d(32, 32, 3, padding=1))
     assert not WinogradConv2d.suits(nn.Identity())
+
+
+def test_rounding_breaks_no_ties_in_pooling() -> None:
+    x = torch.zeros(1, 2, 2, 4)
+    x[0, 0, :, :2] = torch.tensor(((1.0, 1 + 2e-7), (1 - 2e-7, 1 + 5e-7)))
+    x[0, 0, :, 2:] = torch.tensor(((1.0, 0.9), (1.001, 0.2)))
+    x[0, 1] = -x[0, 0]
+    values, where = max_pool_rounded(x)
+    assert where.tolist() == [[[[0, 6]], [[0, 7]]]]
+    torch.testing.assert_close(values, max_pool(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_pooling_goes_where_the_plain_one_goes() -> None:
+    x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(max_pool_rounded(x)[1], max_pool(x)[1], rtol=0, atol=0)
