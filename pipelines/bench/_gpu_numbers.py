@@ -20,6 +20,8 @@ def numerics_part(setting: Setting) -> Figures:
 
     slices, labels = (tensor[:4] for tensor in batch_of(setting))
     network = network_of(PUBLISHED_NAME, setting, dropout=0.0).train()
+    # Each is done once: looking for the fastest way in float64 takes longer than any.
+    torch.backends.cudnn.benchmark = False
 
     def outcome(dtype: torch.dtype, bf16: bool, tf32: bool) -> tuple[Tensor, Tensor]:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -91,10 +91,11 @@ def step_part(setting: Setting) -> Figures:
                 torch.cuda.reset_peak_memory_stats()
             taken = seconds_of(work, setting)
             cell["slices/s"] = setting.batch / taken
+            if slices.device.type == "cuda":
+                # Before operations are counted: that step is not compiled, and takes more.
+                cell["peak memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
             plain = step_of(network, slices, labels, bf16=setting.bf16)
             cell["TFLOP/s"] = operations(plain) / taken / 1e12
-            if slices.device.type == "cuda":
-                cell["peak memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
     return figures
 
 

@@ -1,6 +1,8 @@
-r"""What only a GPU can show. Needs torch, NumPy, pydantic, PyYAML and pytest, nothing else.
+r"""What only a GPU can show. Needs torch, NumPy, pydantic, PyYAML, pytest and pytest-timeout.
 
-python3 -m pytest tests/gpu
+python3 -m pytest -W default tests/gpu
+
+Without -W a library that warns when it is imported there would end everything.
 """
 
 from __future__ import annotations
@@ -45,9 +47,16 @@ def heads(maps) -> Heads:
     return aim(maps, SCHEME, CUDA)[0]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def repeatable_products() -> Iterator[None]:
+    """For all tests: torch looks at it once, at a process's first matrix product."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        yield
+
+
 @pytest.fixture
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -116,11 +116,11 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def modules_that_are_not_there() -> list[str]:
-    """Top names of all that is installed here and that `THERE` does not bring along."""
-    known, todo = set(), list(THERE)
+def with_what_they_need(*names: str) -> set[str]:
+    """Distributions and all that they need, as far as that is installed here."""
+    known, todo = set(), list(names)
     while todo:
-        name = re.sub("[-_.]+", "-", todo.pop()).lower()
+        name = normal(todo.pop())
         if name in known:
             continue
         known.add(name)
@@ -129,10 +129,20 @@ def modules_that_are_not_there() -> list[str]:
         except PackageNotFoundError:
             continue
         todo += [re.split(r"[^\w.-]", need)[0] for need in needs if "extra ==" not in need]
+    return known
+
+
+def normal(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def modules_that_are_not_there() -> list[str]:
+    """Top names of all that is installed here and that `THERE` does not bring along."""
+    known = with_what_they_need(*THERE)
     return sorted(
         module
         for module, owners in packages_distributions().items()
-        if not any(re.sub("[-_.]+", "-", owner).lower() in known for owner in owners)
+        if not any(normal(owner) in known for owner in owners)
         and module not in {"segmentation", "pipelines", "configs", "_virtualenv"}
     )
 
@@ -186,6 +196,15 @@ def test_a_view_is_trained_with_torch_numpy_and_pydantic_alone(heads: Path, tmp_
     assert model.info.precision == "float16"
     assert model.info.training.slices_seen == 2 * read_run(out)["counters"]["step"]
     assert model.info.not_predicted == ("CSF",)
+
+
+def test_what_pydantic_and_yaml_need_is_carried_along() -> None:
+    """typing_extensions, too: pydantic may want newer ones than torch was installed with."""
+    (names,) = re.findall(r"needed='(.*)'", (SCRIPT.parent / "wheels").read_text())
+    carried = {normal(name) for name in names.split("|")}
+    assert carried >= with_what_they_need("pydantic", "pyyaml")
+    pins = (SCRIPT.parents[2] / "constraints.txt").read_text()
+    assert carried <= {normal(name) for name in re.findall(r"^([\w.-]+)==", pins, re.MULTILINE)}
 
 
 @pytest.mark.slow
