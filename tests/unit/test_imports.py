@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,12 @@ def test_the_help_page_imports_nothing_heavy() -> None:
     assert heavy == "[]"
     # 620 modules load in 0.14 s; the budget is half a second.
     assert int(count) < 900, "more modules than a quick start allows"
+
+
+def test_what_the_readme_imports_is_there() -> None:
+    example = (ROOT / "README.md").read_text().split("```python")[1].split("```")[0]
+    imports = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        module = import_module(node.module or "")
+        assert all(hasattr(module, alias.name) for alias in node.names)
