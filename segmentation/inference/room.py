@@ -57,25 +57,28 @@ def room_around(seen: NDArray[np.bool_], slices: Sequence[int], axis: int) -> Ro
     cleaned = np.zeros_like(seen)
     cleaned[slices] = _large_parts(_thick_parts(seen[slices]))
     found = np.moveaxis(cleaned, 0, axis)
-    mask = _grown(found, _SPARE)
+    mask = _grown(found, *[_SPARE] * 3)
     box = occupied_box(mask)
     if not mask.any():
         return Room.whole(mask.shape)
     # Where the scan itself ends both end alike, and nothing is rim.
-    rim = mask[box] & ~_grown(found, _SPARE - _NEAR_END)[box]
+    rim = mask[box] & ~_grown(found, *[_SPARE - _NEAR_END] * 3)[box]
     return Room(box, torch.from_numpy(mask[box]), torch.from_numpy(rim))
 
 
-def _grown(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
+def _grown(mask: NDArray[np.bool_], *reach: int) -> NDArray[np.bool_]:
+    """A mask grown by so many voxels along each of its axes."""
     grown = mask
-    for axis in range(3):
-        grown = ndimage.maximum_filter1d(grown, 2 * reach + 1, axis=axis, mode="constant")
+    for axis, voxels in enumerate(reach):
+        grown = ndimage.maximum_filter1d(grown, 2 * voxels + 1, axis=axis, mode="constant")
     return grown
 
 
 def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Slices (N, H, W) without what is thinner than `_THIN`."""
-    return np.asarray(ndimage.binary_opening(slices, np.ones((1, _THIN, _THIN))))
+    """Slices (N, H, W) without what is thinner than `_THIN` and no end of something thicker."""
+    thick = np.asarray(ndimage.binary_opening(slices, np.ones((1, _THIN, _THIN))))
+    # An end is rounded off, or all that the next slice shows.
+    return _grown(thick, 1, _THIN // 2, _THIN // 2) & slices
 
 
 def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
