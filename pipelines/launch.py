@@ -20,7 +20,8 @@ import torch
 from torch import distributed
 
 from pipelines.process import cpu_count, prepare_process
-from pipelines.train import Watcher, train
+from pipelines.train import train
+from pipelines.trainjob import Watcher
 from segmentation.errors import (
     ConfigError,
     DeviceError,

@@ -15,7 +15,8 @@ import yaml
 from small_store import all_train, damage, small_store
 
 from pipelines.exits import Exit, exit_code
-from pipelines.train import Watcher, read_recipe, train
+from pipelines.train import read_recipe, train
+from pipelines.trainjob import Watcher
 from segmentation.errors import DatasetError, IntegrityError, InterruptedRunError
 from segmentation.training.config import Recipe
 from segmentation.training.state import read_latest

@@ -20,7 +20,8 @@ import yaml
 from small_store import all_train, small_store
 
 from pipelines.launch import launch
-from pipelines.train import Watcher, read_recipe
+from pipelines.train import read_recipe
+from pipelines.trainjob import Watcher
 from segmentation.errors import ConfigError, TrinatError
 from segmentation.heads import phantom_heads
 from segmentation.models.checkpoint import load_model

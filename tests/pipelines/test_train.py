@@ -22,7 +22,9 @@ from small_store import all_train, small_store
 from pipelines.config import with_settings
 from pipelines.exits import Exit, exit_code
 from pipelines.runs import compare, summarise
-from pipelines.train import Job, Watcher, read_recipe, train, usual_readers
+from pipelines.train import read_recipe, train
+from pipelines.traindata import usual_readers
+from pipelines.trainjob import Job, Watcher
 from segmentation.errors import (
     ConfigError,
     DatasetError,
@@ -399,7 +401,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     watcher = Watcher(lambda line: None, interrupt)
     if when == "during":
         watcher = SILENT
-        monkeypatch.setattr("pipelines.train.synthetic_scans", interrupting)
+        monkeypatch.setattr("pipelines.traindata.synthetic_scans", interrupting)
     with pytest.raises(InterruptedRunError, match="step 4; its state is saved"):
         train(recipe, broken, watcher)
     monkeypatch.undo()

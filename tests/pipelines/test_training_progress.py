@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.cli.training_progress import training_progress
-from pipelines.train import Job
+from pipelines.trainjob import Job
 from segmentation.training.config import StageConfig
 from segmentation.training.loop import StepReport
 from segmentation.views import View
