@@ -1,4 +1,4 @@
-"""trinat fuse-weights: how much each view counts, fitted to scans with truth."""
+"""trinat fuse-weights: how views are joined, fitted to scans with truth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from segmentation.labels import LabelScheme
 from segmentation.metrics.grid import on_grid_of
 from segmentation.metrics.overlap import dice
 from segmentation.models.checkpoint import class_weights, save_fusion
-from segmentation.models.model_info import Fusion
+from segmentation.models.model_info import Fusion, Mean
 from segmentation.models.zoo import find_model, shipped_models
 from segmentation.resample import occupied_box
 from segmentation.views import View, to_slices
@@ -38,6 +38,9 @@ Say = Callable[[str], None]
 Weights = dict[View, NDArray[np.floating]]
 
 BEFORE, BY_VIEW, BY_CLASS = "as they were", "by view", "by view and structure"
+_MEANS: dict[str, Mean] = {"": "arithmetic", ", geometric": "geometric"}
+# The simplest first: what is less simple has to be better.
+_KINDS = tuple(weights + mean for weights in (BY_VIEW, BY_CLASS) for mean in _MEANS)
 # Weights fitted less often than this to be tried on persons that they have not seen.
 _FOLDS = 10
 # Weights that gain less Dice than this on persons they have not seen are not worth having.
@@ -79,6 +82,7 @@ class Found:
         rows.append(("mean", [self.mean(kind) for kind in kinds]))
         judged = "fitted without its person" if self.held_out else "fitted to this very person"
         weights = ", ".join(f"{view.value} {w:.2f}" for view, w in self.fusion.weights.items())
+        mean = f"{self.fusion.mean} mean"
         return [
             f"Mean Dice over structures of each scan, with weights {judged}:",
             "  ".join(("scan".ljust(width), *kinds)),
@@ -91,7 +95,7 @@ class Found:
                 )
                 for name, values in rows
             ),
-            f"best weights: {self.chosen} ({weights})",
+            f"best: {self.chosen} ({mean}; {weights})",
         ]
 
 
@@ -213,7 +217,7 @@ def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
     before = segmenter.model.info.fusion
     fitted = _fit(scans, scheme)
     persons = sorted({scan.person for scan in scans})
-    scores: dict[str, list[float]] = {kind: [] for kind in (BEFORE, BY_VIEW, BY_CLASS)}
+    scores: dict[str, list[float]] = {kind: [] for kind in (BEFORE, *_KINDS)}
     folds = min(len(persons), _FOLDS)
     # A person's scans are left out together. One person alone cannot be: it is scored on itself.
     fold_of = {person: number % folds for number, person in enumerate(persons)}
@@ -226,13 +230,13 @@ def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
         for kind, fusion in {BEFORE: before, **held_out[fold_of[scan.person]]}.items():
             rows = class_weights(fusion, scheme, views, segmenter.model.folder)
             weights: Weights = dict(zip(views, rows, strict=True))
-            values = dice(contested.joint(scheme, weights))
+            values = dice(contested.joint(scheme, weights, fusion.mean))
             values[[0, *segmenter.model.not_predicted]] = np.nan
             scores[kind].append(float(np.nanmean(values)))
     means = {kind: float(np.nanmean(values)) for kind, values in scores.items()}
     chosen = BEFORE
     # One person says how far to believe views, not how far for each structure.
-    for kind in (BY_VIEW, BY_CLASS) if folds > 1 else (BY_VIEW,):
+    for kind in _KINDS if folds > 1 else _KINDS[: len(_MEANS)]:
         if means[kind] >= means[chosen] + _WORTHWHILE:
             chosen = kind
     return Found(
@@ -253,8 +257,9 @@ def _fit(scans: Sequence[_Scan], scheme: LabelScheme) -> dict[str, Fusion]:
         for k, name in enumerate(scheme.names)
     }
     return {
-        BY_VIEW: Fusion(weights=weights),
-        BY_CLASS: Fusion(weights=weights, per_class=per_class),
+        kind + name: Fusion(mean=mean, weights=weights, per_class=structures)
+        for kind, structures in ((BY_VIEW, {}), (BY_CLASS, per_class))
+        for name, mean in _MEANS.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""trinat fuse-weights: how much each view counts, fitted to scans with truth."""
+"""trinat fuse-weights: how views are joined, fitted to scans with truth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(
     seed: int = typer.Option(0, min=0, help="Of the voxels that are looked at."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print the result alone."),
 ) -> int:
-    """Fit each view's weight in the fusion to validation scans; kept only where Dice gains.
+    """Fit how views are joined, their weights and the kind of mean; kept only where Dice gains.
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """

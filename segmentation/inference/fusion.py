@@ -1,7 +1,8 @@
-"""Fusion: the weighted sum of the views' probabilities, streamed into one buffer."""
+"""Fusion: the weighted mean of the views' probabilities, streamed into one buffer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,11 +12,16 @@ from torch import Tensor
 
 from segmentation.errors import ConfigError
 from segmentation.labels import LabelScheme
+from segmentation.models.model_info import Mean
 from segmentation.views import SliceAxes, View, slice_axes, to_slices
 
 __all__ = ["DEFAULT_WEIGHTS", "Fusion", "view_weights"]
 
 DEFAULT_WEIGHTS = {View.CORONAL: 0.4, View.AXIAL: 0.4, View.SAGITTAL: 0.2}
+
+# Of a geometric mean: no view is believed to be more certain than that a class is not there.
+_LEAST = 1e-3
+_SPAN = -math.log(_LEAST)
 
 Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
 
@@ -45,6 +51,9 @@ class Fusion:
     Classes lie innermost because networks give them so and every step but restoring wants them so.
     A sagittal slice shows no side: the probability of a merged structure is divided between left
     and right in the ratio that the other views have given at that voxel, so that sums stay 1.
+
+    For a geometric mean the buffer adds logarithms, from 0 for the least probability to 1 for
+    certainty: what no view has looked at is 0 there too.
     """
 
     def __init__(
@@ -57,8 +66,10 @@ class Fusion:
         *,
         axes: Mapping[View, SliceAxes] | None = None,
         sagittal_is_merged: bool = True,
+        mean: Mean = "arithmetic",
     ) -> None:
         self.views = views
+        self.is_geometric = mean == "geometric"
         self.axes = axes or {view: slice_axes(view) for view in views}
         self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         # Sagittal slices alone cannot name sides at all.
@@ -86,6 +97,8 @@ class Fusion:
             own = torch.arange(len(scheme), device=device)
             self._blind = torch.where(partner == own, 1.0, 0.5)
             self._parts = 2 * self._blind
+            # What the views before it have added to a class that they are certain of.
+            self._certain = (1 - self._weights[View.SAGITTAL]).clamp(min=1e-6)
 
     def add(
         self,
@@ -113,20 +126,32 @@ class Fusion:
             slices = slices[:, rows, columns]
         if view is View.SAGITTAL and self._is_divided:
             probabilities = self._divide(slices, probabilities)
-        slices += (probabilities * weight).to(slices.dtype)
+        if self.is_geometric:
+            weighted = probabilities.clamp(min=_LEAST).log_().mul_(weight / _SPAN).add_(weight)
+        else:
+            weighted = probabilities * weight
+        slices += weighted.to(slices.dtype)
 
     def finish(self) -> Tensor:
         """The fused probabilities, (X, Y, Z, K) float16; sums are 1."""
-        if self._uneven:
-            # Weights that differ between classes do not keep the sum.
+        if self.is_geometric or self._uneven:
+            # Weights that differ between classes do not keep the sum, nor do geometric means.
             for slab in torch.split(self.sum, 8):
+                if self.is_geometric:
+                    # What no view takes for possible is left with nothing.
+                    slab.copy_(_from_logarithms(slab).sub_(_LEAST).clamp_(min=0))
                 slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
         return self.sum
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
         """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K)."""
-        own = others.float()
+        own = _from_logarithms(others / self._certain) if self.is_geometric else others.float()
         pair = own + own @ self._swap
         # A class without sides is its own partner, and gets all: half of itself twice.
         share = torch.where(pair > 0, own / pair * self._parts, self._blind)
         return (merged @ self._expand).mul_(share)
+
+
+def _from_logarithms(sums: Tensor) -> Tensor:
+    """Geometric means in float32, not normalised, of what the buffer holds."""
+    return sums.float().sub(1).mul_(_SPAN).exp_()

@@ -13,6 +13,8 @@ views as a whole a little, and single classes hardly.
 
 Both sides of a structure share one weight, so they are fitted as one, and no side is needed of
 the sagittal view.
+
+A geometric mean of the views takes the same weights; whether it is better is tried, not fitted.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
 from segmentation.labels import LabelScheme
+from segmentation.models.model_info import Mean
 from segmentation.views import SliceAxes, View
 
 __all__ = ["CLASS_PRIOR", "VIEW_PRIOR", "Contested", "Evidence", "contest", "fit_weights"]
@@ -58,7 +61,8 @@ class Contested:
 
     Where each view gives more than 0.75 to one and the same class, that class has over half of
     the fused probability whatever the weights: 0.75 from each view that tells sides, and 0.75 of
-    0.75 from the sagittal one. Such voxels are only counted.
+    0.75 from the sagittal one. A geometric mean gives it as much, and at most 0.25 to any other.
+    Such voxels are only counted.
     """
 
     truth: NDArray[np.uint8]  # (N,)
@@ -66,7 +70,10 @@ class Contested:
     decided: NDArray[np.int64]  # voxels by true and fused class, (K, K)
 
     def joint(
-        self, scheme: LabelScheme, weights: Mapping[View, NDArray[np.floating]]
+        self,
+        scheme: LabelScheme,
+        weights: Mapping[View, NDArray[np.floating]],
+        mean: Mean = "arithmetic",
     ) -> NDArray[np.int64]:
         """All voxels of the scan by true and fused class, (K, K), with these weights."""
         views = tuple(self.probabilities)
@@ -81,6 +88,7 @@ class Contested:
                 weights,
                 axes=dict.fromkeys(views, _IN_A_ROW),
                 sagittal_is_merged=_is_merged(self.probabilities, scheme),
+                mean=mean,
             )
             for view, given in self.probabilities.items():
                 fusion.add(view, 0, torch.from_numpy(given[chunk]).float()[:, None, None])

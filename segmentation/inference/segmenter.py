@@ -177,6 +177,7 @@ class Segmenter:
             self.device,
             axes={view: wanted.slice_axes(view) for view in self.views},
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),
+            mean=self.model.info.fusion.mean,
         )
         maps = {
             view: torch.zeros(_shape(image), dtype=torch.uint8, device=self.device)

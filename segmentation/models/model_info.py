@@ -23,6 +23,7 @@ __all__ = [
     "FORMAT",
     "Description",
     "Fusion",
+    "Mean",
     "ModelInfo",
     "Origin",
     "Precision",
@@ -79,8 +80,13 @@ class Preprocessing(_Part):
         return self.slices.get(view) or slice_axes(view)
 
 
+Mean = Literal["arithmetic", "geometric"]
+
+
 class Fusion(_Part):
     """How much each view counts; only ratios matter, and views that do not run drop out."""
+
+    mean: Mean = "arithmetic"
 
     weights: dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {
         View.AXIAL: 0.4,

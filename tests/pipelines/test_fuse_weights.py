@@ -111,8 +111,25 @@ def test_weights_that_gain_too_little_are_not_kept(
     settings = Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
     found = fuse_weights(settings)
     assert found.chosen == BEFORE
-    assert found.lines()[-1].startswith("best weights: as they were")
+    assert len(found.dice) == 5
+    assert found.lines()[-1].startswith("best: as they were")
     assert (lame / "model.yaml").read_bytes() == before
+
+
+def test_a_geometric_mean_that_is_better_is_written_into_the_model(
+    lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever is less simple is good enough: of one person, the views' weights in that mean.
+    monkeypatch.setattr("pipelines.fuse_weights._WORTHWHILE", -1.0)
+    scans = data / "scans/sub-02_T1w.nii.gz"
+    found = fuse_weights(
+        Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
+    )
+    assert found.chosen == "by view, geometric"
+    assert "geometric mean" in found.lines()[-1]
+    info = read_info(lame)
+    assert info.fusion == found.fusion
+    assert (info.fusion.mean, info.fusion.per_class) == ("geometric", {})
 
 
 def test_what_cannot_work_is_refused_before_the_work(data: Path, tmp_path: Path) -> None:

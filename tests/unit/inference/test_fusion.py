@@ -151,3 +151,52 @@ def test_weights_that_leave_a_class_out_are_refused() -> None:
 
 def test_the_real_scheme_merges_to_nineteen_classes() -> None:
     assert len(Fusion((1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)).scheme) == 19
+
+
+def test_a_geometric_mean_by_hand() -> None:
+    # 0.9 and 0.4 of left A, weighed 3 to 1, against 0.1 and 0.6 of the background.
+    fused = fuse(
+        (View.CORONAL, View.AXIAL),
+        {View.CORONAL: [0.1, 0.9, 0, 0], View.AXIAL: [0.6, 0.4, 0, 0]},
+        weights={View.CORONAL: 0.75, View.AXIAL: 0.25},
+        mean="geometric",
+    )
+    left, background = 0.9**0.75 * 0.4**0.25, 0.1**0.75 * 0.6**0.25
+    expected = torch.tensor([background, left, 0, 0]) / (left + background)
+    torch.testing.assert_close(fused[0, 0, 0].float(), expected, atol=3e-3, rtol=0)
+
+
+def test_a_geometric_mean_of_views_that_agree_is_what_they_say() -> None:
+    values = [0.1, 0.6, 0.05, 0.25]
+    fused = fuse(
+        ALL,
+        {View.CORONAL: values, View.AXIAL: values, View.SAGITTAL: [0.1, 0.65, 0.25]},
+        mean="geometric",
+    )
+    torch.testing.assert_close(fused[0, 0, 0].float(), torch.tensor(values), atol=4e-3, rtol=0)
+    torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0)
+
+
+def test_one_view_rules_nothing_out_in_a_geometric_mean() -> None:
+    # Two views are certain of B; 0.001 of the third's weigh against its certainty of nothing.
+    fused = fuse(
+        ALL,
+        {
+            View.CORONAL: [0, 0, 0, 1.0],
+            View.AXIAL: [0, 0, 0, 1.0],
+            View.SAGITTAL: [1.0, 0, 0],
+        },
+        mean="geometric",
+    )
+    b, background = 0.001**0.2, 0.001**0.8
+    assert fused[0, 0, 0, 3].item() == pytest.approx(b / (b + background), abs=0.01)
+    assert fused[0, 0, 0, 1].item() == 0
+
+
+def test_where_no_view_looks_a_geometric_mean_is_background() -> None:
+    fusion = Fusion(SHAPE, SCHEME, ALL, mean="geometric")
+    fusion.add(View.CORONAL, 0, torch.zeros(3, 0, 0, 4), slice(0, 0), slice(0, 0))
+    fusion.add(View.AXIAL, 0, torch.zeros(4, 0, 0, 4), slice(0, 0), slice(0, 0))
+    fusion.add(View.SAGITTAL, 0, torch.zeros(2, 0, 0, 3), slice(0, 0), slice(0, 0))
+    expected = torch.tensor([1.0, 0, 0, 0]).expand(*SHAPE, 4)
+    torch.testing.assert_close(fusion.finish().float(), expected, atol=1e-3, rtol=0)

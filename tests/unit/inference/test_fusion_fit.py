@@ -9,6 +9,7 @@ from fourclass import SCHEME
 
 from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from segmentation.models.model_info import Mean
 from segmentation.views import View, to_slices
 
 C, A, S = View
@@ -117,18 +118,19 @@ def random_views(seed: int) -> dict[View, torch.Tensor]:
         {C: [0.9, 0.1, 0.1, 0.5], A: [0.05, 0.1, 0.1, 0.5], S: [0.05, 0.8, 0.8, 0.001]},
     ],
 )
-def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights) -> None:
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights, mean: Mean) -> None:
     views, truth = random_views(0), truth_of(0)
     contested = contest(truth, views, SCHEME)
     assert 0 < len(contested.truth) < 0.6 * truth.size
-    fusion = Fusion(SHAPE, SCHEME, tuple(View), weights)
+    fusion = Fusion(SHAPE, SCHEME, tuple(View), weights, mean=mean)
     for view, given in views.items():
         fusion.add(view, 0, to_slices(given.float().permute(3, 0, 1, 2), view).permute(0, 2, 3, 1))
     fused = fusion.finish()
     torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=4e-3, rtol=0)
     expected = np.zeros((4, 4), np.int64)
     np.add.at(expected, (truth, fused.argmax(-1).numpy()), 1)
-    np.testing.assert_array_equal(contested.joint(SCHEME, weights), expected)
+    np.testing.assert_array_equal(contested.joint(SCHEME, weights, mean), expected)
 
 
 def test_what_all_views_are_sure_of_is_counted_and_not_kept() -> None:

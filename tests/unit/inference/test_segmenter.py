@@ -17,7 +17,7 @@ from segmentation.inference.network import choose_device
 from segmentation.inference.segmenter import Segmenter
 from segmentation.labels import load_scheme
 from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.model_info import Description, Preprocessing
+from segmentation.models.model_info import Description, Fusion, Preprocessing
 from segmentation.views import View
 from segmentation.volume import Volume
 
@@ -134,6 +134,22 @@ def test_subsets_of_views_segment(views) -> None:
     scan, truth = miniature(seed=1)
     labels = segmenter.segment(scan).labels.data
     assert min(dice(labels, truth.data, number) for number in LARGE) > 0.85
+
+
+def test_views_are_joined_by_the_mean_that_the_model_names(segmenter, tmp_path: Path) -> None:
+    model = load_model(overfitted_model())
+    fusion = Fusion(mean="geometric")
+    description = Description(name="m", fusion=fusion, not_predicted=model.info.not_predicted)
+    save_model(tmp_path / "m", description, model.networks)
+    scan, truth = miniature(seed=1)
+    one, other = (
+        s.segment(scan) for s in (segmenter, Segmenter.load(tmp_path / "m", device="cpu"))
+    )
+    assert (one.fused - other.fused).abs().max() > 0.1
+    torch.testing.assert_close(
+        other.fused.float().sum(-1), torch.ones(other.fused.shape[:3]), atol=4e-3, rtol=0
+    )
+    assert min(dice(other.labels.data, truth.data, number) for number in LARGE) > 0.85
 
 
 def test_float32_and_bfloat16_agree() -> None:
