@@ -97,8 +97,9 @@ class Fusion:
             own = torch.arange(len(scheme), device=device)
             self._blind = torch.where(partner == own, 1.0, 0.5)
             self._parts = 2 * self._blind
-            # What the views before it have added to a class that they are certain of.
-            self._certain = (1 - self._weights[View.SAGITTAL]).clamp(min=1e-6)
+            # Left against right in a geometric mean of the views before it: a difference.
+            before = (1 - self._weights[View.SAGITTAL]).clamp(min=1e-6)
+            self._odds = (identity - self._swap) * (_SPAN / before)
 
     def add(
         self,
@@ -139,19 +140,18 @@ class Fusion:
             for slab in torch.split(self.sum, 8):
                 if self.is_geometric:
                     # What no view takes for possible is left with nothing.
-                    slab.copy_(_from_logarithms(slab).sub_(_LEAST).clamp_(min=0))
+                    means = slab.float().sub_(1).mul_(_SPAN).exp_().sub_(_LEAST).clamp_(min=0)
+                    slab.copy_(means)
                 slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
         return self.sum
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
         """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K)."""
-        own = _from_logarithms(others / self._certain) if self.is_geometric else others.float()
+        own = others.float()
+        if self.is_geometric:
+            share = (own @ self._odds).sigmoid_().mul_(self._parts)
+            return (merged @ self._expand).mul_(share)
         pair = own + own @ self._swap
         # A class without sides is its own partner, and gets all: half of itself twice.
         share = torch.where(pair > 0, own / pair * self._parts, self._blind)
         return (merged @ self._expand).mul_(share)
-
-
-def _from_logarithms(sums: Tensor) -> Tensor:
-    """Geometric means in float32, not normalised, of what the buffer holds."""
-    return sums.float().sub(1).mul_(_SPAN).exp_()
