@@ -175,7 +175,7 @@ def _fusion(sources: Sequence[_Source], weights: str | Path | None) -> Fusion:
     for source in sources[1:]:
         if source.info.fusion != fusion:
             raise ConfigError(
-                f"has other fusion weights than {sources[0].given}",
+                f"joins its views otherwise than {sources[0].given}",
                 where=source.given,
                 remedy=f"say which with --weights FILE or --weights {DEFAULT}",
             )

@@ -39,7 +39,7 @@ Weights = dict[View, NDArray[np.floating]]
 
 BEFORE, BY_VIEW, BY_CLASS = "as they were", "by view", "by view and structure"
 _MEANS: dict[str, Mean] = {"": "arithmetic", ", geometric": "geometric"}
-# The simplest first: what is less simple has to be better.
+# In the order in which they are tried.
 _KINDS = tuple(weights + mean for weights in (BY_VIEW, BY_CLASS) for mean in _MEANS)
 # Weights fitted less often than this to be tried on persons that they have not seen.
 _FOLDS = 10
@@ -65,7 +65,7 @@ class Found:
     """Mean Dice over structures of each scan, with weights that have not seen its person."""
 
     scans: tuple[str, ...]
-    dice: dict[str, tuple[float, ...]]  # by kind of weights
+    dice: dict[str, tuple[float, ...]]  # by kind of fusion
     chosen: str
     fusion: Fusion
     held_out: bool  # False with one person, whose scans have to judge what they have taught
@@ -212,7 +212,7 @@ def _read(scan: _Scan) -> Contested:
 
 
 def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
-    """The weights of the kind that does best on persons left out."""
+    """The kind of fusion that does best on persons left out."""
     scheme, views = segmenter.model.scheme, segmenter.views
     before = segmenter.model.info.fusion
     fitted = _fit(scans, scheme)

@@ -193,7 +193,7 @@ class JobRun:
 
         True where patience is at its end.
         """
-        over = scores.take() if scores.trainer.counters.validation_due else False
+        over = scores.take()
         if self.workers.leads:
             write_page(self.folder, self.job.name, self.scheme)
         return over

@@ -25,7 +25,7 @@ from segmentation.views import View
 __all__ = ["TrainScores", "interruption"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainScores:
     """Scores of one job's weights: the best are kept, and patience with them may end."""
 
@@ -60,7 +60,9 @@ class TrainScores:
         return self.trainer.counters.validations_since_best >= self.config.patience
 
     def take(self) -> bool:
-        """Score the weights; True where patience is at its end."""
+        """Score the weights where that is due; True where patience is at its end."""
+        if not self.trainer.counters.validation_due:
+            return False
         # The state that was saved before says that this is due, until one after it is saved.
         self.trainer.counters.validation_due = False
         stopped, over = self.workers.share(self._take)

@@ -19,7 +19,7 @@ def command(
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
 ) -> int:
-    """Join the views of several runs, and their fusion weights, into one model.
+    """Join the views of several runs, and how much each counts, into one model.
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """

@@ -19,7 +19,8 @@ __all__ = ["DEFAULT_WEIGHTS", "Fusion", "view_weights"]
 
 DEFAULT_WEIGHTS = {View.CORONAL: 0.4, View.AXIAL: 0.4, View.SAGITTAL: 0.2}
 
-# Of a geometric mean: no view is believed to be more certain than that a class is not there.
+# In a geometric mean a class has at least this probability in each view. On the two scans that
+# chose it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
 _LEAST = 1e-3
 _SPAN = -math.log(_LEAST)
 
@@ -50,10 +51,13 @@ class Fusion:
 
     Classes lie innermost because networks give them so and every step but restoring wants them so.
     A sagittal slice shows no side: the probability of a merged structure is divided between left
-    and right in the ratio that the other views have given at that voxel, so that sums stay 1.
+    and right in the ratio that the other views have given at that voxel, so that the sums of an
+    arithmetic mean stay 1.
 
     For a geometric mean the buffer adds logarithms, from 0 for the least probability to 1 for
-    certainty: what no view has looked at is 0 there too.
+    certainty: what no view has looked at is 0 there too. In half precision that tells
+    probabilities apart by a third of a percent; and a side that all other views give less than
+    the least probability is not told from its partner.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Fusion:
         mean: Mean = "arithmetic",
     ) -> None:
         self.views = views
-        self.is_geometric = mean == "geometric"
+        self.is_geometric = mean == "geometric" and len(views) > 1
         self.axes = axes or {view: slice_axes(view) for view in views}
         self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         # Sagittal slices alone cannot name sides at all.
@@ -97,7 +101,7 @@ class Fusion:
             own = torch.arange(len(scheme), device=device)
             self._blind = torch.where(partner == own, 1.0, 0.5)
             self._parts = 2 * self._blind
-            # Left against right in a geometric mean of the views before it: a difference.
+            # Logarithm of left to right, in the geometric mean of the views before: a difference.
             before = (1 - self._weights[View.SAGITTAL]).clamp(min=1e-6)
             self._odds = (identity - self._swap) * (_SPAN / before)
 

@@ -1,10 +1,10 @@
 """Weights for fusion, fitted to scans with truth: how far each view is to be believed.
 
 Each class by itself is a question with two answers, and each view gives a probability for the
-true one; fusion mixes these linearly. The weights that make the truth most likely are found by
-expectation maximisation: a view's new weight is the mean share that it has in the mixture. That
-is concave, has no step size, and rewards what overlap does not: soft Dice is a ratio of linear
-functions of the weights, and therefore always best with one view alone.
+true one; an arithmetic mean mixes these linearly. The weights that make the truth most likely are
+found by expectation maximisation: a view's new weight is the mean share that it has in the
+mixture. That is concave, has no step size, and rewards what overlap does not: soft Dice is a ratio
+of linear functions of the weights, and therefore always best with one view alone.
 
 Each scan counts as one observation, however many voxels it has, since its voxels are not
 independent; and beside the scans stand the weights to start from, as if seen on so many scans

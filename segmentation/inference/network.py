@@ -121,7 +121,8 @@ class ViewNetwork:
                 rows, columns = self._around(places[start:stop].any(0))
             batch = slices[start:stop, :, rows, columns].to(self.device, self.dtype)
             if not batch.numel():
-                yield Part(start, rows, columns, batch.new_zeros((len(batch), 0, 0, self.classes)))
+                nothing = torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
+                yield Part(start, rows, columns, nothing)
                 continue
             found = self._run(batch)
             if mirror is not None:

@@ -149,7 +149,7 @@ def save_model(
 def save_fusion(
     folder: str | Path, fusion: Fusion, metrics: Mapping[str, JsonValue] | None = None
 ) -> ModelInfo:
-    """Give a model other fusion weights, and add to its metrics; its networks stay as they are."""
+    """Have a model join its views otherwise, and add to its metrics; its networks stay."""
     folder = Path(folder)
     info = read_info(folder)
     updated = info.model_copy(

@@ -84,10 +84,12 @@ Mean = Literal["arithmetic", "geometric"]
 
 
 class Fusion(_Part):
-    """How much each view counts; only ratios matter, and views that do not run drop out."""
+    """How views are joined: the mean of their probabilities, and how much each view counts.
+
+    Only the weights' ratios matter, and views that do not run drop out.
+    """
 
     mean: Mean = "arithmetic"
-
     weights: dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {
         View.AXIAL: 0.4,
         View.CORONAL: 0.4,

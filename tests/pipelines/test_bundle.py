@@ -185,7 +185,7 @@ def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> N
     sources = [model(tmp_path / "c", C, fusion=fitted), model(tmp_path / "a", A, fusion=fitted)]
     assert bundle(sources, tmp_path / "out").fusion == fitted
     sources.append(model(tmp_path / "s", S))
-    with pytest.raises(ConfigError, match=r"other fusion weights.*--weights"):
+    with pytest.raises(ConfigError, match=r"joins its views otherwise.*--weights"):
         bundle(sources, tmp_path / "all")
     assert bundle(sources, tmp_path / "all", weights="default").fusion == Fusion()
 

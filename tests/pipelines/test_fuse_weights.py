@@ -116,7 +116,7 @@ def test_weights_that_gain_too_little_are_not_kept(
     assert (lame / "model.yaml").read_bytes() == before
 
 
-def test_a_geometric_mean_that_is_better_is_written_into_the_model(
+def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whatever is less simple is good enough: of one person, the views' weights in that mean.
@@ -126,6 +126,7 @@ def test_a_geometric_mean_that_is_better_is_written_into_the_model(
         Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
     )
     assert found.chosen == "by view, geometric"
+    assert found.mean("by view, geometric") != found.mean("by view")
     assert "geometric mean" in found.lines()[-1]
     info = read_info(lame)
     assert info.fusion == found.fusion

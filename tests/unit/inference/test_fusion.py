@@ -10,6 +10,7 @@ from fourclass import SCHEME
 from segmentation.errors import ConfigError
 from segmentation.inference.fusion import Fusion, view_weights
 from segmentation.labels import load_scheme
+from segmentation.models.model_info import Mean
 from segmentation.views import View, to_slices
 
 ALL = (View.CORONAL, View.AXIAL, View.SAGITTAL)
@@ -82,8 +83,9 @@ def test_coronal_and_sagittal_are_weighted_two_to_one() -> None:
     )
 
 
-def test_sagittal_alone_gives_the_merged_scheme() -> None:
-    fusion = Fusion(SHAPE, SCHEME, (View.SAGITTAL,))
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_sagittal_alone_gives_the_merged_scheme(mean: Mean) -> None:
+    fusion = Fusion(SHAPE, SCHEME, (View.SAGITTAL,), mean=mean)
     fusion.add(View.SAGITTAL, 0, constant(View.SAGITTAL, [0.5, 0.25, 0.25]))
     assert fusion.scheme.names == ("background", "A", "B")
     assert fusion.finish()[0, 0, 0].tolist() == [0.5, 0.25, 0.25]
@@ -120,6 +122,21 @@ def test_slices_land_where_they_came_from() -> None:
         for start in range(0, len(slices), 2):
             fusion.add(view, start, slices[start : start + 2])
         torch.testing.assert_close(fusion.finish().float(), volume, atol=1e-3, rtol=0)
+
+
+def test_beyond_the_given_rows_and_columns_a_geometric_mean_is_that_with_background() -> None:
+    views = (View.CORONAL, View.AXIAL)
+    part, whole = (Fusion(SHAPE, SCHEME, views, mean="geometric") for _ in range(2))
+    slices = constant(View.CORONAL, [0.2, 0.7, 0.0, 0.1])
+    part.add(View.CORONAL, 0, slices[:, 1:3, 0:1], slice(1, 3), slice(0, 1))
+    outside = torch.ones(slices.shape[:3], dtype=torch.bool)
+    outside[:, 1:3, 0:1] = False
+    filled = slices.clone()
+    filled[outside] = torch.tensor([1.0, 0, 0, 0])
+    whole.add(View.CORONAL, 0, filled)
+    for fusion in (part, whole):
+        fusion.add(View.AXIAL, 0, constant(View.AXIAL, [0.5, 0.3, 0.1, 0.1]))
+    torch.testing.assert_close(part.finish(), whole.finish(), atol=1e-3, rtol=0)
 
 
 def test_beyond_the_given_rows_and_columns_all_is_background() -> None:
@@ -177,8 +194,39 @@ def test_a_geometric_mean_of_views_that_agree_is_what_they_say() -> None:
     torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0)
 
 
+def test_a_geometric_mean_divides_sides_as_the_views_before_tell_them() -> None:
+    weights = {
+        View.CORONAL: [0.15, 0.15, 0.15, 0.4],
+        View.AXIAL: [0.05, 0.05, 0.05, 0.1],
+        View.SAGITTAL: [0.8, 0.8, 0.8, 0.5],
+    }
+    fused = fuse(
+        ALL,
+        {
+            View.CORONAL: [0.1, 0.7, 0.1, 0.1],
+            View.AXIAL: [0.2, 0.2, 0.5, 0.1],
+            View.SAGITTAL: [0.25, 0.6, 0.15],
+        },
+        weights=weights,
+        mean="geometric",
+    )
+    # Coronal counts three times as much as axial: left to right is 7^(3/4) * 0.4^(1/4) to 1.
+    odds = 7**0.75 * 0.4**0.25
+    left, right = 0.6 * odds / (1 + odds), 0.6 / (1 + odds)
+    means = torch.tensor(
+        [
+            0.1**0.15 * 0.2**0.05 * 0.25**0.8,
+            0.7**0.15 * 0.2**0.05 * left**0.8,
+            0.1**0.15 * 0.5**0.05 * right**0.8,
+            0.1**0.4 * 0.1**0.1 * 0.15**0.5,
+        ]
+    )
+    expected = (means - 0.001) / (means - 0.001).sum()
+    torch.testing.assert_close(fused[1, 2, 3].float(), expected, atol=2.5e-3, rtol=0)
+
+
 def test_one_view_rules_nothing_out_in_a_geometric_mean() -> None:
-    # Two views are certain of B; 0.001 of the third's weigh against its certainty of nothing.
+    # Two views are certain of B; the third, certain of background, still gives it 0.001.
     fused = fuse(
         ALL,
         {

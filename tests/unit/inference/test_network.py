@@ -27,6 +27,14 @@ def volume() -> torch.Tensor:
     return torch.rand(SHAPE, generator=torch.Generator().manual_seed(0))
 
 
+def test_parts_with_nothing_to_look_at_are_float32_like_all_others(volume) -> None:
+    model = load_model(random_model())
+    half = ViewNetwork(model.networks[View.CORONAL], torch.device("cpu"), torch.bfloat16, batch=4)
+    within = torch.zeros(SHAPE, dtype=torch.bool)
+    parts = list(half.probabilities(volume, AXES, within=within))
+    assert {part.probabilities.dtype for part in parts} == {torch.float32}
+
+
 def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> None:
     multiple = 2**network._network.config.depth
     within = torch.zeros(SHAPE, dtype=torch.bool)
