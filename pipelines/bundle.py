@@ -177,7 +177,7 @@ def _fusion(sources: Sequence[_Source], weights: str | Path | None) -> Fusion:
             raise ConfigError(
                 f"joins its views otherwise than {sources[0].given}",
                 where=source.given,
-                remedy=f"say which with --weights FILE or --weights {DEFAULT}",
+                remedy=f"say how with --weights FILE or --weights {DEFAULT}",
             )
     return fusion
 
