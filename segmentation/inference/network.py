@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from segmentation.errors import DeviceError
-from segmentation.models.blocks import Layer
 from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
-from segmentation.models.winograd import WinogradConv2d, max_pool_rounded
+from segmentation.models.winograd import save_products
 from segmentation.views import SliceAxes, to_slices
 
 __all__ = ["Part", "Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
@@ -91,7 +90,7 @@ class ViewNetwork:
             if isinstance(module, nn.Conv2d | nn.PReLU):
                 module.to(dtype)
         if device.type == "cpu" and dtype == torch.float32:
-            _save_products(folded)
+            save_products(folded)
         self.dtype = dtype
         self._network = folded.to(device)
 
@@ -160,14 +159,6 @@ class ViewNetwork:
         rows_or_columns = 2 if axes.rows == side_axis else 3
         found = self._run(batch.flip(rows_or_columns)).flip(rows_or_columns - 1)
         return found[..., torch.from_numpy(partners).to(found.device)]
-
-
-def _save_products(network: QuickNat) -> None:
-    """Put faster convolutions where there are some, in place."""
-    for layer in network.modules():
-        if isinstance(layer, Layer) and WinogradConv2d.suits(layer.convolution):
-            layer.add_module("convolution", WinogradConv2d(layer.convolution))
-            network.pool = max_pool_rounded
 
 
 def _grown(set_: Tensor, length: int, multiple: int) -> slice:

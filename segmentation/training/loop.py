@@ -16,6 +16,7 @@ from segmentation.errors import DeviceError, TrainingError, TrinatError
 from segmentation.models.hardware import computes_bfloat16, training_layout
 from segmentation.models.losses import build_loss, divergence
 from segmentation.models.quicknat import QuickNat
+from segmentation.models.winograd import save_products
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
 from segmentation.training.schedule import Position, learning_rate, progress
@@ -73,13 +74,14 @@ class Trainer:
         self.losses = {
             view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
         }
-        self.teachers = {
-            view: copy.deepcopy(teacher).to(device).eval().requires_grad_(False)
-            for view, teacher in (teachers or {}).items()
-        }
-        for teacher in self.teachers.values():
-            teacher.arrange(training_layout(device))
         self.bf16 = stage.precision == "bf16" and computes_bfloat16(device)
+        # Teachers only answer: they are made ready as for a scan.
+        self.teachers = {
+            view: teacher.fold().to(device) for view, teacher in (teachers or {}).items()
+        }
+        if device.type == "cpu" and not self.bf16:
+            for teacher in self.teachers.values():
+                save_products(teacher)
         self.counters = Counters()
         self.epoch_steps = max(
             1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)

@@ -18,6 +18,15 @@ def test_every_shipped_model_loads() -> None:
         assert zoo.find_model(name) == folder
 
 
+@pytest.mark.parametrize("folder", zoo.shipped_models().values(), ids=zoo.shipped_models())
+def test_a_shipped_model_is_small_and_its_card_tells_its_score(folder: Path) -> None:
+    most = {"fast": 4e6, "quicknat": 24e6}[folder.name]
+    assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) < most
+    score = load_model(folder).info.metrics["mean_dice_31_structures_fused"]
+    card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert f"mean Dice over 31 structures, fused, **{score:.3f}**" in card
+
+
 def test_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
     (tmp_path / "model.yaml").touch()
     assert zoo.find_model(tmp_path) == tmp_path
