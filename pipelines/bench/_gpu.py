@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,24 +94,23 @@ def batch_of(setting: Setting) -> tuple[Tensor, Tensor]:
     return slices, torch.randint(0, 33, shape, device=device, dtype=torch.uint8)
 
 
-def cells(setting: Setting) -> Iterator[tuple[str, bool]]:
+def cells(setting: Setting) -> Iterator[tuple[str, str, bool]]:
+    """A title, a network's name, and whether it is compiled."""
     for name in (PUBLISHED_NAME, FAST_NAME):
         for compiled in (False, True):
             # A C++ compiler is at work for a minute there, and not where a GPU is.
             if not (compiled and setting.device == "cpu"):
-                yield name, compiled
+                yield f"{name}{', compiled' if compiled else ''}", name, compiled
 
 
-@contextmanager
-def noted(figures: Figures, name: str) -> Iterator[Figures]:
-    """Figures of one cell under its name; a cell that fails says so, and the others go on."""
-    cell: Figures = {}
+def named(name: str, figures: Iterator[Figures]) -> Iterator[Figures]:
+    """Figures under a name of their own; if they fail, that is said, and others can go on."""
     try:
-        yield cell
+        for found in figures:
+            yield {f"{name}: {key}": value for key, value in found.items()}
     except Exception as error:
         # Compilers fail in many ways, and memory runs out.
-        cell["not measured"] = f"{type(error).__name__}: {error}"[:300]
-    figures |= {f"{name}: {key}": value for key, value in cell.items()}
+        yield {f"{name}: not measured": f"{type(error).__name__}: {error}"[:300]}
 
 
 def heads_of(setting: Setting) -> Any:

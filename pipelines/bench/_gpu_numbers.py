@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipelines.bench._gpu import PUBLISHED_NAME, Figures, Setting, batch_of, network_of
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def numerics_part(setting: Setting) -> Figures:
+def numerics_part(setting: Setting) -> Iterator[Figures]:
     """Logits and gradients against float64 on the same device: relative errors of norms."""
     import copy
 
@@ -34,18 +35,17 @@ def numerics_part(setting: Setting) -> Figures:
         return logits.detach().double(), torch.cat(gradients)
 
     wanted = outcome(torch.float64, False, False)
-    figures: Figures = {}
     ways = (("float32", False, False), ("tf32", False, True), ("bf16", True, False))
     for name, bf16, tf32 in ways:
         found = outcome(torch.float32, bf16, tf32)
+        figures: Figures = {}
         for what, got, want in zip(("logits", "gradients"), found, wanted, strict=True):
             figures[f"{name}: {what}"] = float((got - want).norm() / want.norm())
         same = (found[0].argmax(1) == wanted[0].argmax(1)).double().mean()
-        figures[f"{name}: pixels of the same class"] = float(same)
-    return figures
+        yield figures | {f"{name}: pixels of the same class": float(same)}
 
 
-def determinism_part(setting: Setting) -> Figures:
+def determinism_part(setting: Setting) -> Iterator[Figures]:
     """The same three steps twice, with and without torch's deterministic algorithms."""
     import os
 
@@ -64,9 +64,7 @@ def determinism_part(setting: Setting) -> Figures:
             step()
         return torch.cat([p.detach().flatten() for p in network.parameters()])
 
-    figures: Figures = {}
     for asked in (False, True):
         torch.use_deterministic_algorithms(asked)
         name = "deterministic algorithms" if asked else "as it comes"
-        figures[f"{name}: the same bits twice"] = torch.equal(weights(), weights())
-    return figures
+        yield {f"{name}: the same bits twice": torch.equal(weights(), weights())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from pipelines.bench._gpu import (
     cells,
     device_of,
     heads_of,
+    named,
     network_of,
-    noted,
     seconds_of,
     wait,
 )
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def device_part(setting: Setting) -> Figures:
+def device_part(setting: Setting) -> Iterator[Figures]:
     """What it is, and its two ceilings: copies and matrix products."""
     import torch
 
@@ -37,69 +37,76 @@ def device_part(setting: Setting) -> Figures:
     source = torch.randn(words, device=device)
     target = torch.empty_like(source)
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    figures: Figures = {
+    yield {
         "name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "copy, GB/s (read and written)": 8e-9
-        * words
-        / seconds_of(lambda: target.copy_(source), setting),
-        "bf16 matrix product, TFLOP/s": 2e-12 * side**3 / seconds_of(lambda: left @ right, setting),
     }
     if device.type == "cuda":
-        figures["memory, GiB"] = torch.cuda.get_device_properties(device).total_memory / 2**30
-    return figures
+        memory = torch.cuda.get_device_properties(device).total_memory
+        yield {"memory, GiB": memory / 2**30}
+    taken = seconds_of(lambda: target.copy_(source), setting)
+    yield {"copy, GB/s (read and written)": 8e-9 * words / taken}
+    taken = seconds_of(lambda: left @ right, setting)
+    yield {"bf16 matrix product, TFLOP/s": 2e-12 * side**3 / taken}
 
 
-def forward_part(setting: Setting) -> Figures:
+def forward_part(setting: Setting) -> Iterator[Figures]:
     """Slices a second of inference: norms folded, bf16, channels last."""
     import torch
 
     slices, _ = batch_of(setting)
-    figures: Figures = {}
-    for name, compiled in cells(setting):
+
+    def forward(name: str, compiled: bool) -> Iterator[Figures]:
         network: Any = network_of(name, setting).fold()
         run = torch.compile(network) if compiled else network
 
-        def work(run: Any = run) -> None:
+        def work() -> None:
             with (
                 torch.inference_mode(),
                 torch.autocast(slices.device.type, torch.bfloat16, enabled=setting.bf16),
             ):
                 run(slices)
 
-        with noted(figures, f"{name}{', compiled' if compiled else ''}") as cell:
-            cell["slices/s"] = setting.batch / seconds_of(work, setting)
-    return figures
+        yield {"slices/s": setting.batch / seconds_of(work, setting)}
+
+    for title, name, compiled in cells(setting):
+        yield from named(title, forward(name, compiled))
 
 
-def step_part(setting: Setting) -> Figures:
+def step_part(setting: Setting) -> Iterator[Figures]:
     """Slices a second of a training step on data that are there, its operations, its memory."""
     import torch
 
     slices, labels = batch_of(setting)
-    figures: Figures = {}
-    for name, compiled in cells(setting):
+
+    def step(name: str, compiled: bool) -> Iterator[Figures]:
         network = network_of(name, setting).train()
         run: Any = torch.compile(network) if compiled else network
         work = step_of(run, slices, labels, bf16=setting.bf16)
-        with noted(figures, f"{name}{', compiled' if compiled else ''}") as cell:
-            began = time.perf_counter()
-            work()
-            wait(slices.device)
-            cell["first step, s"] = time.perf_counter() - began
-            if slices.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            taken = seconds_of(work, setting)
-            cell["slices/s"] = setting.batch / taken
-            if slices.device.type == "cuda":
-                # Before operations are counted: that step is not compiled, and takes more.
-                cell["peak memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
-            plain = step_of(network, slices, labels, bf16=setting.bf16)
-            cell["TFLOP/s"] = operations(plain) / taken / 1e12
-    return figures
+        yield _first_step(work, setting)
+        if slices.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        taken = seconds_of(work, setting)
+        yield {"slices/s": setting.batch / taken}
+        if slices.device.type == "cuda":
+            # Before operations are counted: that step is not compiled, and takes more.
+            yield {"peak memory, GiB": torch.cuda.max_memory_allocated() / 2**30}
+        plain = step_of(network, slices, labels, bf16=setting.bf16)
+        yield {"TFLOP/s": operations(plain) / taken / 1e12}
+
+    for title, name, compiled in cells(setting):
+        yield from named(title, step(name, compiled))
 
 
-def channels_part(setting: Setting) -> Figures:
+def _first_step(work: Callable[[], Any], setting: Setting) -> Figures:
+    """Compiling takes place in it."""
+    began = time.perf_counter()
+    work()
+    wait(device_of(setting))
+    return {"first step, s": time.perf_counter() - began}
+
+
+def channels_part(setting: Setting) -> Iterator[Figures]:
     """What zeros to a multiple of eight channels are worth: 5x5 to 64, with gradient."""
     import torch
     from torch import nn
@@ -107,7 +114,6 @@ def channels_part(setting: Setting) -> Figures:
     from segmentation.models.blocks import convolve_aligned
 
     device = device_of(setting)
-    figures: Figures = {}
     for channels in (1, 64, 65, 72):
         for aligned in (False, True) if channels % 8 else (False,):
             torch.manual_seed(0)
@@ -125,11 +131,10 @@ def channels_part(setting: Setting) -> Figures:
 
             convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             taken = seconds_of(work, setting)
-            figures[f"{channels} channels{', with zeros' if aligned else ''}, ms"] = 1e3 * taken
-    return figures
+            yield {f"{channels} channels{', with zeros' if aligned else ''}, ms": 1e3 * taken}
 
 
-def synthesis_part(setting: Setting) -> Figures:
+def synthesis_part(setting: Setting) -> Iterator[Figures]:
     """Drawing alone, with and without neighbours."""
     from segmentation.heads import aim
     from segmentation.labels import load_scheme
@@ -140,7 +145,7 @@ def synthesis_part(setting: Setting) -> Figures:
     device = device_of(setting)
     began = time.perf_counter()
     heads, _ = aim(heads_of(setting), load_scheme("quicknat33"), device)
-    figures: Figures = {"heads made ready, s": time.perf_counter() - began}
+    yield {"heads made ready, s": time.perf_counter() - began}
     size = (setting.size, setting.size)
     generator = seeded(device, 0)
     for neighbours in (0, 1):
@@ -157,11 +162,10 @@ def synthesis_part(setting: Setting) -> Figures:
             )
 
         rate = setting.batch / seconds_of(work, setting)
-        figures[f"slices/s of {2 * neighbours + 1} channels"] = rate
-    return figures
+        yield {f"slices/s of {2 * neighbours + 1} channels": rate}
 
 
-def train_part(setting: Setting) -> Figures:
+def train_part(setting: Setting) -> Iterator[Figures]:
     """The loop of `trinat train`, data and synthesis included; where the device's time goes."""
     import torch
 
@@ -175,8 +179,8 @@ def train_part(setting: Setting) -> Figures:
     device = device_of(setting)
     tiny = ("network.filters=4", "network.depth=2", "precision=fp32") if setting.tiny else ()
     scheme, maps = load_scheme("quicknat33"), heads_of(setting)
-    figures: Figures = {}
-    for compiled in (False,) if setting.device == "cpu" else (False, True):
+
+    def train(compiled: bool) -> Iterator[Figures]:
         settings = (f"batch={setting.batch}", f"compile={str(compiled).lower()}", *tiny)
         recipe = read_recipe("quicknat", settings, Path("heads"))
         size = (setting.size, setting.size)
@@ -186,11 +190,15 @@ def train_part(setting: Setting) -> Figures:
         torch.manual_seed(0)
         network = ViewsNet(recipe.network, {View.CORONAL: len(scheme)})
         trainer = Trainer(recipe, recipe.stages[0], (View.CORONAL,), network, source, device)
+        yield _first_step(trainer.step, setting)
+        if trainer.not_compiled:
+            yield {"went on without its compiler": trainer.not_compiled[:300]}
         # By the clock: rates of learning are not what is measured.
-        with noted(figures, "compiled" if compiled else "eager") as cell:
-            cell["slices/s"] = setting.batch / seconds_of(trainer.step, setting)
-            cell |= _profile(trainer.step, setting)
-    return figures
+        yield {"slices/s": setting.batch / seconds_of(trainer.step, setting)}
+        yield _profile(trainer.step, setting)
+
+    for compiled in (False,) if setting.device == "cpu" else (False, True):
+        yield from named("compiled" if compiled else "eager", train(compiled))
 
 
 def _profile(work: Callable[[], Any], setting: Setting) -> Figures:
@@ -227,21 +235,28 @@ def _profile(work: Callable[[], Any], setting: Setting) -> Figures:
     }
 
 
-def scan_part(setting: Setting) -> Figures:
-    """A head of 256³ at 1 mm from file to file, three views; needs all of trinat."""
+def scan_part(setting: Setting) -> Iterator[Figures]:
+    """A head of 256³ at 1 mm from file to file, three views; needs all of trinat.
+
+    `published` has random weights, which take the time of trained ones but find no brain: it works
+    where `fast` sees one.
+    """
     try:
         import nibabel  # noqa: F401
         import safetensors  # noqa: F401
         import scipy  # noqa: F401
 
+        from pipelines.bench._predict_random import Informed, room_seen
         from segmentation.inference.segmenter import Segmenter
         from segmentation.phantom import phantom
         from segmentation.volume import Volume
     except ImportError as error:
-        return {"skipped": f"no {error.name} here: a scan is not read without it"}
+        yield {"skipped": f"no {error.name} here: a scan is not read without it"}
+        return
     import torch
 
     from segmentation.conform import conform
+    from segmentation.inference.room import Room
     from segmentation.models.checkpoint import load_model
     from segmentation.models.zoo import find_model
 
@@ -250,30 +265,29 @@ def scan_part(setting: Setting) -> Figures:
         view: network_of(PUBLISHED_NAME, setting, classes=network.config.classes).cpu().eval()
         for view, network in shipped.networks.items()
     }
-    random = replace(
-        shipped,
-        networks=own,
-        info=shipped.info.model_copy(
-            update={"architectures": {view: network.config for view, network in own.items()}}
-        ),
-    )
-    figures: Figures = {}
+    architectures = {view: network.config for view, network in own.items()}
+    info = shipped.info.model_copy(update={"architectures": architectures})
+    fast = Segmenter(shipped, device=setting.device)
+    published = Informed(replace(shipped, networks=own, info=info), device=setting.device)
+
+    def scan(segmenter: Segmenter, path: Path) -> Iterator[Figures]:
+        if setting.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        for turn in ("first", "second"):
+            began = time.perf_counter()
+            found = segmenter.segment(Volume.read(path))
+            found.labels.write(path.with_name("labels.nii.gz"), labels=True)
+            yield {f"{turn} scan, s": time.perf_counter() - began}
+        if setting.device != "cpu":
+            yield {"peak memory, GiB": torch.cuda.max_memory_allocated() / 2**30}
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "head.nii.gz"
-        spacing = 4.0 if setting.tiny else 1.0
-        conform(phantom(0, spacing_mm=(spacing,) * 3)[0]).volume.write(path)
-        for name, model in (("fast", shipped), ("published, random weights", random)):
-            if setting.tiny and name == "fast":
-                continue
-            segmenter = Segmenter(model, device=setting.device)
-            if setting.device != "cpu":
-                torch.cuda.reset_peak_memory_stats()
-            for turn in ("first", "second"):
-                began = time.perf_counter()
-                segmenter.segment(Volume.read(path)).labels.write(
-                    Path(folder) / "labels.nii.gz", labels=True
-                )
-                figures[f"{name}: {turn} scan, s"] = time.perf_counter() - began
-            if setting.device != "cpu":
-                figures[f"{name}: peak memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
-    return figures
+        if setting.tiny:
+            phantom(0, spacing_mm=(8.0, 8.0, 8.0))[0].write(path)
+            published.room = Room((slice(112, 144),) * 3)
+        else:
+            conform(phantom(0)[0]).volume.write(path)
+            yield from named("fast", scan(fast, path))
+            published.room = room_seen(fast, Volume.read(path))
+        yield from named("published, random weights", scan(published, path))

@@ -20,10 +20,12 @@ from segmentation.inference.room import Room
 from segmentation.inference.segmenter import Segmenter
 from segmentation.volume import Volume
 
-__all__ = ["write_room"]
+__all__ = ["Informed", "room_seen", "write_room"]
 
 
-class _Informed(Segmenter):
+class Informed(Segmenter):
+    """Looks for the brain as any other, and then works where another model has seen one."""
+
     room: Room
 
     def find_brain(self, image: Tensor) -> Room:
@@ -31,20 +33,25 @@ class _Informed(Segmenter):
         return self.room
 
 
-def write_room(scan: Path, path: Path, model: str) -> None:
-    """Where a model sees the brain of a scan."""
-    segmenter = Segmenter.load(model, device="cpu")
-    prepared = segmenter.prepare(Volume.read(scan))
+def room_seen(segmenter: Segmenter, scan: Volume) -> Room:
+    """Where a model sees the brain of a scan, without the rim: random labels there mean nothing."""
+    prepared = segmenter.prepare(scan)
     room = segmenter.find_brain(torch.from_numpy(prepared.conformed.volume.data))
     if room.mask is None:
-        raise SystemExit(f"{model} sees no brain in {scan}")
+        raise SystemExit(f"{segmenter.model.name} sees no brain there")
+    return Room(room.box, room.mask)
+
+
+def write_room(scan: Path, path: Path, model: str) -> None:
+    room = room_seen(Segmenter.load(model, device="cpu"), Volume.read(scan))
+    assert room.mask is not None
     np.savez(path, box=[(side.start, side.stop) for side in room.box], mask=room.mask.numpy())
 
 
 def _run(scan: str, out: str, model: str, threads: str, room: str) -> None:
     prepare_process(int(threads))
-    segmenter = _Informed.load(model, device="cpu")
-    assert isinstance(segmenter, _Informed)
+    segmenter = Informed.load(model, device="cpu")
+    assert isinstance(segmenter, Informed)
     with np.load(room) as seen:
         x, y, z = (slice(int(start), int(stop)) for start, stop in seen["box"])
         segmenter.room = Room((x, y, z), torch.from_numpy(seen["mask"]))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipelines.bench import gpu
-from pipelines.bench.gpu import PARTS, Setting, run
+from pipelines.bench._gpu import Figures, named
+from pipelines.bench.gpu import PARTS, Setting, part, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Setting(device="cpu", batch=2, size=32, tiny=True)
@@ -28,10 +31,28 @@ def as_it_was() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if name != "scan"])
+class Clock:
+    """Time that stands still unless it is moved."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def all_of(name: str) -> Figures:
+    return {key: value for found in PARTS[name](TINY) for key, value in found.items()}
+
+
+def told(code: str, seconds: float = 60) -> Figures:
+    """What is kept of a process that runs `code`."""
+    return gpu._told([sys.executable, "-c", code], seconds)
+
+
+@pytest.mark.parametrize("name", PARTS)
 def test_every_part_gives_finite_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    figures = PARTS[name](TINY)
+    figures = all_of(name)
     assert not [key for key in figures if key.endswith("not measured")]
     numbers = [value for value in figures.values() if isinstance(value, float)]
     assert all(math.isfinite(number) for number in numbers)
@@ -39,19 +60,14 @@ def test_every_part_gives_finite_figures(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_numbers_are_right_and_the_same_twice() -> None:
-    numerics = PARTS["numerics"](TINY)
+    numerics = all_of("numerics")
     assert numerics["float32: logits"] < 1e-5 < numerics["bf16: logits"] < 0.1
-    assert PARTS["determinism"](TINY)["deterministic algorithms: the same bits twice"]
-
-
-@pytest.mark.slow
-def test_a_scan_goes_from_file_to_file() -> None:
-    assert PARTS["scan"](TINY)["published, random weights: second scan, s"] > 0
+    assert all_of("determinism")["deterministic algorithms: the same bits twice"]
 
 
 def test_a_scan_is_skipped_where_nibabel_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "nibabel", None)
-    assert "a scan is not read without it" in PARTS["scan"](TINY)["skipped"]
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    assert "a scan is not read without it" in all_of("scan")["skipped"]
 
 
 def test_a_part_that_hangs_or_fails_costs_no_other(
@@ -67,9 +83,64 @@ def test_a_part_that_hangs_or_fails_costs_no_other(
     assert "slices/s" in capsys.readouterr().out
 
 
-def test_a_process_has_a_limit_of_time_and_its_error_is_kept() -> None:
-    late = gpu._in_process("device", Setting(device="cpu", tiny=True, seconds=0.01))
-    assert late == {"failed": "took more than 0 s"}
+def test_parts_share_the_time_that_there_is_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, limits = Clock(), dict[str, float]()
+
+    def in_process(name: str, setting: Setting) -> Figures:
+        limits[name] = setting.seconds
+        clock.now += 60
+        return {"slices/s": 3.0}
+
+    monkeypatch.setattr(gpu, "time", clock)
+    monkeypatch.setattr(gpu, "_in_process", in_process)
+    run("--seconds", "100", "--total", "185", "--out", str(tmp_path))
+    assert limits == {"device": 100, "train": 100, "synthesis": 65}
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert list(parts) == list(PARTS)
+    # Five seconds are left, in which nothing can be measured.
+    assert parts["numerics"]["skipped"] == parts["channels"]["skipped"] == "no time is left for it"
+
+
+def test_what_was_found_before_the_time_was_out_is_kept() -> None:
+    found = told("print('{\"a\": 1}', flush=True); import time; time.sleep(60)", seconds=3)
+    assert found == {"a": 1, "failed": "took more than 3 s"}
+
+
+def test_what_was_found_before_a_failure_is_kept_and_why_it_failed() -> None:
+    code = 'print(\'{"a": 1}\\nfrom a compiler\\n7\\n{"b": 2}\\n{"torn\'); 1 / 0'
+    found = told(code)
+    assert "ZeroDivisionError" in str(found.pop("failed"))
+    assert found == {"a": 1, "b": 2}
+    assert told("import os; os._exit(3)") == {"failed": "ended with 3"}
+
+
+def test_a_part_tells_each_figure_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    part("numerics", asdict(TINY))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [next(iter(line)) for line in lines] == [
+        "float32: logits",
+        "tf32: logits",
+        "bf16: logits",
+    ]
+
+
+def test_figures_before_a_failure_are_named_and_the_failure_too() -> None:
+    def figures() -> Iterator[Figures]:
+        yield {"slices/s": 3.0}
+        raise RuntimeError("no compiler")
+
+    first, second = named("eager", figures())
+    assert first == {"eager: slices/s": 3}
+    assert second == {"eager: not measured": "RuntimeError: no compiler"}
+
+
+def test_a_part_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    run("device", "--device", "cpu", "--tiny", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "gpu.json").read_text())["parts"]["device"]
+    assert found["torch"] == torch.__version__
+    assert found["bf16 matrix product, TFLOP/s"] > 0
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
