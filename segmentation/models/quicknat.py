@@ -90,7 +90,12 @@ class QuickNat(nn.Module):
         rows, columns = slices.shape[-2:]
         multiple = 2**self.config.depth
         x = pad(slices, (0, -columns % multiple, 0, -rows % multiple))
-        x = x.contiguous(memory_format=self.layout)
+        # What is joined has the widest type and the plainest layout of its parts. A single channel
+        # passes for channels-last however it lies; a copy lies so.
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        x = x.to(dtype, memory_format=self.layout, copy=True)
 
         passed = []
         for encoder in self.encoders:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from segmentation.models.winograd import save_products
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
 from segmentation.training.schedule import Position, learning_rate, progress
-from segmentation.training.sources import Batch, Source
+from segmentation.training.sources import Batch, Source, SyntheticSource
 from segmentation.training.state import Counters, State, seeded
 from segmentation.training.workers import ALONE, Workers
 from segmentation.views import View
@@ -87,9 +88,13 @@ class Trainer:
             1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
         )
         self.not_compiled = ""  # why, where it should be
-        self._run: Callable[..., list[Tensor]] = (
-            torch.compile(self.network) if stage.compile else self.network
+        # Without the classifiers, so that all views have one graph, and find it compiled.
+        self._trunk: Callable[[Tensor], Tensor] | None = (
+            torch.compile(self.network.trunk) if stage.compile else None
         )
+        # A GPU that draws its slices itself can do so while a step's numbers are waited for.
+        self.draws_ahead = device.type == "cuda" and isinstance(source, SyntheticSource)
+        self._drawn: dict[int, list[Batch]] = {}
 
     @property
     def position(self) -> Position:
@@ -131,24 +136,26 @@ class Trainer:
         # A bad batch would stay in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
         self.optimiser.zero_grad(set_to_none=True)
-        total = 0.0
-        parts = []
-        for part in range(self.stage.accumulate):
-            try:
-                loss, batches = self._backward(part)
-            except TrinatError:
-                # What cannot be read or does not fit leaves the last step as it was, to be saved.
-                self._restore(statistics)
-                raise
-            total += loss / self.stage.accumulate
-            parts.append((loss, "; ".join(batch.what for batch in batches)))
+        first = self.counters.step * self.stage.accumulate
+        after = first + self.stage.accumulate
+        try:
+            parts = [self._backward(number) for number in range(first, after)]
+            if self.draws_ahead:
+                self._drawn = {after: self._draw(after)}
+        except TrinatError:
+            # What cannot be read or does not fit leaves the last step as it was, to be saved.
+            self._restore(statistics)
+            raise
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         for parameter in parameters:
             # A view that this batch had no slice of; other processes may have had one.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        total = self.workers.average(parameters, total)
-        norm = float(nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip))
+        mean = torch.stack([loss for loss, _ in parts]).double().mean()
+        mean = self.workers.average(parameters, mean)
+        norms = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
+        # Numbers are asked for once: a GPU has done all that it was given when they come.
+        total, norm = torch.stack((mean.double(), norms.double())).tolist()
         if math.isfinite(total) and math.isfinite(norm):
             self.optimiser.step()
             update_average(self.average, self.network, self.stage.ema, self.counters.step)
@@ -175,23 +182,29 @@ class Trainer:
             if multiple == 0 and part != "classifier":
                 getattr(self.network.trunk, part).eval()
 
-    def _backward(self, part: int) -> tuple[float, list[Batch]]:
+    def _draw(self, number: int) -> list[Batch]:
+        """Batch `number`, for each view that is in it; its random numbers are its own."""
+        generator = self._generator(number)
+        with self._within_memory():
+            return [self.source.draw(*group, generator) for group in self._groups(number)]
+
+    def _generator(self, number: int) -> torch.Generator:
+        return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
+
+    def _backward(self, number: int) -> tuple[Tensor, list[Batch]]:
         """Add one batch's gradients; returns its loss and what it was made of."""
-        number = self.counters.step * self.stage.accumulate + part
         for later in range(number, number + AHEAD + 1):
             for group in self._groups(later):
                 self.source.expect(*group)
         share, groups = self.stage.batch // self.workers.count, self._groups(number)
-        size = (self.recipe.network.channels, self.stage.data.rows, self.stage.data.columns)
-        generator = seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
-        try:
-            batches = [self.source.draw(v, first, count, generator) for v, first, count in groups]
-            # Dropout draws from torch's own generator, which holds nothing else that matters.
-            torch.manual_seed(generator.initial_seed())
+        batches = self._drawn.pop(number, None) or self._draw(number)
+        # Dropout draws from torch's own generator, which holds nothing else that matters.
+        torch.manual_seed(self._generator(number).initial_seed())
+        counts = [(view, count) for view, _, count in groups]
+        with self._within_memory():
             images = torch.cat([batch.images for batch in batches]).to(
                 self.device, non_blocking=True
             )
-            counts = [(view, count) for view, _, count in groups]
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 logits = self._forward(images, counts)
                 taught = self._taught(images, counts)
@@ -204,13 +217,7 @@ class Trainer:
                 ]
             ).sum()
             (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError as error:
-            raise DeviceError(
-                f"out of memory with a batch of {share} slices of {size}",
-                where=str(self.device),
-                remedy=self._smaller(share),
-            ) from error
-        return float(loss.detach()), batches
+        return loss.detach(), batches
 
     @torch.no_grad()
     def _taught(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor | None]:
@@ -232,6 +239,19 @@ class Trainer:
             return loss
         return torch.lerp(loss, divergence(logits, teacher), self.stage.distillation.share)
 
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            share = self.stage.batch // self.workers.count
+            size = (self.recipe.network.channels, self.stage.data.rows, self.stage.data.columns)
+            raise DeviceError(
+                f"out of memory with a batch of {share} slices of {size}",
+                where=str(self.device),
+                remedy=self._smaller(share),
+            ) from error
+
     def _smaller(self, share: int) -> str:
         """The next smaller batch that gives the same steps."""
         if share == 1:
@@ -250,28 +270,28 @@ class Trainer:
     def _forward(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor]:
         """Logits of each view's slices; without the compiler where it cannot do its work."""
         try:
-            return self._run(images, counts)
+            return cast("list[Tensor]", self.network(images, counts, self._trunk))
         except Exception as error:
             if not self.stage.compile or not isinstance(error, _compiler_failed()):
                 raise
-            self._run = self.network
+            self._trunk = None
             # Whose fault, and which; then come pages of advice.
             self.not_compiled = " ".join(str(error).split("\n")[:2])
-            logits: list[Tensor] = self._run(images, counts)
-            return logits
+            return cast("list[Tensor]", self.network(images, counts))
 
     def _restore(self, statistics: list[Tensor]) -> None:
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
 
-    def _skip(self, statistics: list[Tensor], parts: list[tuple[float, str]]) -> None:
+    def _skip(self, statistics: list[Tensor], parts: list[tuple[Tensor, list[Batch]]]) -> None:
         self._restore(statistics)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
         # All processes come here together: what they go by is the mean of their losses.
-        of_all = [part for theirs in self.workers.gather(parts) for part in theirs]
+        own = [(float(loss), "; ".join(batch.what for batch in drawn)) for loss, drawn in parts]
+        of_all = [part for theirs in self.workers.gather(own) for part in theirs]
         # Where each loss is a number, and a gradient is not, it may have been any of them.
         to_blame = [what for loss, what in of_all if not math.isfinite(loss)]
         raise TrainingError(
@@ -318,7 +338,9 @@ def _build_optimiser(network: ViewsNet, stage: StageConfig) -> torch.optim.Optim
         return torch.optim.SGD(
             groups, config.rate, momentum=config.momentum, weight_decay=config.weight_decay
         )
-    return torch.optim.AdamW(groups, config.rate, weight_decay=config.weight_decay)
+    # On a GPU all of it in one kernel, or each small one would be waited for.
+    fused = all(p.is_cuda for p in network.parameters()) or None
+    return torch.optim.AdamW(groups, config.rate, weight_decay=config.weight_decay, fused=fused)
 
 
 def _optimiser_tensors(network: ViewsNet, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -339,6 +361,7 @@ def _load_optimiser(
     for path, value in tensors.items():
         name, key = path.rsplit("/", 1)
         parameter = parameters[name]
-        # Adam's step stands on the CPU; what has the parameter's shape lies as the parameter does.
-        lies = torch.empty_like(parameter) if value.ndim else torch.empty_like(value)
+        # What has the parameter's shape lies as it does; Adam's step there only if it is fused.
+        where = parameter.device if optimiser.defaults.get("fused") else value.device
+        lies = torch.empty_like(parameter) if value.ndim else torch.empty_like(value, device=where)
         optimiser.state[parameter][key] = lies.copy_(value)

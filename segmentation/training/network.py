@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,15 @@ class ViewsNet(nn.Module):
             {view.value: nn.Conv2d(config.filters, k, 1) for view, k in classes.items()}
         )
 
-    def forward(self, slices: Tensor, groups: Sequence[tuple[View, int]]) -> list[Tensor]:
-        features = self.trunk(slices)
-        parts = features.split([count for _, count in groups])
+    def forward(
+        self,
+        slices: Tensor,
+        groups: Sequence[tuple[View, int]],
+        trunk: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Logits of each group; `trunk` is the network's own, compiled."""
+        features: Tensor = (trunk or self.trunk)(slices)
+        parts = torch.split(features, [count for _, count in groups])
         return [
             self.classifiers[view.value](part)
             for (view, _), part in zip(groups, parts, strict=True)

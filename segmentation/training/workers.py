@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.nn import Parameter
 
 __all__ = ["ALONE", "Workers"]
@@ -34,21 +34,21 @@ class Workers:
         """Whether this process writes files and speaks."""
         return self.rank == 0
 
-    def average(self, parameters: Sequence[Parameter], loss: float) -> float:
+    def average(self, parameters: Sequence[Parameter], loss: Tensor) -> Tensor:
         """Average gradients in place, and the loss, over all processes."""
         if self.count == 1:
             return loss
         gradients = [p.grad for p in parameters if p.grad is not None]
         parts = [g.flatten() for g in gradients]
         # One message for all: small ones cost more than they carry.
-        flat = torch.cat([*parts, parts[0].new_tensor([loss])])
+        flat = torch.cat([*parts, loss.to(parts[0].dtype).reshape(1)])
         distributed.all_reduce(flat)
         flat /= self.count
         start = 0
         for gradient in gradients:
             gradient.copy_(flat[start : start + gradient.numel()].view(gradient.shape))
             start += gradient.numel()
-        return float(flat[-1])
+        return flat[-1]
 
     def largest(self, value: float) -> float:
         """The largest of all processes' values: what they all then go by."""

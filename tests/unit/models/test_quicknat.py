@@ -209,21 +209,35 @@ def test_folding_the_published_order_is_a_copy_for_inference() -> None:
         torch.testing.assert_close(network.fold()(x), network(x), rtol=0, atol=0)
 
 
-def test_memory_stays_channels_last_from_end_to_end() -> None:
-    network = QuickNat(FAST.model_copy(update={"filters": 8}))
+@pytest.mark.parametrize("kind", [FAST, PUBLISHED], ids=["fast", "published"])
+def test_memory_stays_channels_last_from_end_to_end(kind: QuickNatConfig) -> None:
+    network = QuickNat(kind.model_copy(update={"filters": 8}))
     wrong: list[str] = []
 
     def check(name: str):
-        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if not output.is_contiguous(memory_format=torch.channels_last):
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            # What it is joined with decides how the whole lies, one channel as well as many.
+            seen = [output, *(inputs if isinstance(module, nn.Conv2d) else ())]
+            if not all(x.is_contiguous(memory_format=torch.channels_last) for x in seen):
                 wrong.append(name)
 
         return hook
 
     for name, module in network.named_modules():
         module.register_forward_hook(check(name))
-    network(torch.randn(2, 1, 32, 32))
+    network(torch.randn(2, network.config.channels, 32, 32))
     assert wrong == []
+
+
+def test_under_autocast_no_convolution_is_given_more_than_bfloat16() -> None:
+    network = QuickNat(PUBLISHED.model_copy(update={"filters": 8, "depth": 2})).eval()
+    types: set[torch.dtype] = set()
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _m, inputs, _o: types.add(inputs[0].dtype))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        network(torch.randn(1, 1, 16, 16))
+    assert types == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(

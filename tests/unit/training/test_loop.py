@@ -96,6 +96,18 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(
     assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
 
 
+def test_batches_drawn_ahead_change_no_bit(recipe: Recipe, maps: HeadMaps) -> None:
+    recipe = changed(recipe, accumulate=2)
+    straight, ahead = trainer_of(recipe, maps), trainer_of(recipe, maps)
+    assert not straight.draws_ahead
+    ahead.draws_ahead = True
+    losses = [(straight.step().loss, ahead.step().loss) for _ in range(3)]
+    assert all(one == other for one, other in losses)
+    # What was drawn for one step is not taken for another.
+    straight.counters.step = ahead.counters.step = 7
+    assert straight.step().loss == ahead.step().loss
+
+
 def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
     trainer = trainer_of(changed(recipe, optimiser={"rate": 0.02}, schedule={"steps": 60}), maps)
     losses = [trainer.step().loss for _ in range(60)]
@@ -201,7 +213,7 @@ def test_out_of_memory_says_what_would_fit(
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    trainer._run = exhausted  # type: ignore[assignment]
+    trainer._trunk = exhausted  # type: ignore[assignment]
     with pytest.raises(DeviceError, match=remedy):
         trainer.step()
     # Drawing takes memory, too.
@@ -218,7 +230,7 @@ def test_where_the_compiler_fails_training_goes_on_without(recipe: Recipe, maps:
     plain, trainer = trainer_of(recipe, maps), trainer_of(recipe, maps)
     # torch's own compiler warns when it is imported.
     trainer.stage = trainer.stage.model_copy(update={"compile": True})
-    trainer._run = torch.compile(trainer.network, backend=backend)
+    trainer._trunk = torch.compile(trainer.network.trunk, backend=backend)
     assert trainer.step().loss == plain.step().loss
     assert "no compiler here" in trainer.not_compiled
 
@@ -278,8 +290,8 @@ def test_processes_draw_as_many_and_every_slice_once(recipe: Recipe, maps: HeadM
     for rank, source in enumerate(sources):
         trainer = trainer_of(recipe, maps, source=source)
         trainer.workers = Workers(rank, 2)
-        for trainer.counters.step in range(3):
-            trainer._backward(0)
+        for number in range(3):
+            trainer._backward(number)
     # Three batches of four, half of them for each view.
     for view in VIEWS:
         one, two = (source.numbers[view] for source in sources)
