@@ -202,8 +202,13 @@ class _Run:
                 # Compiling takes place in the first step, and is no progress.
                 start = now
                 self.say(f"{budget.spent:.1f} s: first step took {now - began:.1f} s")
+                if now > end - reserve:
+                    # The compiler took it all; it has its work done when the run goes on.
+                    self.trainer.counters.seconds = done
+                    break
             else:
-                longest = max(longest, now - began)
+                # One that took long, for a compiler's sake, is not what the next will take.
+                longest = max(now - began, 0.9 * longest)
             time_left = end - reserve - longest - start
             share = (now - start) / time_left if time_left > 0 else 1.0
             # By the clock, whatever the trainer counted itself.
@@ -292,6 +297,12 @@ class _Run:
             key: {name: tensor.detach().cpu() for name, tensor in getattr(state, key).items()}
             for key in ("network", "average", "optimiser")
         }
+        # Moments need their range more than their digits, and half of the room brings the state
+        # and what else a run needs below what may be carried to another machine.
+        groups["optimiser"] = {
+            name: tensor.bfloat16() if tensor.ndim else tensor
+            for name, tensor in groups["optimiser"].items()
+        }
         content = _saved(groups)
         contents = {f"weights-{step:07d}.pt": _saved(weights)}
         for number, first in enumerate(range(0, len(content), PIECE_BYTES)):
@@ -352,6 +363,8 @@ def finish(runs: Sequence[Path], model: Path, *, licence: str = "") -> list[View
         if (other.network, other.scheme) != (recipe.network, recipe.scheme):
             raise ConfigError("runs are of different networks or labels", where=model)
     networks = {view: _read_network(*facts[view]) for view in View if view in facts}
+    card = model / "MODEL_CARD.md"
+    told = card.read_text("utf-8") if card.is_file() else ""
     heads = max(fact["heads"] for _, fact in facts.values())
     save_model(
         model,
@@ -376,6 +389,10 @@ def finish(runs: Sequence[Path], model: Path, *, licence: str = "") -> list[View
         precision=recipe.stored,
         overwrite=True,
     )
+    if told:
+        # Written by hand: what it says of data and use still holds.
+        with atomic_text(card) as file:
+            file.write(told)
     return list(networks)
 
 

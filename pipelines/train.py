@@ -175,7 +175,11 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        # Sizes do not change: the fastest kernels are worth looking for.
+        torch.backends.cudnn.benchmark = True
+    return device
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import pytest
 import torch
 from miniatures import head_image, head_labels, write_nifti
 
+from pipelines import budget
 from pipelines.budget import RUN, Budget, finish, read_recipe, read_run, train_view
 from segmentation.errors import (
     ConfigError,
@@ -28,6 +29,7 @@ from segmentation.heads import phantom_heads
 from segmentation.inference.segmenter import Segmenter
 from segmentation.models.checkpoint import load_model
 from segmentation.training.config import Recipe
+from segmentation.training.loop import StepReport
 from segmentation.views import View
 from segmentation.volume import Volume
 
@@ -256,6 +258,23 @@ def test_a_stopped_run_does_what_is_left_of_its_schedule(recipe: Recipe, tmp_pat
     assert facts["counters"]["seconds"] == 1
 
 
+def test_a_first_step_that_takes_the_whole_budget_is_no_finished_run(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiling(run: budget._Run, first: int, real=budget._Run._step) -> StepReport:
+        report = real(run, first)
+        budget.time.now += 10 * (report.step == 1)
+        return report
+
+    monkeypatch.setattr(budget._Run, "_step", compiling)
+    with pytest.raises(InterruptedRunError, match="stopped at step 1"):
+        train(recipe, tmp_path / "out")
+    assert read_run(tmp_path / "out")["counters"]["seconds"] == 0
+    facts, _ = train(recipe, tmp_path / "out", resume=True)
+    assert facts["counters"]["step"] > 2
+    assert facts["counters"]["seconds"] == 1
+
+
 def test_a_finished_run_resumed_trains_no_more(recipe: Recipe, run: Path) -> None:
     first = read_run(run)
     again, _ = train(recipe, run, resume=True)
@@ -302,6 +321,15 @@ def test_a_compiler_that_fails_is_done_without(
     assert "no C++ compiler" in told
     assert not facts["compiled"]
     assert facts["counters"]["bad"] == 0
+
+
+def test_a_model_made_anew_keeps_the_card_that_was_written(finished: Path, tmp_path: Path) -> None:
+    card = tmp_path / "model" / "MODEL_CARD.md"
+    finish([finished], card.parent)
+    assert not card.exists()
+    card.write_text("# quicknat\n")
+    finish([finished], card.parent)
+    assert card.read_text() == "# quicknat\n"
 
 
 def test_runs_of_the_same_view_or_of_two_networks_make_no_model(
