@@ -228,8 +228,8 @@ def budget_run(maps, out: Path, seconds: float, *settings: str, **how: object) -
 
 
 def test_a_view_is_trained_within_its_budget(maps, tmp_path: Path) -> None:
-    facts = budget_run(maps, tmp_path / "out", 12, "compile=false")
-    assert facts["wall_seconds"] <= 12
+    facts = budget_run(maps, tmp_path / "out", 15, "compile=false")
+    assert facts["wall_seconds"] <= 15
     assert facts["counters"]["step"] > 10
     assert facts["scores"]["slices"] > 0
 
