@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config import check, find_recipe, read_yaml, with_settings
+from pipelines.process import prepare_training
 from pipelines.trainlog import Metrics
 from segmentation.errors import (
     ConfigError,
@@ -110,9 +111,7 @@ def train_view(
     out.mkdir(parents=True, exist_ok=True)
     if (out / RUN).is_file() and not resume:
         raise TrainingError("a run is there already", where=out, remedy="--resume, or another OUT")
-    if device.type == "cuda":
-        # Sizes do not change: the fastest kernels are worth looking for.
-        torch.backends.cudnn.benchmark = True
+    prepare_training(device)
     run = _Run(recipe, view, out, device, say)
     say(f"{budget.spent:.1f} s: ready on {device}, {len(run.scheme)} classes")
     run.go(budget, stop or threading.Event())

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 # glibc's names for these are macros in malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -39,6 +43,14 @@ def tune_allocation() -> bool:
     kept = mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
     trimmed = mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     return bool(kept and trimmed)
+
+
+def prepare_training(device: torch.device) -> None:
+    """Sizes do not change in training: a GPU's fastest kernels are worth looking for."""
+    if device.type == "cuda":
+        import torch
+
+        torch.backends.cudnn.benchmark = True
 
 
 def cpu_count() -> int:

@@ -14,6 +14,7 @@ import yaml
 
 from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
+from pipelines.process import prepare_training
 from pipelines.trained import DONE, save_run
 from pipelines.trainjob import Job, JobRun, Watcher
 from segmentation.errors import ConfigError, DatasetError, DeviceError, TrainingError
@@ -101,6 +102,7 @@ def train(
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
     target, jobs = _device(device), plan_jobs(recipe, chosen)
+    prepare_training(target)
     with ExitStack() as stack:
         signalled = stack.enter_context(_signals())
         if workers.leads:
@@ -175,11 +177,7 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
-    device = torch.device(name)
-    if device.type == "cuda":
-        # Sizes do not change: the fastest kernels are worth looking for.
-        torch.backends.cudnn.benchmark = True
-    return device
+    return torch.device(name)
 
 
 @contextmanager

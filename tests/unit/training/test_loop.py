@@ -96,13 +96,24 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(
     assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
 
 
-def test_batches_drawn_ahead_change_no_bit(recipe: Recipe, maps: HeadMaps) -> None:
+def test_batches_drawn_ahead_are_taken_and_change_no_bit(
+    recipe: Recipe, maps: HeadMaps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = changed(recipe, accumulate=2)
     straight, ahead = trainer_of(recipe, maps), trainer_of(recipe, maps)
     assert not straight.draws_ahead
     ahead.draws_ahead = True
+    drawn: list[int] = []
+
+    def draw(number: int, real=ahead._draw) -> list[Batch]:
+        drawn.append(number)
+        return real(number)
+
+    monkeypatch.setattr(ahead, "_draw", draw)
     losses = [(straight.step().loss, ahead.step().loss) for _ in range(3)]
     assert all(one == other for one, other in losses)
+    # Two a step, each once, and the first of the next step.
+    assert sorted(drawn) == list(range(7))
     # What was drawn for one step is not taken for another.
     straight.counters.step = ahead.counters.step = 7
     assert straight.step().loss == ahead.step().loss
