@@ -99,14 +99,15 @@ def _torch() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
         return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
-    from segmentation.models.hardware import computes_bfloat16
+    from segmentation.models.hardware import bfloat16_hardware
 
-    # The fast path on a processor is bfloat16 in hardware; elsewhere float32 is used.
     capability = torch.backends.cpu.get_cpu_capability()
-    bf16 = computes_bfloat16(torch.device("cpu"))
+    hardware = bfloat16_hardware(torch.device("cpu"))
+    computes = f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"
     threads = torch.get_num_threads()
     findings = [
-        Finding("CPU instructions", f"{capability}, bfloat16 {'yes' if bf16 else 'no'}"),
+        Finding("CPU instructions", capability),
+        Finding("CPU arithmetic", computes),
         Finding("CPU threads", str(threads)),
     ]
     if not torch.cuda.is_available():

@@ -225,7 +225,8 @@ def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     for axis in range(3):
         hit = np.flatnonzero(occupied.any(tuple({0, 1, 2} - {axis})))
         box.append(slice(int(hit[0]), int(hit[-1]) + 1) if len(hit) else slice(0, 1))
-    return np.stack([head[tuple(box)] for head in heads])
+    # Heads turned from another orientation lie in another order, which np.stack keeps.
+    return np.ascontiguousarray(np.stack([head[tuple(box)] for head in heads]))
 
 
 def _entry_of(numbers: NDArray[np.int64], number: int) -> int:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from segmentation.errors import DatasetError, IntegrityError
 from segmentation.heads import HeadMaps, aim, load_heads, phantom_heads, read_label_maps
 from segmentation.labels import load_scheme
+from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.views import View
 from segmentation.volume import Volume
 
 SCHEME = load_scheme("quicknat33")
@@ -90,6 +93,16 @@ def test_a_damaged_file_of_heads_is_refused(tmp_path: Path) -> None:
     (tmp_path / "heads.npz").write_bytes(content[:-200])
     with pytest.raises(IntegrityError, match="damaged"):
         load_heads(tmp_path / "heads.npz")
+
+
+def test_slices_are_synthesised_from_label_maps_of_any_orientation(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).choice([0, 2, 41], (20, 24, 28))
+    affine = np.array([[-1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])  # LIA
+    full, _ = aim(read_label_maps(folder_of_maps(tmp_path, data, affine)), SCHEME)
+    generator = torch.Generator().manual_seed(0)
+    images, classes = synthesise(full, SynthesisConfig(), View.CORONAL, 2, (16, 16), generator)
+    assert images.shape == (2, 3, 16, 16)
+    assert classes.any()
 
 
 def test_label_maps_are_turned_to_ras_and_cropped(tmp_path: Path) -> None:

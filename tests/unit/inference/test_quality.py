@@ -165,11 +165,12 @@ def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> N
     assert reason in verdict.reasons[0]
 
 
-def test_half_a_head_fails_by_its_missing_side(segmenter: Segmenter) -> None:
-    scan, _ = miniature(seed=1)
-    half = scan.data.copy()
-    half[20:] = 0
-    verdict = grade(segmenter.segment(Volume(half, scan.affine)), MINIATURE)
+def test_half_a_head_fails_by_its_missing_side(found: Segmentation) -> None:
+    # Taken from a good result: what a network makes of half a head hangs on its last bits.
+    fused = found.fused.clone()
+    fused[20:] = 0
+    fused[20:, ..., 0] = 1
+    verdict = grade(replace(found, fused=fused), MINIATURE)
     assert verdict.name == "fail"
     assert any("one side has" in reason for reason in verdict.reasons)
 

@@ -1,0 +1,47 @@
+"""Which arithmetic is chosen on which processor; the flags are faked, the choice is real."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from segmentation.inference.network import choose_precision
+from segmentation.models.hardware import bfloat16_hardware
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("machine", "amx", "avx512_bf16", "onednn", "expected"),
+    [
+        ("x86_64", True, True, True, "AMX"),  # Sapphire Rapids
+        ("AMD64", False, True, True, "AVX512-BF16"),  # Cooper Lake, Zen 4
+        ("x86_64", False, False, True, ""),  # Skylake to Ice Lake: oneDNN would emulate it
+        ("x86_64", False, False, False, ""),  # no AVX-512
+        ("aarch64", False, False, True, "ARM bf16"),
+        ("aarch64", False, False, False, ""),
+    ],
+)
+def test_bfloat16_is_chosen_where_the_processor_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    amx: bool,
+    avx512_bf16: bool,
+    onednn: bool,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
+    assert bfloat16_hardware(CPU) == expected
+    assert choose_precision("auto", CPU) is (torch.bfloat16 if expected else torch.float32)
+    # What the user names is taken, whatever there is.
+    assert choose_precision("float32", CPU) is torch.float32
+
+
+def test_without_onednn_nothing_computes_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert bfloat16_hardware(CPU) == ""
