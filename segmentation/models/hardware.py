@@ -20,8 +20,8 @@ def bfloat16_hardware(device: torch.device) -> str:
         return "CUDA" if torch.cuda.get_device_capability(device) >= (8, 0) else ""
     if not torch.backends.mkldnn.enabled:
         return ""
-    # On x86 oneDNN says that it supports bfloat16 wherever there is AVX-512, and emulates it on
-    # processors without the instructions (Skylake to Ice Lake): 2.4 to 2.9 times as slow as float32.
+    # On x86 oneDNN supports bfloat16 wherever there is AVX-512. Processors without the instructions
+    # (Skylake to Ice Lake) emulate it, 2.4 to 2.9 times slower than float32.
     if platform.machine().lower() in ("x86_64", "amd64", "i686"):
         if torch.cpu._is_amx_tile_supported():
             return "AMX"
