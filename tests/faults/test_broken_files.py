@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import resource
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracle import fuzz
+from oracle.fuzz import Tally, fuzz_cuts, fuzz_flips, fuzz_headers, odd_scan
 
-from pipelines import fuzz
-from pipelines.fuzz import Tally, fuzz_cuts, fuzz_flips, fuzz_headers, odd_scan
 from segmentation.errors import InputError, IntegrityError
 from segmentation.volume import Volume
 
@@ -109,7 +110,8 @@ def test_a_bomb_behind_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory hold on Linux")
 def test_the_command_prints_a_table_under_its_limit_of_memory() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.fuzz", "--flips=20", "--cuts=20", "--headers=200"],
+        [sys.executable, "-m", "oracle.fuzz", "--flips=20", "--cuts=20", "--headers=200"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,

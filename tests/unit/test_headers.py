@@ -9,9 +9,9 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from oracle.careful import MGH, NIFTI1, NIFTI2, Fields
+from oracle.fuzz import odd_scan
 
-from pipelines.careful import MGH, NIFTI1, NIFTI2, Fields
-from pipelines.fuzz import odd_scan
 from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
 from segmentation.volume import Volume
 

@@ -10,9 +10,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracle.careful import NIFTI1
+from oracle.fuzz import odd_scan
 
-from pipelines.careful import NIFTI1
-from pipelines.fuzz import odd_scan
 from segmentation.errors import GeometryError
 from segmentation.volume import Volume
 

@@ -18,9 +18,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracle.careful import NIFTI1
+from oracle.fuzz import odd_scan
 
-from pipelines.careful import NIFTI1
-from pipelines.fuzz import odd_scan
 from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError, OutputError
 from segmentation.volume import Volume
 

@@ -1,9 +1,9 @@
 """Break scans on purpose, thousands of times, and see that none is read as good.
 
-`python -m pipelines.fuzz` runs the whole: 2,000 flipped bits and 500 truncations of a .nii.gz,
-5,000 headers with lies in them. A damaged file must be refused; a changed header must be refused
-or be read as `pipelines.careful` reads it, a second reading of the same bytes that shares no code
-with the reader. One line each, and exit status 1 if anything is missed.
+`PYTHONPATH=tests python -m oracle.fuzz` runs the whole: 2,000 flipped bits and 500 truncations of
+a .nii.gz, 5,000 headers with lies in them. A damaged file must be refused; a changed header must be
+refused or be read as `oracle.careful` reads it, a second reading of the same bytes that shares no
+code with the reader. One line each, and exit status 1 if anything is missed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+from oracle.careful import MGH, NIFTI1, NIFTI2, Fields, Reading, read_mgh, read_nifti
 
-from pipelines.careful import MGH, NIFTI1, NIFTI2, Fields, Reading, read_mgh, read_nifti
 from segmentation.errors import InputError
 from segmentation.volume import Volume
 
@@ -295,7 +295,7 @@ def _limit_memory() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the three kinds, print a table, and return 1 if anything was missed."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m oracle.fuzz", description=__doc__)
     parser.add_argument("--flips", type=int, default=FLIPS)
     parser.add_argument("--cuts", type=int, default=CUTS)
     parser.add_argument("--headers", type=int, default=HEADERS)
