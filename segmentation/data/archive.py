@@ -15,7 +15,7 @@ from typing import IO
 
 from segmentation.errors import DatasetError, IntegrityError
 
-__all__ = ["ArchiveLimits", "extract", "is_archive"]
+__all__ = ["ArchiveLimits", "extract"]
 
 _DRAIN_BYTES = 1 << 20
 
@@ -26,10 +26,6 @@ class ArchiveLimits:
 
     members: int
     bytes: int
-
-
-def is_archive(path: Path) -> bool:
-    return path.name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def extract(

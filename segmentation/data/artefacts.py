@@ -11,10 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ARTEFACTS", "Artefact", "add_artefact"]
+__all__ = ["Artefact", "add_artefact"]
 
 Artefact = Literal["ghosting", "motion", "spike", "gibbs"]
-ARTEFACTS: tuple[Artefact, ...] = ("ghosting", "motion", "spike", "gibbs")
 
 
 def add_artefact(image: Tensor, artefact: Artefact, seed: int) -> Tensor:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from segmentation.data.reading import Place, StoredSlice, SubjectFiles
+from segmentation.data.reading import Place, SubjectFiles
 from segmentation.data.splits import Part, read_split
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, DatasetError
@@ -73,12 +73,8 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.slice_of)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, labels = self.stored(index)
+        image, labels = self.files.read(self.place(index))
         return torch.from_numpy(image.values()), torch.from_numpy(labels)
-
-    def stored(self, index: int) -> StoredSlice:
-        """An item as its file holds it."""
-        return self.files.read(self.place(index))
 
     def place(self, index: int) -> Place:
         """Where an item stands among `files`."""

@@ -1,4 +1,4 @@
-"""metrics.csv: one number a row, in long form, and how it is written and read."""
+"""metrics.csv: one number a row, in long form, and how it is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from segmentation.files import atomic_text
 from segmentation.metrics import Measurement
 
-__all__ = ["METRICS_COLUMNS", "metrics_frame", "neutral", "read_metrics", "write_table"]
+__all__ = ["METRICS_COLUMNS", "metrics_frame", "neutral", "write_table"]
 
 METRICS_COLUMNS = (
     "subject",
@@ -24,7 +24,6 @@ METRICS_COLUMNS = (
     "unit",
     "note",
 )
-_TEXT = ("subject", "session", "model", "structure", "metric", "unit", "note")
 
 
 def metrics_frame(scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]]) -> pd.DataFrame:
@@ -46,14 +45,6 @@ def metrics_frame(scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]
     ]
     frame = pd.DataFrame(rows, columns=list(METRICS_COLUMNS))
     return frame.astype({"fs_id": "Int64", "value": float})
-
-
-def read_metrics(path: Path) -> pd.DataFrame:
-    """A metrics.csv as it was written: a subject called NA is no missing value."""
-    frame = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False)
-    frame["value"] = pd.to_numeric(frame["value"], errors="coerce")
-    frame["fs_id"] = pd.to_numeric(frame["fs_id"], errors="coerce").astype("Int64")
-    return frame
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from segmentation.data.augmentation import Augmenter
 from segmentation.data.dataset import BalancedSampler, open_slices
-from segmentation.data.loading import to_float
 from segmentation.data.reading import Order, SliceReaders, StoredSlice
 from segmentation.data.splits import read_split
 from segmentation.data.store import Store
@@ -129,8 +128,24 @@ class StoreSource(Source):
             image[...] = stored.image.zero
             image[:, :height, :width] = stored.image.codes[:, rows, columns]
         scales, zeros = zip(*((s.image.scale, s.image.zero) for s in slices), strict=True)
-        images = to_float(codes.to(device, non_blocking=True), scales, zeros)
+        images = _to_float(codes.to(device, non_blocking=True), scales, zeros)
         return images, labels.to(device, non_blocking=True)
+
+
+def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
+    """Codes (B, C, H, W) as values, each by its own scale and zero, on the device of the codes.
+
+    As `Quantised.values` does it, operation by operation, so that no bit differs.
+    """
+
+    def each(numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=codes.device).view(-1, 1, 1, 1)
+
+    images = codes.float()
+    if any(zeros):
+        images -= each(zeros)
+    images *= each(scales)
+    return images
 
 
 def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:

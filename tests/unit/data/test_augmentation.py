@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from segmentation.data.artefacts import ARTEFACTS
+from segmentation.data.artefacts import Artefact
 from segmentation.data.augmentation import AugmentationConfig, Augmenter
 from segmentation.errors import ConfigError
 from segmentation.labels import load_scheme
@@ -231,7 +233,7 @@ def test_labels_keep_their_type() -> None:
         assert changed.dtype == kind
 
 
-@pytest.mark.parametrize("artefact", ARTEFACTS)
+@pytest.mark.parametrize("artefact", get_args(Artefact))
 def test_artefacts_on_request_change_images_alone_and_keep_the_global_generator(
     artefact: str,
 ) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from segmentation.data.dataset import BalancedSampler, EmptySlices, SliceDataset, open_slices
-from segmentation.data.loading import SliceLoader
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from segmentation.data.source import Subject
 from segmentation.data.splits import Split
@@ -219,7 +219,7 @@ def test_batches_are_the_items_whoever_reads_them(store: Store, workers: int) ->
     dataset = SliceDataset(store, ["a", "b"], View.AXIAL, thick=3)
     dataset[0]  # opened here first: workers must not use this process's handle
     sampler = BalancedSampler(dataset, share=0.5, seed=3)
-    loader = SliceLoader(dataset, sampler, batch_size=4, workers=workers)
+    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=workers)
     for epoch in (2, 0):
         sampler.set_epoch(epoch)
         order = list(sampler)
