@@ -25,7 +25,7 @@ from segmentation.inference.segmenter import Segmenter
 from segmentation.labels import LabelScheme
 from segmentation.metrics.grid import on_grid_of
 from segmentation.metrics.overlap import dice
-from segmentation.models.checkpoint import class_weights, save_fusion
+from segmentation.models.checkpoint import class_weights, read_info, update_info
 from segmentation.models.model_info import Fusion, Mean
 from segmentation.models.zoo import find_model, shipped_models
 from segmentation.resample import occupied_box
@@ -278,4 +278,5 @@ def _write(settings: Settings, folder: Path, found: Found) -> None:
             file.writelines(f"# {key}: {value}\n" for key, value in figures.items())
             yaml.safe_dump(found.fusion.model_dump(mode="json"), file, sort_keys=False)
     elif found.chosen != BEFORE:
-        save_fusion(folder, found.fusion, {"fusion_weights": figures})
+        metrics = {**read_info(folder).metrics, "fusion_weights": figures}
+        update_info(folder, fusion=found.fusion, metrics=metrics)

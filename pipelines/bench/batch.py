@@ -105,7 +105,7 @@ def _inputs(folder: Path, count: int) -> list[str]:
 
 def _write_scans(folder: Path, count: int) -> None:
     """Parts of one phantom, each from another place, so that none is like another."""
-    from pipelines.bench.quality import middle
+    from pipelines.calibrate import middle
 
     folder.mkdir()
     data = (middle(1)[0].data * 500).astype(np.int16)

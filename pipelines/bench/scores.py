@@ -24,7 +24,7 @@ import numpy as np
 from nibabel.affines import apply_affine
 from numpy.typing import NDArray
 
-from pipelines.bench.quality import bias, noise
+from pipelines.calibrate import bias, noise
 from pipelines.process import prepare_process
 from segmentation.data.freesurfer import find_image, find_labels
 from segmentation.files import atomic_text

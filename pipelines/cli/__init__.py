@@ -16,6 +16,7 @@ import typer
 
 from pipelines.cli import (
     bundle,
+    calibrate,
     data,
     demo,
     doctor,
@@ -70,6 +71,7 @@ def _root(
 
 
 app.command("bundle")(bundle.command)
+app.command("calibrate")(calibrate.command)
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
 app.command("evaluate", cls=ListOptions)(evaluate.command)

@@ -1,7 +1,7 @@
 """Grades for a segmentation and its structures, pass, look or fail: by stated limits, with reasons.
 
 How much the views must agree is a matter of the model: its own limits stand in its model.yaml, and
-`scripts/bench quality` finds them (docs/quality.md). What a whole head is like is the same for all.
+`trinat calibrate` finds them (docs/quality.md). What a whole head is like is the same for all.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 import yaml
 from numpy.typing import NDArray
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -42,8 +42,8 @@ __all__ = [
     "class_weights",
     "load_model",
     "read_info",
-    "save_fusion",
     "save_model",
+    "update_info",
 ]
 
 _MAX_YAML_BYTES = 1 << 20
@@ -146,18 +146,11 @@ def save_model(
     return info
 
 
-def save_fusion(
-    folder: str | Path, fusion: Fusion, metrics: Mapping[str, JsonValue] | None = None
-) -> ModelInfo:
-    """Have a model join its views otherwise, and add to its metrics; its networks stay."""
-    folder = Path(folder)
-    info = read_info(folder)
-    updated = info.model_copy(
-        update={"fusion": fusion, "metrics": {**info.metrics, **(metrics or {})}}
-    )
+def update_info(folder: Path, **changes: object) -> None:
+    """Change what model.yaml says, such as fusion, quality or metrics; the networks stay."""
+    updated = read_info(folder).model_copy(update=changes)
     with atomic_write(folder / MODEL_FILE) as file:
         file.write(_to_yaml(updated))
-    return updated
 
 
 def load_model(folder: str | Path, views: Collection[View] | None = None) -> Model:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from overfitted import miniature, overfitted_model
 
-from pipelines.bench.quality import cut, inverted, middle
+from pipelines.calibrate import cut, inverted, middle
 from segmentation.conform import ConformPlan
 from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast
 from segmentation.inference.segmentation import Segmentation

@@ -1,57 +1,52 @@
-"""Find a model's limits of quality: how much the views must agree for a structure to be trusted.
+"""trinat calibrate: how much a model's views must agree for a structure to be trusted.
 
 Phantoms of graded difficulty are segmented; of every structure the agreement between the views,
 which is known without a truth, is held against its Dice with the truth. The limits are written to
-the model's own model.yaml, and a picture of all points to docs/images. Each scan's result is kept,
-so that a run that was stopped goes on.
+the model's own model.yaml.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from scipy import ndimage
 
 from segmentation.conform import conform
-from segmentation.files import atomic_path, atomic_text
-from segmentation.inference.quality import ENOUGH_MM3, tissue_contrast
+from segmentation.data.freesurfer import find_image, find_labels
+from segmentation.errors import ConfigError, DatasetError, EvaluationError
+from segmentation.files import atomic_path
+from segmentation.inference.quality import ENOUGH_MM3
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
-from segmentation.models.checkpoint import read_info
-from segmentation.models.model_info import ModelInfo, Quality
-from segmentation.models.zoo import MODEL_FILE, find_model
+from segmentation.metrics.overlap import dice, joint_histogram
+from segmentation.models.checkpoint import update_info
+from segmentation.models.model_info import Quality
+from segmentation.models.zoo import find_model, shipped_models
 from segmentation.phantom import phantom
 from segmentation.volume import Volume
 
 __all__ = [
     "CASES",
+    "Case",
     "Point",
-    "Scans",
     "bias",
+    "calibrate",
     "cut",
     "inverted",
     "limit",
     "middle",
     "noise",
     "rates",
-    "run",
 ]
 
-PICTURE = Path("docs/images/quality.png")
 # A structure below the first Dice has failed; below the second a person should look.
 FAILED, DOUBTFUL = 0.5, 0.7
 SENSITIVITY = 0.9
-REAL = ("sub-01", "sub-02")
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
@@ -60,6 +55,7 @@ _WHITE_MATTER = (2, 41)
 
 Floats = NDArray[np.float32]
 Change = Callable[[Floats, np.random.Generator], Floats]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,6 @@ class Point:
     """One structure of one scan."""
 
     kind: str
-    case: str
-    structure: str
     agreement: float  # mean Dice between views; 0 where none found it
     dice: float
 
@@ -164,12 +158,15 @@ CASES = (
 )
 
 
-def limit(points: Sequence[Point], dice: float, sensitivity: float = SENSITIVITY) -> float:
-    """The lowest limit of agreement under which this share of structures below a Dice falls."""
+def limit(points: Sequence[Point], dice: float) -> float:
+    """The lowest limit of agreement under which enough structures below a Dice fall."""
     bad = sorted(point.agreement for point in points if point.dice < dice)
     if not bad:
-        raise SystemExit(f"no structure has a Dice below {dice}: make the phantoms harder")
-    last = bad[int(np.ceil(sensitivity * len(bad))) - 1]
+        raise EvaluationError(
+            f"no structure of the phantoms has a Dice below {dice}",
+            remedy="the model is graded by the general limits",
+        )
+    last = bad[int(np.ceil(SENSITIVITY * len(bad))) - 1]
     # To hundredths, and above the last that must be caught.
     return float(np.floor(last * 100 + 1) / 100)
 
@@ -181,62 +178,58 @@ def rates(points: Sequence[Point], dice: float, agreement: float) -> tuple[float
     return float(np.mean(bad or np.nan)), float(np.mean(good or np.nan))
 
 
-def run(model: str = "fast", subjects: str = "") -> None:
-    """Calibrate a model's limits; real scans of a SUBJECTS_DIR are only laid over them."""
+def calibrate(
+    model: str,
+    subjects: Sequence[Path] = (),
+    *,
+    picture: Path | None = None,
+    device: str = "auto",
+    say: Say = lambda line: None,
+) -> list[str]:
+    """Write a model's limits, and say how good they are; real subjects are only held against them.
+
+    A subject is a folder of FreeSurfer's: its own labels are the truth.
+    """
     folder = find_model(model)
-    info = read_info(folder)
-    scans = Scans(folder, info)
-    points = [p for case in CASES for p in scans.points(case.kind, case.name, case.read)]
-    real = [
-        p
-        for subject in (REAL if subjects else ())
-        for p in scans.points("real", subject, partial(_real, Path(subjects) / subject))
-    ]
+    if folder in shipped_models().values():
+        raise ConfigError(
+            f"{model} comes with the software and is not changed",
+            remedy="copy its folder, and calibrate the copy",
+        )
+    segmenter = Segmenter.load(folder, device=device)
+    if len(segmenter.views) < 2:
+        raise ConfigError(
+            f"has the {segmenter.views[0].value} view alone, and there is no agreement of one",
+            where=folder,
+            remedy="join views with trinat bundle first",
+        )
+
+    def look(kind: str, name: str, scan: Volume, truth: Volume) -> list[Point]:
+        points = list(_compare(kind, segmenter.segment(scan), truth))
+        say(f"{name}: {len(points)} structures, Dice {np.mean([p.dice for p in points]):.2f}")
+        return points
+
+    # First, so that what cannot be read is known before all the work.
+    real = [point for path in subjects for point in look("real", path.name, *_subject(path))]
+    points = [point for case in CASES for point in look(case.kind, case.name, *case.read())]
     fail = limit(points, FAILED)
-    look = max(fail, limit(points, DOUBTFUL))
-    origin = f"scripts/bench quality: {len(points)} structures in {len(CASES)} phantoms"
-    for name, dice, found in (("look", DOUBTFUL, look), ("fail", FAILED, fail)):
-        caught, alarmed = rates(points, dice, found)
-        told = f"{caught:.0%} of Dice < {dice} caught, {alarmed:.0%} of the others alarmed"
-        origin += f"; {name} below {found:.2f}: {told}"
+    look_at = max(fail, limit(points, DOUBTFUL))
+    lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
+    for name, dice_, found in (("look", DOUBTFUL, look_at), ("fail", FAILED, fail)):
+        caught, alarmed = rates(points, dice_, found)
+        told = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
+        lines.append(f"{name} below {found:.2f}: {told}")
+    origin = "trinat calibrate: " + "; ".join(lines)
+    update_info(folder, quality=Quality(agreement=(look_at, fail), origin=origin))
+    for name, dice_, found in (("look", DOUBTFUL, look_at), ("fail", FAILED, fail)):
         if real:
-            caught, alarmed = rates(real, dice, found)
-            print(f"real scans, {name}: {caught:.0%} caught, {alarmed:.0%} of the others alarmed")
-    print(origin)
-    _write(folder, info, Quality(agreement=(look, fail), origin=origin))
-    _draw(points, real, look, fail)
-    print(f"written to {folder / MODEL_FILE} and {PICTURE}")
-
-
-class Scans:
-    """Scans segmented once; those done before by the same model are read from a folder."""
-
-    def __init__(self, model: Path, info: ModelInfo) -> None:
-        told = "".join(sorted(info.files.values())) + info.fusion.model_dump_json()
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
-        self._folder = Path(tempfile.gettempdir()) / f"trinat-quality-{digest}"
-        self._folder.mkdir(exist_ok=True)
-        self._segmenter = cache(lambda: Segmenter.load(model))
-
-    def points(
-        self, kind: str, name: str, read: Callable[[], tuple[Volume, Volume]]
-    ) -> Iterator[Point]:
-        """All structures of a scan, read with its truth if it has not been done before."""
-        kept = self._folder / f"{name}.json"
-        if not kept.exists():
-            start = time.perf_counter()
-            scan, truth = read()
-            found = self._segmenter().segment(scan)
-            with atomic_text(kept) as file:
-                file.write(json.dumps(list(_compared(found, truth))))
-            contrast = tissue_contrast(found) or np.nan
-            print(
-                f"{name:20} {time.perf_counter() - start:5.0f} s"
-                f"   white matter / cortex {contrast:.2f}",
-                flush=True,
+            caught, alarmed = rates(real, dice_, found)
+            lines.append(
+                f"real scans, {name}: {caught:.0%} caught, {alarmed:.0%} of the others alarmed"
             )
-        for structure, agreement, dice in json.loads(kept.read_text()):
-            yield Point(kind, name, structure, agreement, dice)
+    if picture is not None:
+        _draw(picture, points, real, look_at, fail)
+    return lines
 
 
 @cache
@@ -258,44 +251,43 @@ def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     return Volume(image, affine), Volume(truth.data[box], affine)
 
 
-def _real(subject: Path) -> tuple[Volume, Volume]:
-    scan = Volume.read(subject / "mri/T1.mgz")
-    truth = Volume.read(subject / "mri/aseg.mgz", labels=True)
+def _subject(folder: Path) -> tuple[Volume, Volume]:
+    """The same part of a real head, and FreeSurfer's labels of it."""
+    image, labels = find_image(folder, "T1"), find_labels(folder, "aseg")
+    if image is None or labels is None:
+        raise DatasetError("has no mri/T1.mgz and mri/aseg.mgz", where=folder)
     # In RAS axes, as phantoms are, so that the same field is cut out.
-    ras = conform(scan)
-    return _cut_out(ras.volume, conform(truth, labels=True, plan=ras.plan).volume)
+    ras = conform(Volume.read(image))
+    truth = conform(Volume.read(labels, labels=True), labels=True, plan=ras.plan)
+    if not np.isin(truth.volume.data, _THALAMUS).any():
+        raise DatasetError("has no thalamus", where=labels)
+    return _cut_out(ras.volume, truth.volume)
 
 
-def _compared(found: Segmentation, truth: Volume) -> Iterator[tuple[str, float, float]]:
+def _compare(kind: str, found: Segmentation, truth: Volume) -> Iterator[Point]:
+    """Structures that are there, in truth or as found, with 100 mm³ of the truth."""
     assert found.agreement is not None
-    given = found.scheme.from_freesurfer(truth.data)
-    count = len(found.scheme)
-    pairs = np.bincount(
-        given.ravel().astype(np.int64) * count + found.indices.data.ravel(), minlength=count**2
-    ).reshape(count, count)
+    classes = found.scheme.from_freesurfer(truth.data)
+    joint = joint_histogram(classes, found.indices.data, len(found.scheme))
+    enough = joint.sum(axis=1) * found.voxel_mm3 >= ENOUGH_MM3
+    values = dice(joint)
     for label in found.scheme.labels[1:]:
-        k = label.index
-        if label.name in found.not_predicted or pairs[k].sum() * found.voxel_mm3 < ENOUGH_MM3:
-            continue
-        dice = 2 * pairs[k, k] / (pairs[k].sum() + pairs[:, k].sum())
-        yield label.name, float(np.nan_to_num(found.agreement[k])), float(dice)
+        if enough[label.index] and label.name not in found.not_predicted:
+            agreement = np.nan_to_num(found.agreement[label.index])
+            yield Point(kind, float(agreement), float(values[label.index]))
 
 
-def _write(folder: Path, info: ModelInfo, quality: Quality) -> None:
-    content = info.model_copy(update={"quality": quality}).model_dump(mode="json")
-    with atomic_text(folder / MODEL_FILE) as file:
-        file.write(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-
-
-def _draw(points: Sequence[Point], real: Sequence[Point], look: float, fail: float) -> None:
+def _draw(
+    picture: Path, points: Sequence[Point], real: Sequence[Point], look: float, fail: float
+) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     axes.axvspan(0, fail, color="#a40000", alpha=0.08, lw=0)
     axes.axvspan(fail, look, color="#c98a00", alpha=0.10, lw=0)
-    for dice, limit_ in ((FAILED, fail), (DOUBTFUL, look)):
-        axes.axhline(dice, color="0.6", lw=0.8, ls="--")
+    for dice_, limit_ in ((FAILED, fail), (DOUBTFUL, look)):
+        axes.axhline(dice_, color="0.6", lw=0.8, ls="--")
         axes.axvline(limit_, color="0.3", lw=0.8)
     for kind in dict.fromkeys(point.kind for point in points):
         of = [point for point in points if point.kind == kind]
@@ -319,5 +311,5 @@ def _draw(points: Sequence[Point], real: Sequence[Point], look: float, fail: flo
         ylabel="Dice with the truth",
     )
     figure.legend(loc="outside right upper", fontsize=9)
-    with atomic_path(PICTURE) as temporary:
+    with atomic_path(picture) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
