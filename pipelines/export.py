@@ -66,7 +66,7 @@ def export_network(network: QuickNat, path: Path) -> None:
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
     rows, columns = (torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     # In units of what the network halves, so that the graph holds for any allowed size.
-    unit = 2**network.config.depth
+    unit = network.config.multiple
     sizes = {0: torch.export.Dim("n"), 2: unit * rows, 3: unit * columns}
     # The exporter reports on itself at length; what matters is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -77,14 +77,13 @@ class ViewNetwork:
     ) -> None:
         self.channels = network.config.channels
         self.classes = network.config.classes
-        self._multiple = 2**network.config.depth
+        self._multiple = network.config.multiple
         self.device = device
-        most = _BATCH[device.type] * _FILTERS[device.type] // network.config.filters
-        self.batch = batch or min(max(most, 1), _BATCH[device.type])
+        most = _BATCH[device.type] * _FILTERS[device.type] * network.config.unshuffle**2
+        self.batch = batch or min(max(most // network.config.filters, 1), _BATCH[device.type])
         folded = network.fold()
         if never is not None and len(never):
-            assert folded.classifier.bias is not None
-            folded.classifier.bias[torch.from_numpy(never)] = _NEVER
+            folded.classifier.by_class()["bias"][torch.from_numpy(never)] = _NEVER
         for module in folded.modules():
             # Norms that do not fold keep their statistics in full precision.
             if isinstance(module, nn.Conv2d | nn.PReLU):

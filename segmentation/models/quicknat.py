@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, pixel_shuffle, pixel_unshuffle
 
 from segmentation.models.blocks import (
     Activation,
@@ -21,7 +21,7 @@ from segmentation.models.blocks import (
     max_unpool,
 )
 
-__all__ = ["FAST", "PUBLISHED", "QuickNat", "QuickNatConfig"]
+__all__ = ["FAST", "PUBLISHED", "Classifier", "QuickNat", "QuickNatConfig"]
 
 
 class QuickNatConfig(BaseModel):
@@ -35,6 +35,9 @@ class QuickNatConfig(BaseModel):
     filters: int = Field(default=64, ge=1, le=1024)
     kernel: int = Field(default=5, ge=1, le=15)
     depth: int = Field(default=4, ge=1, le=7)
+    # Squares of so many pixels become the channels of one: the network works at that resolution,
+    # and its classifier answers for each pixel of the square.
+    unshuffle: int = Field(default=1, ge=1, le=4)
     excitation: Recalibration = "both"
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"
@@ -47,6 +50,30 @@ class QuickNatConfig(BaseModel):
         if number % 2 == 0:
             raise ValueError("must be odd, so that it has a middle")
         return number
+
+    @property
+    def multiple(self) -> int:
+        """Rows and columns are padded to multiples of this."""
+        return int(self.unshuffle * 2**self.depth)
+
+
+class Classifier(nn.Conv2d):
+    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each."""
+
+    def __init__(self, config: QuickNatConfig) -> None:
+        super().__init__(config.filters, config.classes * config.unshuffle**2, 1)
+        self.unshuffle = config.unshuffle
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits = super().forward(features)
+        return pixel_shuffle(logits, self.unshuffle) if self.unshuffle > 1 else logits
+
+    def by_class(self) -> dict[str, Tensor]:
+        """Weight and bias by class, (K, u u ...): views that write through."""
+        return {
+            name: values.unflatten(0, (-1, self.unshuffle**2))
+            for name, values in self.state_dict().items()
+        }
 
 
 class QuickNat(nn.Module):
@@ -71,14 +98,15 @@ class QuickNat(nn.Module):
             )
 
         self.encoders = nn.ModuleList(
-            block(filters if level else config.channels) for level in range(config.depth)
+            block(filters if level else config.channels * config.unshuffle**2)
+            for level in range(config.depth)
         )
         self.bottleneck = block(
             filters, dense if config.bottleneck == "dense" else (config.kernel,)
         )
         # In the order in which they run, the deepest first.
         self.decoders = nn.ModuleList(block(2 * filters) for _ in range(config.depth))
-        self.classifier = nn.Conv2d(filters, config.classes, 1)
+        self.classifier = Classifier(config)
         self.arrange(torch.channels_last)
 
     def arrange(self, layout: torch.memory_format) -> None:
@@ -88,8 +116,16 @@ class QuickNat(nn.Module):
 
     def forward(self, slices: Tensor) -> Tensor:
         rows, columns = slices.shape[-2:]
-        multiple = 2**self.config.depth
+        logits: Tensor = self.classifier(self.features(slices))
+        return logits[..., :rows, :columns]
+
+    def features(self, slices: Tensor) -> Tensor:
+        """What the classifier sees, (N, F, h, w), of slices padded as they must be."""
+        rows, columns = slices.shape[-2:]
+        multiple = self.config.multiple
         x = pad(slices, (0, -columns % multiple, 0, -rows % multiple))
+        if self.config.unshuffle > 1:
+            x = pixel_unshuffle(x, self.config.unshuffle)
         # What is joined has the widest type and the plainest layout of its parts. A single channel
         # passes for channels-last however it lies; a copy lies so.
         device = x.device.type
@@ -108,8 +144,7 @@ class QuickNat(nn.Module):
         for decoder in self.decoders:
             skip, where = passed.pop()
             x = decoder(torch.cat((skip, max_unpool(x, where)), 1))
-        logits: Tensor = self.classifier(x)
-        return logits[..., :rows, :columns]
+        return x
 
     def fold(self) -> QuickNat:
         """A copy for inference: same logits, norms inside convolutions where the order allows."""

@@ -90,7 +90,7 @@ class Trainer:
         self.not_compiled = ""  # why, where it should be
         # Without the classifiers, so that all views have one graph, and find it compiled.
         self._trunk: Callable[[Tensor], Tensor] | None = (
-            torch.compile(self.network.trunk) if stage.compile else None
+            torch.compile(self.network.trunk.features) if stage.compile else None
         )
         # A GPU that draws its slices itself can do so while a step's numbers are waited for.
         self.draws_ahead = device.type == "cuda" and isinstance(source, SyntheticSource)

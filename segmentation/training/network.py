@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from segmentation.labels import LabelScheme
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.quicknat import Classifier, QuickNat, QuickNatConfig
 from segmentation.views import View
 
 __all__ = ["ViewsNet", "classes_of", "copy_matching", "update_average"]
@@ -28,8 +29,9 @@ class ViewsNet(nn.Module):
         self.config = config
         self.trunk = QuickNat(config)
         self.trunk.classifier = nn.Identity()  # type: ignore[assignment]
+        self.configs = {v: config.model_copy(update={"classes": k}) for v, k in classes.items()}
         self.classifiers = nn.ModuleDict(
-            {view.value: nn.Conv2d(config.filters, k, 1) for view, k in classes.items()}
+            {view.value: Classifier(own) for view, own in self.configs.items()}
         )
 
     def forward(
@@ -39,19 +41,20 @@ class ViewsNet(nn.Module):
         trunk: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
         """Logits of each group; `trunk` is the network's own, compiled."""
-        features: Tensor = (trunk or self.trunk)(slices)
+        rows, columns = slices.shape[-2:]
+        features: Tensor = (trunk or self.trunk.features)(slices)
         parts = torch.split(features, [count for _, count in groups])
         return [
-            self.classifiers[view.value](part)
+            self.classifiers[view.value](part)[..., :rows, :columns]
             for (view, _), part in zip(groups, parts, strict=True)
         ]
 
     def extract(self, view: View) -> QuickNat:
         """A copy of one view's network, on its own."""
-        classifier = self.classifiers[view.value]
-        alone = QuickNat(self.config.model_copy(update={"classes": classifier.out_channels}))
+        alone = QuickNat(self.configs[view])
         state = self.trunk.state_dict()
-        state |= {f"classifier.{name}": value for name, value in classifier.state_dict().items()}
+        classifier = self.classifiers[view.value].state_dict()
+        state |= {f"classifier.{name}": value for name, value in classifier.items()}
         alone.load_state_dict(state)
         return alone
 
@@ -77,7 +80,8 @@ def copy_matching(
             value.copy_(given[name])
         else:
             anew.append(name)
-    old, new = (c.state_dict() for c in (source.classifier, network.classifiers[view.value]))
+    own = cast("Classifier", network.classifiers[view.value])
+    old, new = source.classifier.by_class(), own.by_class()
     # Rows that look at other features say nothing, whatever they are called.
     fits = old["weight"].shape[1:] == new["weight"].shape[1:]
     pairs = [
