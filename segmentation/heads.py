@@ -29,6 +29,8 @@ from segmentation.labels import LabelScheme, load_scheme
 __all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
 
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
+# What lines the ventricles: partial volume, which neither ventricle nor white matter is.
+_LININGS = (136, 137, 163, 164)
 _POINTS = 64
 _WHITE_MATTER = 2
 _PRIORS = {
@@ -142,6 +144,7 @@ class Heads:
     sideless: Tensor  # (E,) entry of the left partner, or itself
     is_brain: Tensor  # (E,) bool
     is_outside: Tensor  # (E,) bool: scalp, skull, face and neck
+    is_lining: Tensor  # (E,) bool: partial volume around the ventricles
     white_matter: int  # its class of intensity
     points: Tensor  # (M, T, P, 3) voxels of each class to learn
     extent: Tensor  # (M, 2, 3) first and last voxel of the head
@@ -184,6 +187,7 @@ def aim(
             )
         ),
         is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
+        is_lining=tensor(np.isin(maps.numbers, _LININGS)),
         white_matter=int(maps.classes[_entry_of(maps.numbers, _WHITE_MATTER)]),
         points=tensor(points),
         extent=tensor(extent),

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate
 
 from segmentation.heads import Heads
+from segmentation.models.losses import IGNORE
 from segmentation.views import View, slice_axes
 
 __all__ = ["SynthesisConfig", "synthesise", "synthesise_volume"]
@@ -30,7 +31,7 @@ class SynthesisConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    random_contrast: Share = 0.08
+    random_contrast: Share = 0.03
     mirrored: Share = 0.5
     skull_stripped: Share = 0.4
     defaced: Share = 0.2
@@ -53,8 +54,16 @@ class SynthesisConfig(BaseModel):
     shift_mm: float = Field(default=22.0, ge=0)
     elastic_mm: float = Field(default=2.5, ge=0)
     elastic_spacing_mm: float = Field(default=28.0, gt=0)
+    # How far borders in the image stray from those of the target, as a rater's do from what a scan
+    # shows: largest standard deviation, and over what distance they stray alike.
+    border_mm: float = Field(default=1.0, ge=0)
+    border_spacing_mm: float = Field(default=8.0, gt=0)
+    # Partial volume: each voxel is the mean of so many places within it. One: none.
+    places: int = Field(default=2, ge=1, le=8)
+    # Whether the linings of ventricles are learnt as ventricle, or not at all.
+    learn_linings: bool = False
     blur_mm: tuple[Positive, Positive] = (0.3, 0.8)  # standard deviation
-    low_resolution: Share = 0.35
+    low_resolution: Share = 0.2
     low_resolution_mm: float = Field(default=3.0, ge=1)
     # Part of the variance of the classes' means that a scan's classes have in common: over scans,
     # a scanner's gain moves them together. With much of it rare contrasts are not learnt: at 0.75
@@ -67,6 +76,9 @@ class SynthesisConfig(BaseModel):
     bias: float = Field(default=0.25, ge=0)
     noise: float = Field(default=0.05, ge=0)
     gamma: float = Field(default=0.15, ge=0)
+    # Contrast of grey to white matter, which sequences and field strengths change: brightness x of
+    # white matter's becomes 1 - (1 - x)^p, p drawn from this range.
+    contrast: tuple[Positive, Positive] = (1.0, 1.0)
     # Where white matter ends up on the working grid's scale (1 is the bright end of the head).
     white_matter: tuple[Positive, Positive] = (0.4, 1.15)
 
@@ -85,14 +97,22 @@ def synthesise(
     draw = _Draw(generator, heads.labels.device)
     mirrored = draw.chance(count, config.mirrored)
     head = draw.below(len(heads.labels), count)
-    entries, points = _cut(heads, config, view, head, size, draw, neighbours, mirrored)
+    plane = _cut(heads, config, view, head, size, draw, neighbours, mirrored)
     # What the scanner's field of view leaves out is neither seen nor learned.
-    entries = entries * _find_view(heads, config, head, points, draw)
-    middle = entries[:, neighbours].long()
+    seen = _find_view(heads, config, head, plane, draw)
+    middle = (_look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]).long()
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[middle], heads.targets[middle]
     )
-    return _render(heads, config, head, entries, points, draw), classes
+    if not config.learn_linings:
+        classes = classes.masked_fill(heads.is_lining[middle], IGNORE)
+    # Where the image shows them: away from the target's borders, and anywhere within a voxel.
+    shown = plane + _stray(config, count, size, draw)[:, :, None]
+    entries = [
+        _look_up(heads, head, shown + draw.uniform(-0.5, 0.5, 1, 3, 1, *size)) * seen
+        for _ in range(config.places if config.places > 1 else 0)
+    ] or [_look_up(heads, head, shown) * seen]
+    return _render(heads, config, head, entries, plane, draw), classes
 
 
 def synthesise_volume(
@@ -105,7 +125,7 @@ def synthesise_volume(
     points = torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
     index = torch.tensor([head], device=draw.device)
     # Sagittal slices on each other make the slab.
-    image = _render(heads, config, index, entries, points, draw)[0]
+    image = _render(heads, config, index, [entries], points, draw)[0]
     return image, heads.targets[entries[0].long()]
 
 
@@ -133,13 +153,13 @@ def _render(
     heads: Heads,
     config: SynthesisConfig,
     head: Tensor,
-    entries: Tensor,
+    entries: list[Tensor],
     points: Tensor,
     draw: _Draw,
 ) -> Tensor:
-    """What a scanner makes of entries (B, C, H, W) at voxels (B, 3, C, H, W)."""
+    """What a scanner makes of entries (B, C, H, W), at several places of voxels (B, 3, C, H, W)."""
     images, white = _paint(heads, config, entries, draw)
-    outside = _find_outside(heads, config, head, entries, points, draw)
+    outside = _find_outside(heads, config, head, entries[0], points, draw)
     images = _blur(images, config, draw)
     images = _move(images, config, draw)
     images = _corrupt(images, white, config, draw)
@@ -156,8 +176,8 @@ def _cut(
     draw: _Draw,
     neighbours: int,
     mirrored: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Slabs through deformed heads: entries (B, C, H, W) and their voxels (B, 3, C, H, W).
+) -> Tensor:
+    """Slabs through deformed heads: their places in voxels, (B, 3, C, H, W).
 
     The planes are oblique and bent, so that twenty heads give more than their own slices.
     """
@@ -185,17 +205,28 @@ def _cut(
     plane = torch.einsum("hwa,bia->bihw", grid, frame[:, :, :2]) + centre[:, :, None, None] + bend
     offsets = torch.arange(-neighbours, neighbours + 1, device=device, dtype=plane.dtype)
     steps = frame[:, :, 2, None] * offsets  # (B, 3, C)
-    points = (plane[:, :, None] + steps[..., None, None]).round_().int()  # (B, 3, C, H, W)
+    return plane[:, :, None] + steps[..., None, None]  # (B, 3, C, H, W)
 
+
+def _look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
+    """Entries (B, ...) of the voxels nearest to places (B, 3, ...); air beyond the maps."""
+    points = places.round().int()
     shape = heads.labels.shape[1:]
     inside = torch.ones_like(points[:, 0], dtype=torch.bool)
-    flat = head[:, None, None, None].expand_as(inside)
+    flat = head.view(-1, *[1] * (points.ndim - 2)).expand_as(inside)
     for axis, length in enumerate(shape):
         position = points[:, axis]
         inside &= (position >= 0) & (position < length)
         flat = flat * length + position.clamp(0, length - 1)
     entries = heads.labels.view(-1)[flat]
-    return entries * inside, points
+    return entries * inside
+
+
+def _stray(config: SynthesisConfig, count: int, size: tuple[int, int], draw: _Draw) -> Tensor:
+    """How far from its place a voxel's content is shown, (B, 3, H, W) voxels."""
+    knots = [max(2, round(n / config.border_spacing_mm) + 1) for n in size]
+    away = draw.normal(count, 3, *knots) * draw.uniform(0, config.border_mm, count, 1, 1, 1)
+    return interpolate(away, size, mode="bicubic", align_corners=True)
 
 
 def _choose_centres(
@@ -231,10 +262,10 @@ def _random_affine(config: SynthesisConfig, count: int, draw: _Draw) -> Tensor:
 
 
 def _paint(
-    heads: Heads, config: SynthesisConfig, entries: Tensor, draw: _Draw
+    heads: Heads, config: SynthesisConfig, entries: list[Tensor], draw: _Draw
 ) -> tuple[Tensor, Tensor]:
-    """Intensities of every voxel (B, C, H, W), and what white matter has, (B,)."""
-    count, classes = len(entries), heads.means.shape[1]
+    """Intensities (B, C, H, W) of voxels with several entries each, and of white matter, (B,)."""
+    shape, count, classes = entries[0].shape, len(entries[0]), heads.means.shape[1]
 
     def around(prior: Tensor, common: float) -> Tensor:
         own, shared = draw.normal(count, classes), draw.normal(count, 1)
@@ -251,6 +282,10 @@ def _paint(
     offset = draw.normal(count, len(heads.classes))[:, heads.sideless]
     white = mean[:, heads.white_matter].clamp(min=40)
     table = mean[:, heads.classes] + offset * (config.structure_offset * white[:, None])
+    low, high = (math.log(power) for power in config.contrast)
+    power = draw.uniform(low, high, count, 1).exp()
+    darker = (1 - table / white[:, None]).clamp(0, 1)
+    table = torch.where(darker > 0, white[:, None] * (1 - darker**power), table)
     # Necks and faces differ more than the priors of a few scans say.
     beyond = draw.chance(count, config.outside_contrast)[:, None] & heads.is_outside
     table = torch.where(beyond, strange_mean[:, heads.classes], table)
@@ -260,15 +295,16 @@ def _paint(
     empty = draw.chance(count, 0.5)
     table[:, 0] = torch.where(empty, 0, table[:, 0])
     spreads[:, 0] = torch.where(empty, 0, spreads[:, 0])
-    flat = entries.view(count, -1).long()
-    images = table.gather(1, flat).addcmul_(spreads.gather(1, flat), draw.normal(*flat.shape))
-    images = images.view(entries.shape)
+    flat = [part.view(count, -1).long() for part in entries]
+    spread = torch.stack([spreads.gather(1, part) for part in flat]).mean(0)
+    images = torch.stack([table.gather(1, part) for part in flat]).mean(0)
+    images = images.addcmul_(spread, draw.normal(*images.shape)).view(shape)
     # Muscle, fat and bone are patchy where the maps have one label.
-    size = entries.shape[2:]
+    size = shape[2:]
     knots = [max(2, round(n / config.clutter_spacing_mm) + 1) for n in size]
     patches = draw.normal(count, 1, *knots) * draw.uniform(0, config.clutter, count, 1, 1, 1)
     patches = interpolate(patches, size, mode="bilinear", align_corners=True).exp_()
-    return torch.where(heads.is_outside[entries.long()], images * patches, images), white
+    return torch.where(heads.is_outside[entries[0].long()], images * patches, images), white
 
 
 def _find_view(

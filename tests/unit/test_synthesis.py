@@ -21,6 +21,9 @@ LEFT, RIGHT = (SCHEME.names.index(f"{s}-Cerebral-White-Matter") for s in ("Left"
 # Nothing moves, nothing blurs, nothing is added: intensities say which entry is where.
 STILL = SynthesisConfig(
     random_contrast=0,
+    border_mm=0,
+    places=1,
+    contrast=(1, 1),
     mirrored=0,
     skull_stripped=0,
     defaced=0,
