@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
-from multiprocessing import active_children
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from pipelines.measuring import Mappings, Task, measure_all
-from pipelines.pairing import Pair, ScanFile
-from pipelines.process import cpu_count
+from pipelines.bench._steps import in_process, seconds
 from segmentation.labels import load_scheme
 from segmentation.metrics import compare
 from segmentation.phantom import phantom
-from segmentation.volume import Volume
 
 _SCHEME = load_scheme("quicknat33")
 _SPACING_MM = (1.0, 1.0, 1.0)
 _TOLERANCE_MM = 1.0
-_PAIRS = 100
 
-# Peak memory of a fresh process that compares one pair and does nothing else.
+# A fresh process that compares one pair and does nothing else.
 _PROBE = """
-import sys
-import numpy as np
+import json
 from pathlib import Path
+import numpy as np
 from segmentation.labels import load_scheme
 from segmentation.metrics import compare
-pair = np.load(sys.argv[1])
-compare(pair["truth"], pair["prediction"], (1.0, 1.0, 1.0), load_scheme("quicknat33"))
+with np.load({file!r}) as pair:
+    compare(pair["truth"], pair["prediction"], (1.0, 1.0, 1.0), load_scheme("quicknat33"))
 # Not getrusage: its maximum begins with the parent's.
 status = Path("/proc/self/status").read_text().split()
-print(int(status[status.index("VmHWM:") + 1]) / 1024)
+print(json.dumps({{"MiB": int(status[status.index("VmHWM:") + 1]) / 1024}}))
 """
 
 
 def run(repetitions: str = "3") -> None:
-    """Medians over repetitions, ours and theirs in turn, on one core each."""
+    """Medians over repetitions, on one core."""
     import torch
 
     torch.set_num_threads(1)
@@ -58,20 +50,17 @@ def run(repetitions: str = "3") -> None:
         "surface-distance, 3 metrics": surface_distance,
         "MONAI, 5 metrics": monai,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(int(repetitions)):
-        for name, measure in contestants.items():
-            start = time.perf_counter()
-            measure(truth, prediction)
-            seconds[name].append(time.perf_counter() - start)
-    ours = statistics.median(seconds["trinat, all metrics"])
-    for name, times in seconds.items():
-        median = statistics.median(times)
-        print(f"{name:30s} {median:7.2f} s   {median / ours:6.1f} x")
+    taken = {
+        name: seconds(partial(measure, truth, prediction), int(repetitions))
+        for name, measure in contestants.items()
+    }
+    for name, median in taken.items():
+        print(f"{name:30s} {median:7.2f} s   {median / taken['trinat, all metrics']:6.1f} x")
     with tempfile.TemporaryDirectory() as folder:
-        peak_mib = _memory(Path(folder), truth, prediction)
-        print(f"peak memory of a process that compares: {peak_mib:.0f} MiB")
-        _spread(Path(folder), truth, prediction)
+        file = Path(folder) / "pair.npz"
+        np.savez(file, truth=truth, prediction=prediction)
+        peak = in_process(_PROBE.format(file=str(file)))["MiB"]
+        print(f"peak memory of a process that compares: {peak:.0f} MiB")
 
 
 def pair() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -128,50 +117,3 @@ def monai(truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> None:
             compute_hausdorff_distance(**maps, percentile=95)
             compute_average_surface_distance(**maps, symmetric=True)
             compute_surface_dice(**maps, class_thresholds=[_TOLERANCE_MM], use_subvoxels=True)
-
-
-def _memory(folder: Path, truth: Any, prediction: Any) -> float:
-    file = folder / "pair.npz"
-    np.savez(file, truth=truth, prediction=prediction)
-    command = [sys.executable, "-c", _PROBE, str(file)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def _spread(folder: Path, truth: Any, prediction: Any) -> None:
-    """Pairs of half the resolution from files: one process, then all processors, and each one's
-    share of the work. Both start from nothing, and the start counts."""
-    files = {}
-    for name, indices in (("truth", truth), ("prediction", prediction)):
-        path = folder / f"{name}.nii.gz"
-        small = np.ascontiguousarray(indices[::2, ::2, ::2])
-        Volume(_SCHEME.to_freesurfer(small), np.diag([2.0, 2.0, 2.0, 1.0])).write(path, labels=True)
-        files[name] = ScanFile(name, path, "sub-01")
-    pair = Pair(files["truth"], files["prediction"], "")
-    tasks = [Task("model", pair, _SCHEME.name, Mappings()) for _ in range(_PAIRS)]
-    seconds = {}
-    for jobs in dict.fromkeys((1, cpu_count())):
-        start, busy = time.perf_counter(), time.process_time()
-        used: dict[int, float] = {}
-        for _ in measure_all(tasks, jobs):
-            for worker in active_children():
-                used[worker.pid or 0] = _processor_s(worker.pid)
-        seconds[jobs] = time.perf_counter() - start
-        total = time.process_time() - busy + sum(used.values())
-        shares = ", ".join(f"{s / sum(used.values()):.0%}" for s in used.values())
-        print(
-            f"{_PAIRS} pairs of 128³, {jobs} process{'es' if jobs > 1 else ''}: "
-            f"{seconds[jobs]:.1f} s by the clock, {total:.1f} s of processor time"
-            + (f"; shares of the processes {shares}" if used else "")
-        )
-    if len(seconds) > 1:
-        print(
-            f"{cpu_count()} cores do {seconds[1] / seconds[cpu_count()]:.2f} times the work of one"
-        )
-
-
-def _processor_s(pid: int | None) -> float:
-    """Used so far by a process, as Linux tells it; 0 elsewhere or where it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) * 1e-9
-    except OSError:
-        return 0.0

@@ -1,9 +1,7 @@
-"""Conform and restore against a copy of the same volume, in turn, so that drift favours neither."""
+"""Conform and restore against a copy of the same volume, timed right before."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
+from pipelines.bench._steps import seconds
 from segmentation.conform import conform, restore, restore_probabilities
 from segmentation.volume import Volume
 
@@ -19,12 +18,14 @@ _CLASSES = 33
 
 
 def run(repetitions: str = "5") -> None:
-    """Medians of seconds, and of their ratios to a float32 copy timed right before."""
+    """Medians of seconds, and how many float32 copies they are worth."""
     for name, affine in _grids().items():
         scan, labels = _head(affine)
         print(f"{name}: {_SIDE}x{_SIDE}x{_SIDE}, {len(np.unique(labels.data))} labels")
         for step, work in _steps(scan, labels).items():
-            _report(step, work, scan.data, int(repetitions))
+            copied = seconds(scan.data.astype(np.float32).copy, int(repetitions))
+            worked = seconds(work, int(repetitions))
+            print(f"  {step:42} {worked:6.2f} s  {worked / copied:6.1f} times a copy")
 
 
 def _grids() -> dict[str, np.ndarray]:
@@ -72,23 +73,3 @@ def _steps(scan: Volume, labels: Volume) -> dict[str, Callable[[], Any]]:
             shares, plan
         ),
     }
-
-
-def _report(name: str, work: Callable[[], Any], data: np.ndarray, repetitions: int) -> None:
-    values = data.astype(np.float32)
-    work()
-    seconds, ratios = [], []
-    for _ in range(repetitions):
-        copied, worked = _seconds(values.copy), _seconds(work)
-        seconds.append(worked)
-        ratios.append(worked / copied)
-    print(
-        f"  {name:42} {statistics.median(seconds):6.2f} s"
-        f"  {statistics.median(ratios):6.1f} times a copy"
-    )
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start

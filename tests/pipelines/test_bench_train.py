@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pipelines.bench import train
-from pipelines.bench.models import MONAI
+from pipelines.bench.train import MONAI
 
 
 def test_ratios_are_to_monai_in_float32_within_a_turn(
@@ -25,7 +25,7 @@ def test_ratios_are_to_monai_in_float32_within_a_turn(
         }
 
     monkeypatch.setattr(train, "measure", measure)
-    train.run("2", compiled="no")
+    train.run("2")
     lines = {line[:16].strip(): line.split() for line in capsys.readouterr().out.splitlines()}
     assert lines["published, float"][2:] == ["0.33", "6.000", "s", "2.0x", "2.0x", "17%"]
     assert lines["fast, float32"][2:] == ["2.00", "1.000", "s", "12.0x", "12.0x", "100%"]
@@ -42,7 +42,7 @@ def test_both_layouts_are_measured_when_asked_for(
         return {**figures, "operations": 1.0}
 
     monkeypatch.setattr(train, "measure", measure)
-    train.run("1", compiled="no", layouts="both")
+    train.run("1", layouts="both")
     layouts = ("contiguous_format", "channels_last")
     assert asked == [(MONAI, "used"), *((n, x) for n in ("published", "fast") for x in layouts)]
     assert "fast, float32, channels_last" in capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_both_layouts_are_measured_when_asked_for(
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_process_measures_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    train.probe("fast", 32, 2, 1, False, 1)
+    train.probe("fast", 32, 2, 1, 1)
     figures = json.loads(capsys.readouterr().out)
     assert figures["float32 clock"] > 0
     # 11.8 GFLOP at 256x256 forward; a step makes three times as many, less the first layer's.

@@ -1,0 +1,71 @@
+"""Heads of a SUBJECTS_DIR as a scanner would have given them: shaded, noisy, LPS, 16 bits.
+
+    scripts/bench raw SUBJECTS_DIR OUT
+
+OUT is a SUBJECTS_DIR too, with T1.mgz (or brainmask.mgz) and aseg.mgz of each head, on one grid.
+`trinat predict` and `trinat evaluate` score a model on it; a model is to lose no more than 0.03.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from nibabel.affines import apply_affine
+
+from pipelines.calibrate import bias, noise
+from segmentation.data.freesurfer import find_image, find_labels
+from segmentation.metrics.grid import on_grid_of
+from segmentation.resample import GridMap, resample_image, resample_labels
+from segmentation.volume import Volume
+
+__all__ = ["made_raw", "run"]
+
+# A usual T1 scan: a few voxels short of the field, so that none of the head is lost.
+_MM = (0.94, 0.94, 1.2)
+_AXES = (-1.0, -1.0, 1.0)  # LPS
+# From corner to corner of the field; over the brain about e^±0.2, 40 % from end to end.
+_BIAS = 0.6
+_NOISE = 0.03  # of the brightness of white matter
+_WHITE = 500.0
+_WHITE_MATTER = (2, 41)
+
+
+def run(subjects_dir: str, out: str) -> None:
+    folders = sorted(path.parent.parent for path in Path(subjects_dir).glob("*/mri/aseg.mgz"))
+    if not folders:
+        raise SystemExit(f"{subjects_dir}: no subject with mri/aseg.mgz here")
+    for folder in folders:
+        image = find_image(folder, "T1") or find_image(folder, "brainmask")
+        labels = find_labels(folder, "aseg")
+        if image is None or labels is None:
+            raise SystemExit(f"{folder}: wants mri/T1.mgz or mri/brainmask.mgz")
+        scan = Volume.read(image)
+        truth = on_grid_of(Volume.read(labels, labels=True), scan)[0]
+        target = Path(out) / folder.name / "mri"
+        target.mkdir(parents=True)
+        raw, raw_truth = made_raw(scan, truth)
+        raw.write(target / image.name)
+        raw_truth.write(target / labels.name, labels=True)
+        print(target.parent)
+
+
+def made_raw(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
+    """A conformed head as a scanner gives it, and its truth there."""
+    faces = product(*((-0.5, n - 0.5) for n in scan.shape))
+    corners = apply_affine(scan.affine, np.array(list(faces)))
+    low, high = corners.min(0), corners.max(0)
+    x, y, z = (int((b - a) / mm + 1e-6) for a, b, mm in zip(low, high, _MM, strict=True))
+    affine = np.diag([*np.multiply(_AXES, _MM), 1.0])
+    affine[:3, 3] = (low + high) / 2 - affine[:3, :3] @ (np.array([x, y, z]) - 1) / 2
+    to = GridMap.between(scan.affine, affine, (x, y, z))
+    white = np.median(scan.data[np.isin(truth.data, _WHITE_MATTER)])
+    image = resample_image(scan.data, to) / np.float32(white)
+    draw = np.random.default_rng(0)
+    for change in (bias(_BIAS), noise(_NOISE)):
+        image = change(image, draw)
+    return (
+        Volume(np.rint(image * _WHITE).astype(np.int16), affine),
+        Volume(resample_labels(truth.data, to), affine),
+    )
