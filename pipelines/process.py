@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,3 +62,18 @@ def cpu_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` at SIGTERM, SIGUSR1 (from clusters) or Ctrl-C; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stop()) for number in signals]
+    try:
+        yield
+    finally:
+        for number, old in zip(signals, before, strict=True):
+            signal.signal(number, old)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -14,10 +13,19 @@ import yaml
 
 from pipelines.batch.lock import run_lock
 from pipelines.config import check, find_recipe, read_yaml, with_settings
-from pipelines.process import prepare_training
+from pipelines.process import prepare_training, stop_signals
+from pipelines.trainclock import TimeLimit
 from pipelines.trained import DONE, save_run
 from pipelines.trainjob import Job, JobRun, Watcher
-from segmentation.errors import ConfigError, DatasetError, DeviceError, TrainingError
+from segmentation.data.splits import read_split
+from segmentation.data.store import Store
+from segmentation.errors import (
+    ConfigError,
+    DatasetError,
+    DeviceError,
+    InterruptedRunError,
+    TrainingError,
+)
 from segmentation.files import atomic_text
 from segmentation.heads import load_heads
 from segmentation.models.checkpoint import read_info
@@ -35,28 +43,15 @@ CONFIG = "config.yaml"
 LEFTOVERS = ".trinat-*.tmp"
 
 
-def read_recipe(
-    name_or_path: str, settings: Sequence[str] = (), *, seconds: float | None = None
-) -> Recipe:
-    """A recipe by name or file, with settings from the command line on top.
-
-    `seconds` is the length of the whole run: each job gets an equal part of it.
-    """
+def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or file, with settings from the command line on top."""
     path = find_recipe(name_or_path, "train")
     content = with_settings(read_yaml(path), settings)
     recipe = check(Recipe, content, path)
     start = recipe.stages[0].start
     if start is not None and "network" not in content:
         recipe = recipe.model_copy(update={"network": _network_of(start, recipe.views)})
-    if seconds is None:
-        return recipe
-    share = seconds / len(plan_jobs(recipe, recipe.views))
-    unmeasured = {"steps": None, "epochs": None, "seconds": share}
-    stages = [
-        stage.model_copy(update={"schedule": stage.schedule.model_copy(update=unmeasured)})
-        for stage in recipe.stages
-    ]
-    return recipe.model_copy(update={"stages": tuple(stages)})
+    return recipe
 
 
 def _network_of(model: Path, views: Sequence[View]) -> QuickNatConfig:
@@ -90,12 +85,14 @@ def train(
     *,
     views: Sequence[View] | None = None,
     resume: bool = False,
+    seconds: float | None = None,
     device: str = "cpu",
     workers: Workers = ALONE,
     told_to_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
 
+    With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
     Of several processes the leader alone reads and writes there, and tells the others.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
@@ -104,17 +101,29 @@ def train(
     target, jobs = _device(device), plan_jobs(recipe, chosen)
     prepare_training(target)
     with ExitStack() as stack:
-        signalled = stack.enter_context(_signals())
+        signalled = threading.Event()
+        stack.enter_context(stop_signals(signalled.set))
         if workers.leads:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_lock(out / ".lock"))
             _clear(out, *(out / job.name for job in jobs))
             _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
             _claim(recipe, out, resume=resume)
-        for job in jobs:
-            run = JobRun(recipe, job, out, watcher, target, workers)
-            if not run.is_done:
-                run.go(lambda: signalled.is_set() or told_to_stop())
+        limit = None if seconds is None else TimeLimit(seconds)
+
+        def stop() -> bool:
+            return signalled.is_set() or told_to_stop() or (limit is not None and limit.is_over)
+
+        runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
+        left = [run for run in runs if not run.is_done]
+        for place, run in enumerate(left, 1):
+            if place > 1 and workers.largest(float(stop())):
+                raise InterruptedRunError(
+                    f"stopped before {run.job.name}",
+                    where=out,
+                    remedy="the same command with --resume goes on",
+                )
+            run.go(stop, limit, others=len(left) - place)
         model = out / "model"
         saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
         watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
@@ -162,9 +171,6 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
         ):
             load_heads(synthetic.heads)  # Raises.
         if store is not None:
-            from segmentation.data.splits import read_split
-            from segmentation.data.store import Store
-
             Store(store.path)
             if not read_split(store.split).validation and stage.validation is not None:
                 raise DatasetError(
@@ -178,19 +184,3 @@ def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
     return torch.device(name)
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Set the event at SIGTERM, SIGUSR1 (from clusters) or Ctrl-C."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in signals]
-    try:
-        yield stop
-    finally:
-        for number, old in zip(signals, before, strict=True):
-            signal.signal(number, old)

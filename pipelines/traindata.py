@@ -14,6 +14,7 @@ from segmentation.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.labels import LabelScheme
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
 from segmentation.training.sources import MixedSource, Source, SyntheticSource
+from segmentation.training.stores import StoreSource, store_scans
 from segmentation.training.validation import Scan, synthetic_scans
 from segmentation.views import View
 
@@ -52,8 +53,6 @@ def open_data(
         sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
         scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731
     if data.store is not None:
-        from segmentation.training.stores import StoreSource, store_scans
-
         store = data.store
         readers = store.workers
         if readers is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import torch
 
+from pipelines.trainclock import JobClock, TimeLimit
 from pipelines.traindata import open_data
 from pipelines.trained import DONE, trained
 from pipelines.trainlog import Metrics
 from pipelines.trainpage import write_page
 from pipelines.trainscores import TrainScores, interruption
-from segmentation.errors import ConfigError, DatasetError, InputError
+from segmentation.errors import ConfigError, DatasetError, InputError, TrainingError
 from segmentation.files import atomic_text
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.models.checkpoint import load_model
@@ -81,7 +83,8 @@ class JobRun:
     def is_done(self) -> bool:
         return self.workers.share((self.folder / DONE).is_file)
 
-    def go(self, stop: Callable[[], bool]) -> None:
+    def go(self, stop: Callable[[], bool], limit: TimeLimit | None = None, others: int = 0) -> None:
+        """Train to the end; within a limit of time, which `others` are to share."""
         if self.workers.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
         opened = open_data(
@@ -93,10 +96,15 @@ class JobRun:
             self.workers.count,
         )
         with opened as (source, scans):
-            self._train(source, scans, stop)
+            self._train(source, scans, stop, limit, others)
 
     def _train(
-        self, source: Source, scans: Callable[[View], Iterator[Scan]], stop: Callable[[], bool]
+        self,
+        source: Source,
+        scans: Callable[[View], Iterator[Scan]],
+        stop: Callable[[], bool],
+        limit: TimeLimit | None,
+        others: int,
     ) -> None:
         leads = self.workers.leads
         self._check_same(source)
@@ -119,10 +127,8 @@ class JobRun:
             "processes": self.workers.count,
             "data": source.fingerprint,
         }
-        if self.job.stage.precision == "bf16" and not trainer.bf16:
-            self.watcher.say(f"{self.device} does not compute in bfloat16: float32 is used")
         if leads:
-            self._resume(trainer, identity)
+            self._resume(trainer, identity, by_time=limit is not None)
         self._begin_alike(trainer)
         writer = (
             Metrics(
@@ -155,6 +161,11 @@ class JobRun:
         over = scores.tried_patience
         if trainer.counters.validation_due:
             over = self._rest(scores)
+        clock = None
+        if limit is not None:
+            validates = self.job.stage.validation is not None
+            clock = JobClock(limit, trainer.progress, others, validates=validates)
+            trainer.counters.share = trainer.progress
         while trainer.progress < 1 and not over:
             try:
                 report = trainer.step()
@@ -166,9 +177,15 @@ class JobRun:
             if trainer.not_compiled and not told:
                 told = True
                 self.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
+            if clock is not None and clock.has_started:
+                trainer.counters.share = self.workers.largest(clock.tick(report.seconds))
             self.watcher.step(self.job, report, trainer.progress)
             if writer is not None:
                 writer.add(report, last=trainer.progress >= 1)
+            if clock is not None and not clock.has_started:
+                began = time.monotonic()
+                self.workers.share(lambda: self._write(trainer, identity))
+                clock.start(time.monotonic() - began)
             # All processes stop at the same step, or those left would wait for ever.
             stopped = self.workers.largest(float(stop())) > 0
             at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
@@ -183,7 +200,10 @@ class JobRun:
                 self.workers.share(lambda: None)
                 raise interruption(trainer, self.folder)
             if at_rest:
+                began, validated = time.monotonic(), trainer.counters.validation_due
                 over = self._rest(scores)
+                if limit is not None and validated:
+                    limit.validation_s = max(limit.validation_s or 0, time.monotonic() - began)
         if leads:
             with atomic_text(self.folder / DONE) as file:
                 json.dump(asdict(trainer.counters), file)
@@ -198,6 +218,10 @@ class JobRun:
             write_page(self.folder, self.job.name, self.scheme)
         return over
 
+    def _write(self, trainer: Trainer, identity: dict[str, Any]) -> None:
+        write_state(self.folder, trainer.state(identity))
+        write_page(self.folder, self.job.name, self.scheme)
+
     def _check_same(self, source: Source) -> None:
         """Machines that train together must have the same data."""
         if self.workers.share(lambda: source.fingerprint) != source.fingerprint:
@@ -206,7 +230,7 @@ class JobRun:
                 remedy="give all machines the same files",
             )
 
-    def _resume(self, trainer: Trainer, identity: dict[str, Any]) -> None:
+    def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
         state, problems = read_latest(self.folder)
         before = (
             "the state before it is taken" if state else "no sound one is left, all begins anew"
@@ -216,6 +240,12 @@ class JobRun:
         if state is None:
             return
         check_identity(state.identity, identity, self.folder)
+        if not by_time and state.counters.share is not None and state.counters.share < 1:
+            raise TrainingError(
+                f"{state.counters.share:.0%} of its schedule are done, by time and not by steps",
+                where=self.folder,
+                remedy="--resume --seconds N does the rest in N seconds",
+            )
         trainer.load(state)
         self.watcher.say(f"{self.job.name}: goes on at step {state.counters.step}")
 

@@ -6,7 +6,7 @@ import csv
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,11 +15,8 @@ from segmentation.files import atomic_text
 from segmentation.labels import LabelScheme
 from segmentation.training.loop import StepReport
 from segmentation.training.network import classes_of
+from segmentation.training.validation import Scores
 from segmentation.views import View
-
-if TYPE_CHECKING:
-    # Not at run time: it knows of all metrics, and through them of SciPy and nibabel.
-    from segmentation.training.validation import Scores
 
 __all__ = ["METRICS", "VALIDATIONS", "Metrics", "append_scores", "read_rows"]
 

@@ -1,13 +1,9 @@
-"""Everything worth knowing of a GPU in one command: speed, memory, right numbers, the same numbers.
+"""How fast a GPU trains, draws and infers, and how much memory that takes, in one command.
 
-    scripts/bench gpu                                            where trinat is installed
-    python3 -m pipelines.bench gpu --heads heads.npz --out OUT   with scripts/gpu/wheels alone
+    scripts/bench gpu [--heads heads.npz] [--out OUT] [--total 300] [PART ...]
 
-Each part is a process of its own with a limit of time: one that fails or hangs costs no other, and
-what it had found until then is kept. With `--total SECONDS`, parts for which too little is left are
-skipped. OUT/gpu.json is written anew after each part, so that a machine that goes away leaves what
-it did. `--device cpu --tiny` rehearses all of it in a minute with networks and slices too small to
-mean anything. Parts can be named: scripts/bench gpu step train.
+Each part is a process of its own: one that fails or hangs costs no other. OUT/gpu.json is written
+anew after each part. `--device cpu --tiny` rehearses all of it with sizes too small to mean much.
 """
 
 from __future__ import annotations
@@ -15,34 +11,229 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
-from pipelines.bench import _gpu_numbers as numbers
-from pipelines.bench import _gpu_speed as speed
-from pipelines.bench._gpu import Figures, Setting
+import torch
+from torch import Tensor
+
+from pipelines.bench._steps import operations, step_of
+from pipelines.process import prepare_training
+from pipelines.train import read_recipe
+from segmentation.heads import HeadMaps, aim, load_heads, phantom_heads
+from segmentation.labels import load_scheme
+from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.training.loop import Trainer
+from segmentation.training.network import ViewsNet
+from segmentation.training.sources import SyntheticSource
+from segmentation.training.state import seeded
+from segmentation.views import View
+
+Figures = dict[str, float | str | bool | list[str]]
+SCHEME = load_scheme("quicknat33")
+# In less, a process does little more than to import torch.
+_SHORTEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part is given."""
+
+    device: str = "cuda"
+    heads: str = "phantom"
+    batch: int = 32
+    size: int = 256
+    tiny: bool = False
+    seconds: float = 240.0  # for one part
+
+    @property
+    def on_gpu(self) -> bool:
+        """Elsewhere bfloat16 may be emulated and a compiler takes minutes: no rehearsal."""
+        return self.device != "cpu"
+
+    def network(self, config: QuickNatConfig) -> QuickNat:
+        small = {"filters": 4, "depth": 2} if self.tiny else {}
+        torch.manual_seed(0)
+        return QuickNat(config.model_copy(update=small)).to(self.device)
+
+    def slices(self) -> tuple[Tensor, Tensor]:
+        """Random slices and labels: zeros would be quicker than scans are."""
+        torch.manual_seed(1)
+        shape = (self.batch, self.size, self.size)
+        slices = torch.randn(shape, device=self.device)[:, None]
+        return slices, torch.randint(0, 33, shape, device=self.device, dtype=torch.uint8)
+
+    def maps(self) -> HeadMaps:
+        if self.heads == "phantom":
+            return phantom_heads(4 if self.tiny else 1)
+        return load_heads(Path(self.heads))
+
+    def wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def seconds_of(self, work: Callable[[], Any]) -> float:
+        """A call's: median over blocks of calls, the device waited for after each block."""
+        calls, blocks = (1, 2) if self.tiny else (5, 7)
+        taken = []
+        for block in range(blocks + 1):
+            began = time.perf_counter()
+            for _ in range(calls):
+                work()
+            self.wait()
+            # The first block does not count.
+            taken += [(time.perf_counter() - began) / calls] if block else []
+        return statistics.median(taken)
+
+    def first_step(self, work: Callable[[], Any]) -> Figures:
+        """Compiling takes place in it."""
+        began = time.perf_counter()
+        work()
+        self.wait()
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        return {"first step, s": time.perf_counter() - began}
+
+    def memory(self) -> Figures:
+        if not self.on_gpu:
+            return {}
+        return {"peak memory, GiB": torch.cuda.max_memory_allocated() / 2**30}
+
+
+def device_part(setting: Setting) -> Iterator[Figures]:
+    """What it is, and its two ceilings: copies and matrix products."""
+    side, words = (256, 1 << 16) if setting.tiny else (8192, 1 << 30)
+    source = torch.randn(words, device=setting.device)
+    target = torch.empty_like(source)
+    shape, kind = (side, side), torch.bfloat16
+    left, right = (torch.randn(shape, device=setting.device, dtype=kind) for _ in range(2))
+    name = torch.cuda.get_device_name() if setting.on_gpu else "cpu"
+    yield {"name": name, "torch": torch.__version__}
+    if setting.on_gpu:
+        yield {"memory, GiB": torch.cuda.get_device_properties(0).total_memory / 2**30}
+    taken = setting.seconds_of(lambda: target.copy_(source))
+    yield {"copy, GB/s (read and written)": 8e-9 * words / taken}
+    taken = setting.seconds_of(lambda: left @ right)
+    yield {"bfloat16 matrix product, TFLOP/s": 2e-12 * side**3 / taken}
+
+
+def train_part(setting: Setting) -> Iterator[Figures]:
+    """The loop of `trinat train`, data and synthesis included; where the device's time goes."""
+    maps, size = setting.maps(), (setting.size, setting.size)
+    small = ("network.filters=4", "network.depth=2", "precision=float32") if setting.tiny else ()
+
+    def train(compiled: bool) -> Iterator[Figures]:
+        settings = (f"batch={setting.batch}", f"compile={str(compiled).lower()}", *small)
+        recipe = read_recipe("quicknat", settings)
+        stage, device = recipe.stages[0], torch.device(setting.device)
+        source = SyntheticSource(maps, SCHEME, SynthesisConfig(), size, 1, device)
+        torch.manual_seed(0)
+        network = ViewsNet(recipe.network, {View.CORONAL: len(SCHEME)})
+        trainer = Trainer(recipe, stage, (View.CORONAL,), network, source, device)
+        yield setting.first_step(trainer.step)
+        if trainer.not_compiled:
+            yield {"went on without its compiler": trainer.not_compiled[:300]}
+        yield {"slices/s": setting.batch / setting.seconds_of(trainer.step)} | setting.memory()
+        yield _profile(trainer.step) if setting.on_gpu else {}
+
+    for compiled in (False, True) if setting.on_gpu else (False,):
+        yield from named("compiled" if compiled else "eager", train(compiled))
+
+
+def _profile(work: Callable[[], Any], calls: int = 5) -> Figures:
+    """The part of the time that the device is busy, and with what most of all."""
+    # Only the device's activities: recording the host's own slows it down.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        began = time.perf_counter()
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - began
+    # One stream: no two kernels at once. Annotations span kernels that are counted themselves.
+    rows = [
+        row
+        for row in profiler.key_averages()
+        if row.self_device_time_total > 0 and not getattr(row, "is_user_annotation", False)
+    ]
+    rows.sort(key=lambda row: -row.self_device_time_total)
+    return {
+        "device busy, part of the time": sum(r.self_device_time_total for r in rows) * 1e-6 / wall,
+        "kernels a step": float(sum(row.count for row in rows) // calls),
+        "ms a step, calls, kernel": [
+            f"{r.self_device_time_total / 1e3 / calls:7.2f} ms {r.count // calls:5d} {r.key[:90]}"
+            for r in rows[:15]
+        ],
+    }
+
+
+def synthesis_part(setting: Setting) -> Iterator[Figures]:
+    """Drawing alone, with and without neighbours."""
+    heads, _ = aim(setting.maps(), SCHEME, setting.device)
+    generator = seeded(setting.device, 0)
+    given = (heads, SynthesisConfig(), View.CORONAL, setting.batch, (setting.size,) * 2, generator)
+    for neighbours in (0, 1):
+        taken = setting.seconds_of(partial(synthesise, *given, neighbours=neighbours))
+        yield {f"slices/s of {2 * neighbours + 1} channels": setting.batch / taken}
+
+
+def network_part(setting: Setting) -> Iterator[Figures]:
+    """Slices a second on data that are there: of a training step, with its operations and memory,
+    and of inference, norms folded."""
+    slices, labels = setting.slices()
+
+    def measure(config: QuickNatConfig, compiled: bool) -> Iterator[Figures]:
+        network = setting.network(config).train()
+        run: Any = torch.compile(network) if compiled else network
+        step = step_of(run, slices, labels, bf16=setting.on_gpu)
+        yield setting.first_step(step)
+        taken = setting.seconds_of(step)
+        # Before operations are counted: that step is not compiled, and takes more.
+        yield {"trained slices/s": setting.batch / taken} | setting.memory()
+        plain = step_of(network, slices, labels, bf16=setting.on_gpu)
+        yield {"TFLOP/s": operations(plain) / taken / 1e12}
+        folded = setting.network(config).fold()
+        run = torch.compile(folded) if compiled else folded
+
+        @torch.inference_mode()
+        def infer() -> None:
+            with torch.autocast(slices.device.type, torch.bfloat16, enabled=setting.on_gpu):
+                run(slices)
+
+        yield {"inferred slices/s": setting.batch / setting.seconds_of(infer)}
+
+    for name, config in (("published", PUBLISHED), ("fast", FAST)):
+        yield from named(name, measure(config, False))
+        if setting.on_gpu:
+            yield from named(f"{name}, compiled", measure(config, True))
+
+
+def named(name: str, figures: Iterator[Figures]) -> Iterator[Figures]:
+    """Figures under a name of their own; if they fail, that is said, and others can go on."""
+    try:
+        for found in figures:
+            yield {f"{name}: {key}": value for key, value in found.items()}
+    except Exception as error:
+        # Compilers fail in many ways, and memory runs out.
+        yield {f"{name}: not measured": f"{type(error).__name__}: {error}"[:300]}
+
 
 # The most telling first: a machine may be gone before the last.
 PARTS: dict[str, Callable[[Setting], Iterator[Figures]]] = {
-    "device": speed.device_part,
-    "train": speed.train_part,
-    "synthesis": speed.synthesis_part,
-    "numerics": numbers.numerics_part,
-    "step": speed.step_part,
-    "forward": speed.forward_part,
-    "scan": speed.scan_part,
-    "determinism": numbers.determinism_part,
-    "channels": speed.channels_part,
+    "device": device_part,
+    "train": train_part,
+    "synthesis": synthesis_part,
+    "network": network_part,
 }
-# In less, a process does little more than to import torch.
-_SHORTEST_SECONDS = 10.0
 
 
 def run(*arguments: str) -> None:
@@ -66,19 +257,19 @@ def run(*arguments: str) -> None:
     for name in given.parts or PARTS:
         began = time.monotonic()
         limit = min(setting.seconds, end - began)
-        if limit < min(setting.seconds, _SHORTEST_SECONDS):
-            figures: Figures = {"skipped": "no time is left for it"}
-        else:
+        figures: Figures = {"skipped": "no time is left for it"}
+        if limit >= min(setting.seconds, _SHORTEST_SECONDS):
             figures = _in_process(name, replace(setting, seconds=limit))
         found["parts"][name] = figures | {"seconds of this part": time.monotonic() - began}
         (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-        _print(name, figures)
+        print(name, json.dumps(figures, indent=1), flush=True)
     if any("failed" in figures for figures in found["parts"].values()):
         raise SystemExit(1)
 
 
 def part(name: str, setting: dict[str, Any]) -> None:
     """One part, in its own process: a line of JSON as soon as there is something to tell."""
+    prepare_training(torch.device(setting["device"]))
     for figures in PARTS[name](Setting(**setting)):
         print(json.dumps(figures), flush=True)
 
@@ -90,37 +281,22 @@ def _in_process(name: str, setting: Setting) -> Figures:
 
 def _told(command: Sequence[str], seconds: float) -> Figures:
     """All that a process tells until it ends, and why it failed, if it does."""
+    figures: Figures = {}
     # Files, not pipes: a compiler's helpers may live longer, and would hold those open.
     with TemporaryFile() as output, TemporaryFile() as errors:
         try:
-            code = subprocess.run(
+            done = subprocess.run(
                 command, check=False, stdout=output, stderr=errors, timeout=seconds
-            ).returncode
+            )
+            errors.seek(0)
+            last = b" | ".join(errors.read().strip().splitlines()[-3:])[-600:]
+            why = last.decode(errors="replace") or f"ended with {done.returncode}"
+            failed = why if done.returncode else ""
         except subprocess.TimeoutExpired:
-            return _figures(output) | {"failed": f"took more than {seconds:.0f} s"}
-        if code == 0:
-            return _figures(output)
-        last = b" | ".join(_lines(errors)[-3:])[-600:].decode(errors="replace")
-        return _figures(output) | {"failed": last or f"ended with {code}"}
-
-
-def _figures(output: IO[bytes]) -> Figures:
-    figures: Figures = {}
-    for line in _lines(output):
-        # A compiler may speak in between, and the last line may be torn.
-        with suppress(ValueError, TypeError):
-            figures |= json.loads(line)
-    return figures
-
-
-def _lines(file: IO[bytes]) -> list[bytes]:
-    file.seek(0)
-    return file.read().strip().splitlines()
-
-
-def _print(name: str, figures: Figures) -> None:
-    print(f"{name}")
-    for key, value in figures.items():
-        for line in value if isinstance(value, list) else [value]:
-            shown = f"{line:,.4g}" if isinstance(line, float) else line
-            print(f"  {key:48} {shown}", flush=True)
+            failed = f"took more than {seconds:.0f} s"
+        output.seek(0)
+        for line in output:
+            # A compiler may speak in between, and the last line may be torn.
+            with suppress(ValueError, TypeError):
+                figures |= json.loads(line)
+    return figures | ({"failed": failed} if failed else {})

@@ -20,7 +20,10 @@ def command(
         1, min=1, help="Processes that share each batch: one a GPU, or one a core of a CPU."
     ),
     seconds: float = typer.Option(
-        None, min=1, help="Length of the whole run, in place of the recipe's steps or epochs."
+        None,
+        min=1,
+        help="Train within so many seconds of wall time, in place of the recipe's steps or epochs; "
+        "with --resume, what is left of the schedule.",
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print failures and the end alone."),
 ) -> int:
@@ -34,13 +37,14 @@ def command(
     from pipelines.launch import launch
     from pipelines.train import read_recipe
 
-    recipe = read_recipe(config, settings or (), seconds=seconds)
+    recipe = read_recipe(config, settings or ())
     launch(
         recipe,
         out or Path("runs") / recipe.name,
         partial(training_progress, quiet),
         view=view,
         resume=resume,
+        seconds=seconds,
         device=device,
         processes=nproc,
     )

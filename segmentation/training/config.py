@@ -46,21 +46,19 @@ class OptimiserConfig(_Config):
 
 
 class ScheduleConfig(_Config):
-    """How long a stage lasts, by exactly one of steps, epochs and seconds, and its rates."""
+    """How long a stage lasts, by steps or by epochs, and its rates."""
 
     kind: Literal["cosine", "steps", "constant"] = "cosine"
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
-    # Of training, on whatever device: the rate follows the time spent, not the steps made.
-    seconds: float | None = Field(default=None, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     factor: float = Field(default=0.1, gt=0, le=1)  # kind steps: what each drop leaves
     every_epochs: int = Field(default=10, ge=1)  # kind steps
 
     @model_validator(mode="after")
     def _one_length(self) -> ScheduleConfig:
-        if sum(length is not None for length in (self.steps, self.epochs, self.seconds)) != 1:
-            raise ValueError("give exactly one of steps, epochs and seconds")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of steps and epochs")
         return self
 
 
@@ -121,7 +119,8 @@ class StageConfig(_Config):
     distillation: DistillationConfig | None = None
     batch: int = Field(default=8, ge=1)
     accumulate: int = Field(default=1, ge=1)  # batches to a step
-    precision: Literal["bf16", "fp32"] = "bf16"
+    # auto: bfloat16 where the device computes in it, else float32.
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     ema: float = Field(default=0.998, ge=0, lt=1)  # 0: validate and ship the weights themselves
     compile: bool = False
     validation: ValidationConfig | None = None
@@ -194,4 +193,4 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-_LENGTHS = {"steps", "epochs", "seconds"}
+_LENGTHS = {"steps", "epochs"}

@@ -75,7 +75,9 @@ class Trainer:
         self.losses = {
             view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
         }
-        self.bf16 = stage.precision == "bf16" and computes_bfloat16(device)
+        self.bf16 = stage.precision == "bfloat16" or (
+            stage.precision == "auto" and computes_bfloat16(device)
+        )
         # Teachers only answer: they are made ready as for a scan.
         self.teachers = {
             view: teacher.fold().to(device) for view, teacher in (teachers or {}).items()
@@ -98,7 +100,7 @@ class Trainer:
 
     @property
     def position(self) -> Position:
-        return Position(self.counters.step, self.epoch_steps, self.counters.seconds)
+        return Position(self.counters.step, self.epoch_steps, self.counters.share)
 
     @property
     def progress(self) -> float:

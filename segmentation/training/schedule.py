@@ -10,17 +10,17 @@ from segmentation.training.config import ScheduleConfig
 __all__ = ["Position", "learning_rate", "progress"]
 
 
-# Of a stage's seconds: its warm-up ends here, if its steps have not ended it before.
+# Of a stage trained by time: its warm-up ends here, if its steps have not ended it before.
 _WARM_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stage stands: steps made, steps to an epoch, and seconds of training."""
+    """Where a stage stands: steps made, steps to an epoch; trained by time, the share done."""
 
     step: int
     epoch_steps: int
-    seconds: float
+    share: float | None = None
 
     @property
     def epoch(self) -> int:
@@ -29,8 +29,8 @@ class Position:
 
 def progress(schedule: ScheduleConfig, at: Position) -> float:
     """0 at the start, 1 when the stage is over."""
-    if schedule.seconds is not None:
-        return min(1.0, at.seconds / schedule.seconds)
+    if at.share is not None:
+        return at.share
     if schedule.steps is not None:
         return min(1.0, at.step / schedule.steps)
     assert schedule.epochs is not None
@@ -40,9 +40,9 @@ def progress(schedule: ScheduleConfig, at: Position) -> float:
 def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
     """The rate of the step to come, `rate` being the highest."""
     warm = min(1.0, (at.step + 1) / (schedule.warmup_steps + 1))
-    if schedule.seconds is not None:
+    if at.share is not None:
         # A slow device would spend its time on warming up.
-        warm = max(warm, min(1.0, progress(schedule, at) / _WARM_SHARE))
+        warm = max(warm, min(1.0, at.share / _WARM_SHARE))
     if schedule.kind == "cosine":
         return rate * warm * 0.5 * (1 + math.cos(math.pi * progress(schedule, at)))
     if schedule.kind == "steps":

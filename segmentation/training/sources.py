@@ -1,7 +1,4 @@
-"""Where batches come from: drawn from label maps, read from a slice store, or both mixed.
-
-Stores are in `stores.py`, so that training on drawn scans needs no HDF5.
-"""
+"""Where batches come from: drawn from label maps, read from a store (`stores.py`), or mixed."""
 
 from __future__ import annotations
 

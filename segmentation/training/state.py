@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -52,6 +53,7 @@ class Counters:
     best_step: int | None = None
     validations_since_best: int = 0
     validation_due: bool = False  # of the weights as they stand
+    share: float | None = None  # of the schedule that is done, where that goes by time
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +101,6 @@ def read_state(path: Path) -> State:
 
 def to_bytes(state: State) -> bytes:
     """The state as safetensors, for a file or for another process."""
-    # Imported here: drawing and training alone need torch and NumPy.
-    import safetensors.torch
-
     tensors = {
         f"{group}/{key}": value.detach().cpu().contiguous()
         for group in ("network", "average", "optimiser")
@@ -114,8 +113,6 @@ def to_bytes(state: State) -> bytes:
 
 def from_bytes(payload: bytes) -> State:
     """The state that `to_bytes` was given; its tensors on the CPU."""
-    import safetensors.torch
-
     length = int.from_bytes(payload[:8], "little")
     facts = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["trinat"])
     groups: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "optimiser": {}}

@@ -69,7 +69,7 @@ def recipe_of(store: Path, workers: int) -> Recipe:
             "epoch_slices": 999,
         },
         "schedule": {"steps": 12},
-        "precision": "fp32",
+        "precision": "float32",
         "batch": 3,
     }
     path = store.parent / f"recipe-{workers}.yaml"

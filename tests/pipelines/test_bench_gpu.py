@@ -13,22 +13,10 @@ import pytest
 import torch
 
 from pipelines.bench import gpu
-from pipelines.bench._gpu import Figures, named
-from pipelines.bench.gpu import PARTS, Setting, part, run
+from pipelines.bench.gpu import PARTS, Figures, Setting, named, part, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Setting(device="cpu", batch=2, size=32, tiny=True)
-
-
-@pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
-    """Parts set up their own process, which here is that of the tests."""
-    benchmark = torch.backends.cudnn.benchmark
-    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.benchmark = benchmark
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 class Clock:
@@ -50,36 +38,24 @@ def told(code: str, seconds: float = 60) -> Figures:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_part_gives_finite_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def test_every_part_gives_finite_figures(name: str) -> None:
     figures = all_of(name)
     assert not [key for key in figures if key.endswith("not measured")]
     numbers = [value for value in figures.values() if isinstance(value, float)]
     assert all(math.isfinite(number) for number in numbers)
-    assert numbers or name == "determinism"
-
-
-def test_numbers_are_right_and_the_same_twice() -> None:
-    numerics = all_of("numerics")
-    assert numerics["float32: logits"] < 1e-5 < numerics["bf16: logits"] < 0.1
-    assert all_of("determinism")["deterministic algorithms: the same bits twice"]
-
-
-def test_a_scan_is_skipped_where_nibabel_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nibabel", None)
-    assert "a scan is not read without it" in all_of("scan")["skipped"]
+    assert numbers
 
 
 def test_a_part_that_hangs_or_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcomes = {"device": {"failed": "took too long"}, "step": {"slices/s": 3.0}}
+    outcomes = {"device": {"failed": "took too long"}, "network": {"slices/s": 3.0}}
     monkeypatch.setattr(gpu, "_in_process", lambda name, setting: outcomes[name])
     with pytest.raises(SystemExit):
-        run("device", "step", "--device", "cpu", "--tiny", "--out", str(tmp_path))
+        run("device", "network", "--device", "cpu", "--tiny", "--out", str(tmp_path))
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert parts["device"]["failed"] == "took too long"
-    assert parts["step"]["slices/s"] == 3
+    assert parts["network"]["slices/s"] == 3
     assert "slices/s" in capsys.readouterr().out
 
 
@@ -100,7 +76,7 @@ def test_parts_share_the_time_that_there_is_for_all(
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert list(parts) == list(PARTS)
     # Five seconds are left, in which nothing can be measured.
-    assert parts["numerics"]["skipped"] == parts["channels"]["skipped"] == "no time is left for it"
+    assert parts["network"]["skipped"] == "no time is left for it"
 
 
 def test_what_was_found_before_the_time_was_out_is_kept() -> None:
@@ -117,12 +93,12 @@ def test_what_was_found_before_a_failure_is_kept_and_why_it_failed() -> None:
 
 
 def test_a_part_tells_each_figure_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    part("numerics", asdict(TINY))
+    part("device", asdict(TINY))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [next(iter(line)) for line in lines] == [
-        "float32: logits",
-        "tf32: logits",
-        "bf16: logits",
+        "name",
+        "copy, GB/s (read and written)",
+        "bfloat16 matrix product, TFLOP/s",
     ]
 
 
@@ -140,7 +116,7 @@ def test_a_part_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     run("device", "--device", "cpu", "--tiny", "--out", str(tmp_path))
     found = json.loads((tmp_path / "gpu.json").read_text())["parts"]["device"]
     assert found["torch"] == torch.__version__
-    assert found["bf16 matrix product, TFLOP/s"] > 0
+    assert found["bfloat16 matrix product, TFLOP/s"] > 0
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

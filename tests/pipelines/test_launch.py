@@ -187,6 +187,55 @@ def test_an_error_of_one_process_is_one_line_and_no_reason_to_try_again(
     ]
 
 
+FAILING = """
+import sys
+from segmentation.training.loop import Trainer
+from pipelines.cli import main
+
+def step(self):
+    with open({log!r}, "a") as log:
+        log.write("step\\n")
+    if self.workers.rank == 1:
+        raise RuntimeError("no such kernel")
+    return real(self)
+
+real, Trainer.step = Trainer.step, step
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("way", ["nproc", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_an_error_in_every_step_is_one_line_and_not_tried_again(
+    recipe: Path, tmp_path: Path, way: str
+) -> None:
+    """Spawned processes run the script's top, too, and so have its step."""
+    script, log = tmp_path / "failing.py", tmp_path / "steps.log"
+    script.write_text(FAILING.format(log=str(log)))
+    command = [sys.executable, script]
+    many = ["--nproc", "2"]
+    if way == "torchrun":
+        command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=2", script]
+        many = []
+    done = subprocess.run(
+        [*command, "train", recipe, "--out", tmp_path / "run", "--quiet", *many],
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    # Each process began its first step, once.
+    assert log.read_text().splitlines() == ["step"] * 2
+    lines = [line for line in done.stderr.splitlines() if "no such kernel" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("trinat: RuntimeError: no such kernel")
+    if way == "nproc":
+        assert done.returncode == 4
+        assert done.stderr.splitlines() == lines
+
+
 @pytest.mark.slow
 def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
     recipe: Path, undisturbed: Path, tmp_path: Path

@@ -110,6 +110,18 @@ def test_the_paper_recipe_is_the_papers() -> None:
     assert (stage.schedule.factor, stage.schedule.every_epochs) == (0.1, 10)
 
 
+def test_the_published_recipe_is_what_it_says() -> None:
+    """64 filters of 5x5, both excitations, an average, compiled, three views, half stored."""
+    recipe = read_recipe("quicknat")
+    stage = recipe.stages[0]
+    assert (recipe.network.filters, recipe.network.kernel, recipe.network.depth) == (64, 5, 4)
+    assert recipe.network.excitation == "both"
+    assert (stage.precision, stage.compile, stage.ema > 0) == ("auto", True, True)
+    assert (stage.data.rows, stage.data.columns) == (256, 256)
+    assert set(recipe.views) == set(View)
+    assert (recipe.stored, recipe.scheme) == ("float16", "quicknat33")
+
+
 def test_settings_reach_into_the_recipe(recipe_file: Path) -> None:
     recipe = read_recipe(str(recipe_file), ["batch=2", "data.synthetic.synthesis.noise=0.5"])
     stage = recipe.stages[0]
@@ -166,18 +178,63 @@ def test_a_start_that_is_no_model_is_refused_before_any_scan_is_read() -> None:
         read_recipe("finetune", ["start=nothing"])
 
 
-def test_seconds_are_shared_out_among_the_jobs(recipe_file: Path) -> None:
-    stage = read_recipe(str(recipe_file), seconds=10).stages[0]
-    assert (stage.schedule.seconds, stage.schedule.steps) == (5, None)
-
-
-def test_a_run_within_a_time_ends_in_time_with_a_model(recipe_file: Path, tmp_path: Path) -> None:
-    recipe = read_recipe(str(recipe_file), seconds=2)
-    model = load_model(train(recipe, tmp_path / "run", SILENT))
+@pytest.mark.slow
+@pytest.mark.parametrize("validation", [None, {"every_epochs": 40, "scans": 1}])
+def test_a_run_within_a_time_ends_in_time_with_a_model(
+    recipe_file: Path, tmp_path: Path, validation: dict[str, int] | None
+) -> None:
+    recipe = read_recipe(str(recipe_file), [f"validation={json.dumps(validation)}"])
+    first: list[float] = []
+    watcher = Watcher(lambda line: None, lambda *_: first.append(time.monotonic()))
+    model = load_model(train(recipe, tmp_path / "run", watcher, seconds=30))
+    # The state after the first step is written before time counts.
+    assert 27 <= time.monotonic() - first[0] <= 34
     assert set(model.networks) == {View.CORONAL, View.SAGITTAL}
-    done = json.loads((tmp_path / "run/train/coronal/done.json").read_text())
-    assert done["step"] > 0
-    assert 1 <= done["seconds"] < 10
+    for view in ("coronal", "sagittal"):
+        done = json.loads((tmp_path / f"run/train/{view}/done.json").read_text())
+        assert done["share"] == 1
+        assert 8 < done["seconds"] < 16
+
+
+def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine a page takes longer than the call.
+    monkeypatch.setattr("pipelines.trainjob.write_page", lambda *_: None)
+    recipe, run = read_recipe(str(recipe_file), ["views=[coronal]"]), tmp_path / "run"
+    job = run / "train/coronal"
+
+    def stop_at_half(job: Job, report: StepReport, progress: float) -> None:
+        if progress > 0.5:
+            signal.raise_signal(signal.SIGTERM)
+
+    halted = Watcher(lambda line: None, stop_at_half)
+    with pytest.raises(InterruptedRunError, match="its state is saved"):
+        train(recipe, run, halted, seconds=6)
+    before, _ = read_latest(job)
+    assert before is not None
+    assert before.counters.share is not None
+    assert 0.5 < before.counters.share < 1
+    with pytest.raises(TrainingError, match="--resume --seconds N"):
+        train(recipe, run, SILENT, resume=True)
+    shares: list[float] = []
+    watcher = Watcher(lambda line: None, lambda job, report, progress: shares.append(progress))
+    train(recipe, run, watcher, resume=True, seconds=4)
+    # The first step of a call is no progress, and none is lost.
+    assert shares[0] == before.counters.share
+    assert shares == sorted(shares)
+    assert json.loads((job / "done.json").read_text())["share"] == 1
+
+
+def test_a_call_whose_time_is_over_after_the_first_step_saves_and_makes_no_progress(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe = read_recipe(str(recipe_file), ["views=[coronal]"])
+    with pytest.raises(InterruptedRunError, match="stopped at step 1"):
+        train(recipe, tmp_path / "run", SILENT, seconds=1e-3)
+    state, _ = read_latest(tmp_path / "run/train/coronal")
+    assert state is not None
+    assert state.counters.share == 0
 
 
 def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ RECIPE = {
     "optimiser": {"rate": 0.02},
     "schedule": {"steps": 100, "warmup_steps": 5},
     "batch": 8,
-    "precision": "fp32",
+    "precision": "float32",
     "ema": 0.8,
     "validation": {"scans": 1},
 }

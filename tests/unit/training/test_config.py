@@ -32,14 +32,19 @@ def test_stages_share_what_stands_above_them_and_may_differ() -> None:
 
 
 def test_a_stage_of_another_length_keeps_the_rest_of_the_schedule() -> None:
-    recipe = Recipe.model_validate({**SHARED, "stages": [{"schedule": {"seconds": 9}}]})
+    recipe = Recipe.model_validate({**SHARED, "stages": [{"schedule": {"epochs": 9}}]})
     schedule = recipe.stages[0].schedule
-    assert (schedule.steps, schedule.seconds, schedule.warmup_steps) == (None, 9, 5)
+    assert (schedule.steps, schedule.epochs, schedule.warmup_steps) == (None, 9, 5)
 
 
 def test_a_resolved_recipe_resolves_to_itself() -> None:
     recipe = Recipe.model_validate({**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2}]})
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
+    with pytest.raises(ValidationError, match="'auto', 'float32' or 'bfloat16'"):
+        Recipe.model_validate({**SHARED, "precision": "bf16"})
 
 
 @pytest.mark.parametrize(

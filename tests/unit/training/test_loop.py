@@ -67,7 +67,7 @@ def all_tensors(state: State) -> dict[str, torch.Tensor]:
     "stage",
     [
         {},
-        {"precision": "fp32", "accumulate": 2},
+        {"precision": "float32", "accumulate": 2},
         {"optimiser": {"kind": "sgd", "rate": 0.1}, "ema": 0},
     ],
     ids=["adamw-bf16", "accumulated", "sgd"],
@@ -135,7 +135,7 @@ def test_who_is_only_taught_learns_what_the_teacher_says(recipe: Recipe, maps: H
         distillation={"teacher": "x", "share": 1},
         optimiser={"rate": 0.02},
         schedule={"steps": 60},
-        precision="fp32",
+        precision="float32",
     )
     trainer = trainer_of(taught, maps, (View.CORONAL,), teacher=teacher)
     losses = [trainer.step().loss for _ in range(40)]
@@ -151,7 +151,7 @@ def test_a_wide_teacher_answers_the_faster_way_and_the_same(recipe: Recipe, maps
     config = QuickNatConfig(classes=33, channels=3, filters=32, kernel=5, depth=2)
     torch.manual_seed(0)
     teacher = QuickNat(config).eval()
-    taught = changed(recipe, distillation={"teacher": "x"}, precision="fp32")
+    taught = changed(recipe, distillation={"teacher": "x"}, precision="float32")
     trainer = trainer_of(taught, maps, (View.CORONAL,), teacher=teacher)
     modules = trainer.teachers[View.CORONAL].modules()
     assert any(isinstance(module, WinogradConv2d) for module in modules)

@@ -8,8 +8,8 @@ from segmentation.training.config import ScheduleConfig
 from segmentation.training.schedule import Position, learning_rate, progress
 
 
-def at(step: int = 0, epoch_steps: int = 10, seconds: float = 0.0) -> Position:
-    return Position(step, epoch_steps, seconds)
+def at(step: int = 0, epoch_steps: int = 10, share: float | None = None) -> Position:
+    return Position(step, epoch_steps, share)
 
 
 def test_cosine_falls_from_the_rate_over_half_of_it_to_nothing() -> None:
@@ -36,22 +36,22 @@ def test_warm_up_rises_evenly_and_ends() -> None:
 
 
 def test_warm_up_of_a_slow_device_ends_with_a_twentieth_of_its_time() -> None:
-    slow = ScheduleConfig(kind="constant", seconds=100, warmup_steps=999)
-    rates = [learning_rate(slow, 1.0, at(step=9, seconds=s)) for s in (0, 2.5, 5, 50)]
+    slow = ScheduleConfig(kind="constant", steps=5000, warmup_steps=999)
+    rates = [learning_rate(slow, 1.0, at(step=9, share=s)) for s in (0, 0.025, 0.05, 0.5)]
     assert rates == pytest.approx([0.01, 0.5, 1.0, 1.0])
 
 
-def test_progress_by_steps_epochs_and_seconds() -> None:
+def test_progress_by_steps_epochs_and_time() -> None:
     assert progress(ScheduleConfig(steps=40), at(step=10)) == 0.25
     assert progress(ScheduleConfig(epochs=4), at(step=10)) == 0.25
-    assert progress(ScheduleConfig(seconds=8), at(step=999, seconds=2)) == 0.25
+    assert progress(ScheduleConfig(steps=40), at(step=999, share=0.25)) == 0.25
 
 
 def test_progress_ends_at_one() -> None:
-    assert progress(ScheduleConfig(seconds=8), at(seconds=9)) == 1
+    assert progress(ScheduleConfig(steps=8), at(step=9)) == 1
 
 
-@pytest.mark.parametrize("lengths", [{}, {"steps": 1, "seconds": 1}])
+@pytest.mark.parametrize("lengths", [{}, {"steps": 1, "epochs": 1}])
 def test_a_schedule_has_exactly_one_length(lengths: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="exactly one"):
         ScheduleConfig.model_validate(lengths)

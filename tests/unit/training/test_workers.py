@@ -20,7 +20,7 @@ PIXELS_ALIKE = {"dice": 0, "boundary": 0, "balance": 0}
 def recipe_of(recipe: Recipe, **stage: object) -> Recipe:
     content = recipe.model_dump(mode="json")
     content["network"] |= {"channels": 1, "dropout": 0}
-    content["stages"][0] |= {"precision": "fp32", **stage}
+    content["stages"][0] |= {"precision": "float32", **stage}
     return Recipe.model_validate(content)
 
 

@@ -1,0 +1,67 @@
+"""Training within seconds of wall time: what a call may take, and each job's part of it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+__all__ = ["JobClock", "TimeLimit"]
+
+# Of a job's time, kept for validation as long as nobody knows how long that takes.
+_UNMEASURED = 0.1
+
+
+class TimeLimit:
+    """The seconds that one call may take, from the end of its first step on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = math.inf  # by time.monotonic; not known before the first step
+        self.validation_s: float | None = None  # the longest so far, with what is written then
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.end
+
+
+class JobClock:
+    """What is done of a job's schedule, by the wall clock.
+
+    The time left is divided among the jobs left by what each has still to do. A job's first step
+    is no progress: a compiler may take minutes in it.
+    """
+
+    def __init__(self, limit: TimeLimit, done: float, others: int, *, validates: bool) -> None:
+        self.limit, self.done, self.validates = limit, done, validates
+        self.part = (1 - done) / (1 - done + others) if done < 1 else 0.0
+        self.share = done
+        self.has_started = False
+        self.longest_s = 0.0
+
+    def start(self, writing_s: float) -> None:
+        """After the first step, whose state took `writing_s` to write."""
+        self.has_started = True
+        self.began, limit = time.monotonic(), self.limit
+        limit.end = min(limit.end, self.began + limit.seconds)
+        self.seconds = (limit.end - self.began) * self.part
+        # The state, the page, and the model that is made of all.
+        self.writing_s = 2 * writing_s
+        if self._for_steps() <= 0:
+            limit.end = self.began
+
+    def tick(self, step_s: float) -> float:
+        """After a step; returns the share of the schedule that is done."""
+        self.longest_s = max(step_s, 0.9 * self.longest_s)
+        whole = self._for_steps() - self.longest_s
+        spent = time.monotonic() - self.began
+        now = min(1.0, spent / whole) if whole > 0 else 1.0
+        self.share = max(self.share, self.done + (1 - self.done) * now)
+        return self.share
+
+    def _for_steps(self) -> float:
+        """Seconds of this job without those at its end."""
+        validation = 0.0
+        if self.validates:
+            known = self.limit.validation_s
+            validation = _UNMEASURED * self.seconds if known is None else known
+        return self.seconds - self.writing_s - validation
