@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.printing import write_page
 from segmentation.data.slices import Statistics
 from segmentation.data.store import Store
-from segmentation.files import atomic_text
-from segmentation.report.figures import Drawing, short_name
-from segmentation.report.page import Cell, Column, Table, number, render
-from segmentation.report.svg import GRID, INK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from segmentation.metrics.statistics import robust_z
+from segmentation.report.figures import (
+    MODEL_COLORS,
+    WARNING_COLOR,
+    Drawing,
+    canvas,
+    draw_boxes,
+    draw_dots,
+    name_rows,
+    short_name,
+)
+from segmentation.report.page import Column, Columns, Table, render, table
+from segmentation.report.svg import INK
 
 __all__ = ["Outlier", "find_outliers", "write_report"]
 
-_BLUE, _RED = "#2f7fc1", "#d1502f"
 # Robust standard deviations from the median, of at least so many subjects.
 _FAR = 3.5
 _FEWEST = 5
-_MAD_TO_STD = 1.4826
 # Intensities below are air or its noise; tissue is brighter.
 _NOISE = 0.1
 # Relative spread below which a class counts as constant: 1 % of its median.
@@ -52,68 +54,54 @@ def write_report(root: Path, path: Path) -> None:
     labelled = {subject: s for subject, s in statistics.items() if s.voxels}
     imaged = {subject: s for subject, s in statistics.items() if s.histogram}
     outliers = find_outliers(store.scheme.names, statistics)
-    failed = [row for row in store.ledger if row.status != "done"]
+    failed = [(r.subject, r.status, r.reason) for r in store.ledger if r.status != "done"]
     people = {participant.person for participant in store.participants}
+    subjects, strange = len(store.subjects), len({o.subject for o in outliers})
     page = render(
         "data.html",
         title="Slice store",
-        lead=f"{len(store.subjects)} subjects of {len(people)} persons from {store.info.source}, "
+        lead=f"{subjects} subjects of {len(people)} persons from {store.info.source}, "
         f"classes of {store.scheme.name}.",
-        contents=[
-            ("glance", "At a glance"),
-            ("outliers", "Outliers"),
-            ("volumes", "Volumes"),
-            ("intensities", "Intensities"),
-            ("subjects", "Subjects"),
-            ("left-out", "Left out"),
-        ],
-        provenance={"trinat": version("trinat")},
         cards=[
-            {"what": "Subjects", "value": str(len(store.subjects)), "more": "in the store"},
-            {"what": "Persons", "value": str(len(people)), "more": "never divided by a split"},
-            {
-                "what": "With labels",
-                "value": str(len(labelled)),
-                "more": f"{len(store.scheme) - 1} structures",
-            },
-            {"what": "Left out", "value": str(len(failed)), "more": "failed or skipped"},
-            {
-                "what": "Outliers",
-                "value": str(len({o.subject for o in outliers})),
-                "more": "subjects to look at",
-            },
+            ("Subjects", subjects, "in the store"),
+            ("Persons", len(people), "never divided by a split"),
+            ("With labels", len(labelled), f"{len(store.scheme) - 1} structures"),
+            ("Left out", len(failed), "failed or skipped"),
+            ("Outliers", strange, "subjects to look at"),
         ],
         views=", ".join(view.value for view in store.views),
         licences=sorted({entry.licence for entry in store.info.subjects.values() if entry.licence}),
         outliers=_outlier_table(outliers),
-        volumes=_volume_plot(store.scheme.names, labelled, outliers).inline() if labelled else "",
+        volumes=_volume_plot(store.scheme.names, labelled, outliers) if labelled else None,
         volume_table=_volume_table(store, labelled),
-        intensities=_histograms(imaged).inline() if imaged else "",
+        intensities=_histograms(imaged) if imaged else None,
         subjects=_subject_table(store, statistics, outliers),
-        left_out=Table(
+        left_out=table(
             "left-out-table",
             "What the source named and the store does not hold",
-            (Column("Subject"), Column("Status", pick=True), Column("Reason")),
-            [[Cell(row.subject), Cell(row.status), Cell(row.reason)] for row in failed],
+            ["Subject", Column("Status", pick=True), "Reason"],
+            failed,
         ),
         rule=f"more than {_FAR} robust standard deviations (1.4826 times the median absolute "
         f"deviation, at least 1 % of the median) from the median of at least {_FEWEST} subjects",
     )
-    with atomic_text(path) as file:
-        file.write(page)
+    write_page(path, page)
 
 
 def find_outliers(names: Sequence[str], statistics: Mapping[str, Statistics]) -> list[Outlier]:
     """Class volumes and brightness that lie far from the median of all subjects, worst first."""
     found: list[Outlier] = []
-    with_volumes = {subject: s for subject, s in statistics.items() if s.voxels}
-    for index, name in enumerate(names):
-        if index:
-            volumes = {subject: s.voxels[index] / 1000 for subject, s in with_volumes.items()}
-            found += _far(f"volume of {short_name(name)} (ml)", volumes)
+    labelled = {subject: s for subject, s in statistics.items() if s.voxels}
+    for index, name in enumerate(names[1:], start=1):
+        volumes = dict(zip(labelled, _volumes(labelled, index).tolist(), strict=True))
+        found += _far(_volume_of(name), volumes)
     levels = {subject: _brightness(s) for subject, s in statistics.items()}
     found += _far("brightness", {k: level for k, level in levels.items() if level is not None})
     return sorted(found, key=lambda outlier: -outlier.distance)
+
+
+def _volume_of(name: str) -> str:
+    return f"volume of {short_name(name)} (ml)"
 
 
 def _brightness(statistics: Statistics) -> float | None:
@@ -132,72 +120,35 @@ def _brightness(statistics: Statistics) -> float | None:
 def _far(what: str, values: Mapping[str, float]) -> list[Outlier]:
     if len(values) < _FEWEST:
         return []
-    median = float(np.median(list(values.values())))
-    deviation = float(np.median([abs(value - median) for value in values.values()]))
-    spread = max(_MAD_TO_STD * deviation, _LEAST_SPREAD * abs(median))
-    if spread == 0:
-        return []
+    found = np.array(list(values.values()))
+    distances = np.abs(robust_z(found, least_spread=_LEAST_SPREAD)).tolist()
     return [
-        Outlier(subject, what, value, median, abs(value - median) / spread)
-        for subject, value in values.items()
-        if abs(value - median) > _FAR * spread
+        Outlier(subject, what, value, float(np.median(found)), distance)
+        for (subject, value), distance in zip(values.items(), distances, strict=True)
+        if distance > _FAR
     ]
 
 
 def _outlier_table(outliers: Sequence[Outlier]) -> Table:
-    return Table(
+    distance = Column("Distance", 1, "in robust standard deviations")
+    return table(
         "outlier-table",
         "Values far from those of the other subjects, farthest first",
-        (
-            Column("Subject"),
-            Column("What"),
-            Column("Value", numeric=True),
-            Column("Median", numeric=True),
-            Column("Distance", numeric=True, hint="in robust standard deviations"),
-        ),
-        [
-            [
-                Cell(o.subject),
-                Cell(o.what),
-                number(o.value),
-                number(o.median),
-                number(o.distance, 1),
-            ]
-            for o in outliers
-        ],
+        ["Subject", "What", Column("Value", 3), Column("Median", 3), distance],
+        [(o.subject, o.what, o.value, o.median, o.distance) for o in outliers],
     )
 
 
 def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
     rows = []
-    for index, label in enumerate(store.scheme.labels):
-        volumes = [s.voxels[index] / 1000 for s in labelled.values()]
-        if index and volumes:
-            absent = sum(volume == 0 for volume in volumes)
-            low, median, high = np.percentile(volumes, (0, 50, 100)).tolist()
-            rows.append(
-                [
-                    Cell(label.name),
-                    number(float(label.fs_id), 0),
-                    number(median),
-                    number(low),
-                    number(high),
-                    number(float(absent), 0),
-                ]
-            )
-    return Table(
-        "volume-table",
-        "Volumes in ml on the working grid",
-        (
-            Column("Structure"),
-            Column("FreeSurfer", numeric=True),
-            Column("Median", numeric=True),
-            Column("Smallest", numeric=True),
-            Column("Largest", numeric=True),
-            Column("Absent", numeric=True, hint="subjects without a voxel of it"),
-        ),
-        rows,
-    )
+    for label in store.scheme.labels[1:] if labelled else ():
+        volumes = _volumes(labelled, label.index)
+        low, median, high = np.percentile(volumes, (0, 50, 100)).tolist()
+        rows.append((label.name, label.fs_id, median, low, high, int((volumes == 0).sum())))
+    titles = {"FreeSurfer": 0, "Median": 3, "Smallest": 3, "Largest": 3}
+    columns: Columns = ["Structure", *(Column(title, digits) for title, digits in titles.items())]
+    columns.append(Column("Absent", 0, "subjects without a voxel of it"))
+    return table("volume-table", "Volumes in ml on the working grid", columns, rows)
 
 
 def _subject_table(
@@ -207,89 +158,51 @@ def _subject_table(
     rows = []
     for person in store.participants:
         entry, s = store.info.subjects[person.subject], statistics[person.subject]
-        brain = sum(s.voxels[1:]) / 1000 if s.voxels else None
-        notes = "; ".join(store.file(person.subject).notes)
+        has = [name for name in ("image", "labels") if getattr(entry, f"has_{name}")]
         rows.append(
-            [
-                Cell(person.subject),
-                Cell(person.person),
-                Cell(person.family or ""),
-                number(person.age, 0),
-                Cell(person.sex or ""),
-                Cell(
-                    " and ".join(
-                        w for w in ("image" * entry.has_image, "labels" * entry.has_labels) if w
-                    )
-                ),
-                number(brain, 0),
-                number(_brightness(s)),
-                number(float(marked.count(person.subject)), 0),
-                Cell(notes),
-            ]
+            (
+                *(person.subject, person.person, person.family or "", person.age),
+                *(person.sex or "", " and ".join(has)),
+                sum(s.voxels[1:]) / 1000 if s.voxels else None,
+                _brightness(s),
+                marked.count(person.subject),
+                "; ".join(store.file(person.subject).notes),
+            )
         )
-    return Table(
-        "subject-table",
-        "Subjects",
-        (
-            Column("Subject"),
-            Column("Person"),
-            Column("Family"),
-            Column("Age", numeric=True),
-            Column("Sex"),
-            Column("Has"),
-            Column("Labelled (ml)", numeric=True),
-            Column(
-                "Brightness",
-                numeric=True,
-                hint="mean of what is labelled, else the head's median, on the working scale",
-            ),
-            Column("Outliers", numeric=True),
-            Column("Notes"),
-        ),
-        rows,
-    )
+    hint = "mean of what is labelled, else the head's median, on the working scale"
+    columns: Columns = [
+        *("Subject", "Person", "Family", Column("Age", 0), "Sex", "Has"),
+        *(Column("Labelled (ml)", 0), Column("Brightness", 3, hint), Column("Outliers", 0)),
+        "Notes",
+    ]
+    return table("subject-table", "Subjects", columns, rows)
 
 
 def _volume_plot(
     names: Sequence[str], labelled: Mapping[str, Statistics], outliers: Sequence[Outlier]
 ) -> Drawing:
     """A box a structure, relative to its median so that all share an axis; outliers in red."""
-    marked = {(o.subject, o.what) for o in outliers}
-    titles: dict[str, list[str]] = {}
-    shown = [
-        (name, values)
-        for index, name in enumerate(names)
-        if index and np.median(values := _volumes(labelled, index)) > 0
-    ]
-    with _canvas(8.6, 0.24 * len(shown) + 0.9) as (figure, axis):
-        for row, (name, values) in enumerate(shown):
-            relative = 100 * values / np.median(values)
-            axis.boxplot(
-                relative,
-                positions=[row],
-                orientation="horizontal",
-                widths=0.6,
-                showfliers=False,
-                boxprops={"color": _BLUE, "lw": 0.9},
-                whiskerprops={"color": _BLUE, "lw": 0.9},
-                capprops={"lw": 0},
-                medianprops={"color": _BLUE, "lw": 1.8},
-            )
-            what = f"volume of {short_name(name)} (ml)"
-            colors = [_RED if (subject, what) in marked else _BLUE for subject in labelled]
-            jitter = ((np.arange(len(relative)) * 0.618034 + 0.5) % 1 - 0.5) * 0.4
-            gid = f"volumes-{row}"
-            axis.scatter(relative, row + jitter, s=8, c=colors, lw=0, zorder=3, gid=gid)
-            titles[gid] = [
-                f"{subject}: {value:.3g} ml"
-                for subject, value in zip(labelled, values, strict=True)
-            ]
-        axis.set_yticks(range(len(shown)), [short_name(name) for name, _ in shown])
-        axis.set_ylim(len(shown) - 0.4, -0.6)
+    volumes = {name: _volumes(labelled, n) for n, name in enumerate(names) if n}
+    volumes = {name: values for name, values in volumes.items() if np.median(values) > 0}
+    far = {(o.subject, o.what) for o in outliers}
+    dots = [(subject, name, n) for name in volumes for n, subject in enumerate(labelled)]
+    blue = MODEL_COLORS[0]
+    with canvas(8.6, 0.24 * len(volumes) + 0.9) as (figure, axis):
+        shares = [100 * values / np.median(values) for values in volumes.values()]
+        draw_boxes(axis, list(enumerate(shares)), 0.8, blue)
+        colors = [WARNING_COLOR if (s, _volume_of(name)) in far else blue for s, name, _ in dots]
+        if shares:
+            draw_dots(axis, list(enumerate(shares)), 0.6, colors, "volumes")
+        name_rows(axis, volumes)
         axis.set_xlabel("volume, % of the median")
-        axis.grid(axis="x")
-        axis.set_axisbelow(True)
-    return Drawing("volumes", figure, "Volumes of the structures over subjects", titles)
+    return Drawing(
+        "volumes",
+        figure,
+        "Volumes of the structures over subjects",
+        {"volumes": [f"{subject}: {volumes[name][n]:.3g} ml" for subject, name, n in dots]},
+        caption="Boxes span the quartiles, whiskers reach the last value within 1.5 quartile "
+        "ranges; every dot is a subject, outliers are red.",
+    )
 
 
 def _volumes(labelled: Mapping[str, Statistics], index: int) -> NDArray[np.float64]:
@@ -301,8 +214,9 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
     counts = np.array([s.histogram for s in imaged.values()], np.float64)
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     middles = (np.arange(counts.shape[1]) + 0.5) * 1.5 / counts.shape[1]
-    with _canvas(8.6, 3.2) as (figure, axis):
-        axis.plot(middles, shares.T, color=_BLUE, lw=0.6, alpha=max(0.08, 1 / len(shares) ** 0.5))
+    with canvas(8.6, 3.2) as (figure, axis):
+        faint = max(0.08, 1 / len(shares) ** 0.5)
+        axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
         axis.plot(middles, np.median(shares, axis=0), color=INK, lw=1.6)
         axis.set_xlabel(
             "intensity on the working scale; noise around the head may leave the picture at the "
@@ -313,18 +227,6 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
         tallest = float(np.percentile(shares[:, middles > _NOISE], 99.5))
         axis.set_ylim(0, tallest * 1.2 or 1)
         axis.grid(axis="y")
-    return Drawing("intensities", figure, "Histograms of intensity, a line a subject")
-
-
-@contextmanager
-def _canvas(width: float, height: float) -> Iterator[Any]:
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    style = dict.fromkeys(inks, INK) | {"grid.color": GRID, "font.size": 8.5}
-    with mpl.rc_context(style | {"axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure, figure.subplots()
+    label = "Histograms of intensity, a line a subject"
+    caption = "One line a subject; the dark line is their median."
+    return Drawing("intensities", figure, label, caption=caption)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from pipelines.measuring import (
     scan_of,
 )
 from pipelines.pairing import Pairing, ScanFile, find_files, pair_files
-from pipelines.printing import print_to_pdf, save_drawing
+from pipelines.printing import save_drawings, write_page
 from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.files import atomic_text, atomic_write
@@ -181,20 +182,17 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
             }
         )
     for model, pairing in pairings.items():
-        for side, files in (
-            ("truth", pairing.truths_alone),
-            ("prediction", pairing.predictions_alone),
+        for side, other, files in (
+            ("truth", "prediction", pairing.truths_alone),
+            ("prediction", "truth", pairing.predictions_alone),
         ):
-            other = "prediction" if side == "truth" else "truth"
-            for file in files:
-                row = dict.fromkeys((*_FACTS, "truth", "prediction", "paired_by"), "")
-                rows.append(
-                    row
-                    | {"subject": file.subject, "session": file.scan, "model": model}
-                    | {side: file.path.name, "status": f"no {other}", "note": f"no {other} found"}
-                )
-    columns = ["subject", "session", "model", "status", "note", "paired_by"]
-    return pd.DataFrame(rows)[[*columns, "truth", "prediction", *_FACTS]]
+            rows += [
+                {"subject": file.subject, "session": file.scan, "model": model}
+                | {side: file.path.name, "status": f"no {other}", "note": f"no {other} found"}
+                for file in files
+            ]
+    columns = ["subject", "session", "model", "status", "note", "paired_by", "truth", "prediction"]
+    return pd.DataFrame(rows, columns=[*columns, *_FACTS]).fillna("")
 
 
 def _write_report(
@@ -226,9 +224,7 @@ def _write_report(
         return
     drawings = evaluation.drawings()
     folder = settings.out / "figures"
-    folder.mkdir(exist_ok=True)
-    for drawing in (*(d for group in drawings.values() for d in group), *evaluation.heat_maps()):
-        save_drawing(folder, drawing)
+    save_drawings(folder, [*chain.from_iterable(drawings.values()), *evaluation.heat_maps()])
     cases, notices = _worst_cases(settings, scheme, frame, measured, images)
     for number, case in enumerate(cases, start=1):
         with atomic_write(folder / f"worst-{number}.png") as picture:
@@ -247,10 +243,7 @@ def _write_report(
         faces=faces if settings.images else "",
         notices=notices,
     )
-    with atomic_text(settings.out / "report.html") as file:
-        file.write(page)
-    if settings.pdf:
-        print_to_pdf(settings.out / "report.html")
+    write_page(settings.out / "report.html", page, pdf=settings.pdf)
 
 
 def _worst_cases(
@@ -273,32 +266,29 @@ def _worst_cases(
         task = by_scan[row["subject"], row["session"], row["model"]]
         truth, true, predicted, _ = read_pair(task)
         image = None
-        if task.pair.truth.name in scans:
-            path = scans[task.pair.truth.name]
+        if path := scans.get(task.pair.truth.name):
             try:
                 read = Volume.read(path, trust_affine=settings.trust_affine)
                 image = on_grid_of(read, truth)[0]
             except (TrinatError, OSError) as error:
                 notices.append(f"shown without its scan: {error}")
-        focus = scheme.names.index(row["worst_structure"])
         scan = f"{row['subject']} {row['session']}".strip()
         worst = f"{short_name(row['worst_structure'])} ({row['worst_value']:.2f})"
         text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
-        if np.array_equal(true, predicted):
-            text = "No voxel differs."
+        view = view_case(
+            Volume(true, truth.affine),
+            Volume(predicted, truth.affine),
+            scheme,
+            image=image,
+            focus=scheme.names.index(row["worst_structure"]),
+            show_head=settings.show_heads,
+        )
         cases.append(
             Case(
                 f"{scan}, {row['model']}: mean Dice {row['value']:.3f}",
-                text,
+                "No voxel differs." if np.array_equal(true, predicted) else text,
                 f"Truth, prediction and errors of {scan} in three planes",
-                view_case(
-                    Volume(true, truth.affine),
-                    Volume(predicted, truth.affine),
-                    scheme,
-                    image=image,
-                    focus=focus,
-                    show_head=settings.show_heads,
-                ),
+                view,
             )
         )
     return cases, notices

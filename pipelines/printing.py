@@ -5,24 +5,33 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from segmentation.errors import EvaluationError
-from segmentation.files import atomic_path, atomic_write
+from segmentation.files import atomic_path, atomic_text, atomic_write
 from segmentation.report.figures import Drawing
 
-__all__ = ["find_chromium", "print_to_pdf", "save_drawing"]
+__all__ = ["find_chromium", "print_to_pdf", "save_drawings", "write_page"]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _LIMIT_S = 180
 
 
-def save_drawing(folder: Path, drawing: Drawing) -> None:
-    """The figure as PNG on white (150 dpi) and as SVG."""
-    with atomic_write(folder / f"{drawing.name}.png") as file:
-        file.write(drawing.png)
-    with atomic_write(folder / f"{drawing.name}.svg") as file:
-        file.write(drawing.svg)
+def save_drawings(folder: Path, drawings: Iterable[Drawing]) -> None:
+    """Each figure as PNG on white (150 dpi) and as SVG, in a folder that is made for them."""
+    for drawing in drawings:
+        folder.mkdir(exist_ok=True)
+        for ending, picture in (("png", drawing.png), ("svg", drawing.svg)):
+            with atomic_write(folder / f"{drawing.name}.{ending}") as file:
+                file.write(picture)
+
+
+def write_page(path: Path, page: str, *, pdf: bool = False) -> None:
+    with atomic_text(path) as file:
+        file.write(page)
+    if pdf:
+        print_to_pdf(path)
 
 
 def find_chromium() -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,14 +16,14 @@ from pipelines.batch.ledger import Entry, ledgers_in, read_entries
 from pipelines.exits import Exit, batch_exit
 from pipelines.isolated import isolated
 from pipelines.pairing import ScanFile, find_files, pair_files
-from pipelines.printing import print_to_pdf, save_drawing
+from pipelines.printing import save_drawings, write_page
 from pipelines.process import cpu_count
 from segmentation.data.participants import read_rows
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.files import atomic_text
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.report.cohort import Picture, cohort_drawings, cohort_page
 from segmentation.report.cohort_data import Cohort, Range, Scan, cohort_of
+from segmentation.report.mosaic import draw_mosaic, png_bytes
 from segmentation.report.tables import write_table
 from segmentation.volume import TrustAffine, Volume
 
@@ -84,17 +84,11 @@ def report(
     place = {file.path: number for number, file in enumerate(files)}
     measured.sort(key=lambda result: place[result.file.path])
     people = _people(settings)
-    entries = _entries(settings.predictions)
-    sound = [result.file for result in measured if not result.failure]
-    scans = [
-        _scan(result, people, entries, settings.predictions)
-        for result in measured
-        if not result.failure
-    ]
-    failures = [(r.file.name, r.failure) for r in measured if r.failure]
-    failures += [
-        (entry.case, entry.reason) for entry in entries.values() if entry.status == "failed"
-    ]
+    entries = read_entries(ledgers_in(settings.predictions)).values()
+    sound = [result for result in measured if not result.failure]
+    scans = [_scan(result, people, entries, settings.predictions) for result in sound]
+    failures = [(r.subject, r.failure) for r in measured if r.failure]
+    failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
     for name, reason in failures:
         say(f"{name}: {reason}")
     if not scans:
@@ -102,33 +96,22 @@ def report(
             f"none of {len(files)} label maps could be read; the first: {failures[0][1]}",
             where=settings.predictions,
         )
-    cohort = cohort_of(_told_apart(scans, sound), scheme, ranges)
+    sound_files = [result.file for result in sound]
+    cohort = cohort_of(_told_apart(scans, sound_files), scheme, ranges)
     settings.out.mkdir(parents=True, exist_ok=True)
     write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
     drawings = cohort_drawings(cohort)
-    if drawings:
-        (settings.out / "figures").mkdir(exist_ok=True)
-    for drawing in drawings:
-        save_drawing(settings.out / "figures", drawing)
-    pictures, shown = _pictures(cohort, sound, scheme, settings)
-    page = cohort_page(
-        cohort,
-        drawings,
-        pictures,
-        {
-            "trinat": version("trinat"),
-            "date": started.isoformat(timespec="seconds"),
-            "command": settings.command,
-            "labels": scheme.name,
-            "predictions": str(settings.predictions),
-        },
-        failures=failures,
-        pictures_text=shown,
-    )
-    with atomic_text(settings.out / "report.html") as file:
-        file.write(page)
-    if settings.pdf:
-        print_to_pdf(settings.out / "report.html")
+    save_drawings(settings.out / "figures", drawings)
+    provenance = {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": settings.command,
+        "labels": scheme.name,
+        "predictions": str(settings.predictions),
+    }
+    pictures = _pictures(cohort, sound_files, scheme, settings)
+    page = cohort_page(cohort, drawings, pictures, provenance, failures=failures)
+    write_page(settings.out / "report.html", page, pdf=settings.pdf)
     return batch_exit(done=len(scans), failed=len(failures))
 
 
@@ -186,31 +169,22 @@ def _measure(task: _Task) -> _Measured:
 
 def _people(settings: Settings) -> Mapping[str, Mapping[str, str]]:
     """participants.tsv as named, or beside the predictions: person -> columns."""
-    path = settings.participants
-    if path is None:
-        beside = settings.predictions / "participants.tsv"
-        path = beside if beside.is_file() else None
-    if path is None:
+    path = settings.participants or settings.predictions / "participants.tsv"
+    if not (settings.participants or path.is_file()):
         return {}
     return {row["participant_id"]: row for row in read_rows(path, required=("participant_id",))}
-
-
-def _entries(predictions: Path) -> dict[str, Entry]:
-    """What the run that made the predictions says of each scan."""
-    return read_entries(ledgers_in(predictions)) if predictions.is_dir() else {}
 
 
 def _scan(
     result: _Measured,
     people: Mapping[str, Mapping[str, str]],
-    entries: Mapping[str, Entry],
+    entries: Collection[Entry],
     predictions: Path,
 ) -> Scan:
     file = result.file
     person = people.get(file.subject, {})
     own = str(file.path.relative_to(predictions)) if predictions.is_dir() else ""
-    entry = next((e for e in entries.values() if own and own in e.outputs), None)
-    facts = entry.result if entry else {}
+    facts = next((entry.result for entry in entries if own and own in entry.outputs), {})
     # BIDS censors great ages as 89+.
     age = person.get("age", "").rstrip("+")
     doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
@@ -238,13 +212,13 @@ def _told_apart(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
 
 def _pictures(
     cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
-) -> tuple[list[Picture], str]:
+) -> list[Picture]:
     """Of the most conspicuous scans: the picture made with the prediction, or one drawn now."""
     grades = {"fail": 0, "look": 1}
-    unusual = cohort.frame.assign(size=cohort.frame["z"].abs()).groupby("scan")["size"].max()
+    unusual = cohort.largest_z()
     order = sorted(
         range(len(files)),
-        key=lambda n: (grades.get(cohort.scans[n].grade, 2), -np.nan_to_num(float(unusual[n]))),
+        key=lambda n: (grades.get(cohort.scans[n].grade, 2), -np.nan_to_num(unusual[n])),
     )
     images: dict[str, Path] = {}
     if settings.images:
@@ -252,16 +226,13 @@ def _pictures(
         images = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
     pictures = []
     for n in order[:_MOST_PICTURES]:
-        png = _existing_picture(files[n].path)
-        if png is None and files[n].name in images:
-            png = _drawn_picture(
-                images[files[n].name], files[n].path, scheme, settings.trust_affine
-            )
+        file, scan = files[n], cohort.scans[n]
+        png = _existing_picture(file.path)
+        if png is None and file.name in images:
+            png = _drawn_picture(images[file.name], file.path, scheme, settings.trust_affine)
         if png:
-            scan = cohort.scans[n]
             pictures.append(Picture(scan.name, scan.notes or scan.grade, png))
-    text = f"The {len(pictures)} most conspicuous scans, by grade and distance from the group."
-    return pictures, text
+    return pictures
 
 
 def _existing_picture(labels: Path) -> bytes | None:
@@ -274,10 +245,7 @@ def _drawn_picture(
     image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
 ) -> bytes | None:
     """A mosaic on the working grid; None where the scan cannot be read."""
-    import io
-
     from segmentation.conform import conform
-    from segmentation.report.mosaic import draw_mosaic
 
     try:
         scan = conform(Volume.read(image, trust_affine=trust_affine))
@@ -289,6 +257,4 @@ def _drawn_picture(
     # No face: what lies farther than 6 mm from any structure is black.
     near = ndimage.binary_dilation(indices.data > 0, iterations=6)
     brain = Volume(np.where(near, scan.volume.data, 0), scan.volume.affine)
-    buffer = io.BytesIO()
-    draw_mosaic(brain, indices, scheme).savefig(buffer, format="png", dpi=80)
-    return buffer.getvalue()
+    return png_bytes(draw_mosaic(brain, indices, scheme), 80)

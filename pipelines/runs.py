@@ -6,11 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines.config import read_yaml
 from pipelines.trained import DONE
-from pipelines.trainpage import Curve, read_curves, write_comparison
+from pipelines.trainpage import Curve, Rows, read_curves, write_comparison
 from segmentation.errors import TrainingError
 from segmentation.training.state import Counters, differences, read_latest
 
@@ -59,7 +58,7 @@ def compare(
             for name, jobs in summaries.items()
             for job in jobs
         ]
-        tables: list[Any] = [("Scores", head, rows)]
+        tables: list[Rows] = [("Scores", head, rows)]
         if changed:
             tables.append(("Settings that differ", ("",), [(line,) for line in changed]))
         write_comparison(out, curves, tables)

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jinja2 import Environment
 
 from pipelines.trainlog import METRICS, VALIDATIONS, read_rows
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme
-from segmentation.report.mosaic import brain_window, label_colors, overlay
+from segmentation.report.mosaic import brain_window, label_colors, overlay, png_bytes
+from segmentation.report.page import render
 from segmentation.training.validation import Examples
 
-__all__ = ["Curve", "read_curves", "write_comparison", "write_examples", "write_page"]
+__all__ = ["Curve", "Rows", "read_curves", "write_comparison", "write_examples", "write_page"]
 
 Curve = tuple[list[float], list[float]]
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{{ title }}</title>
-<style>body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}
-img{max-width:100%}table{border-collapse:collapse}td,th{padding:.15rem .8rem;text-align:left;
-border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-nums}</style>
-</head><body><h1>{{ title }}</h1>
-{% for caption, image in pictures %}<img alt="{{ caption }}"
- src="data:image/png;base64,{{ image }}">{% endfor %}
-{% for caption, head, rows in tables %}<h2>{{ caption }}</h2><table>
-<tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}
-<td{% if loop.index > 1 %} class="n"{% endif %}>{{ cell }}</td>
-{% endfor %}</tr>{% endfor %}</table>{% endfor %}
-{% if examples %}<h2>Validation slices through time: image, truth, prediction</h2>{% endif %}
-{% for caption, image in examples %}<figure><img alt="{{ caption }}"
- src="data:image/png;base64,{{ image }}"><figcaption>{{ caption }}</figcaption></figure>{% endfor %}
-</body></html>
-"""
+# A table of a page: its caption, titles and rows.
+Rows = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 
 
 def read_curves(job: Path) -> dict[str, Curve]:
@@ -55,10 +34,10 @@ def read_curves(job: Path) -> dict[str, Curve]:
         values: dict[tuple[str, float], list[float]] = defaultdict(list)
         for row in read_rows(job / VALIDATIONS):
             values[row["view"], float(row["step"])].append(float(row[metric]))
-        for view in dict.fromkeys(view for view, _ in values):
-            steps = [step for name, step in values if name == view]
-            means = [sum(values[view, s]) / len(values[view, s]) for s in steps]
-            curves[f"{view} {metric}"] = (steps, means)
+        for (view, step), scores in values.items():
+            steps, means = curves.setdefault(f"{view} {metric}", ([], []))
+            steps.append(step)
+            means.append(sum(scores) / len(scores))
     return curves
 
 
@@ -107,32 +86,27 @@ def write_examples(
 
 
 def write_comparison(
-    out: Path, runs: Sequence[tuple[str, dict[str, Curve]]], tables: Sequence[object]
+    out: Path, runs: Sequence[tuple[str, dict[str, Curve]]], tables: Sequence[Rows]
 ) -> None:
     """Several runs' curves on one axis, and tables, as one page."""
-    _write(out, "Runs compared", [("curves of training", _draw(runs))], tables)
-
-
-def _encoded(picture: bytes) -> str:
-    return base64.b64encode(picture).decode("ascii")
+    _write(out, "Runs compared", [("curves of training", _draw(runs))], tables, ())
 
 
 def _write(
     path: Path,
     title: str,
     pictures: Sequence[tuple[str, bytes]],
-    tables: Sequence[object],
-    examples: Sequence[tuple[str, bytes]] = (),
+    tables: Sequence[Rows],
+    examples: Sequence[tuple[str, bytes]],
 ) -> None:
-    template = Environment(autoescape=True).from_string(_PAGE)
-    text = template.render(
-        title=title,
-        pictures=[(caption, _encoded(picture)) for caption, picture in pictures],
-        tables=tables,
-        examples=[(caption, _encoded(picture)) for caption, picture in examples],
-    )
+    context: dict[str, Any] = {
+        "title": title,
+        "pictures": pictures,
+        "tables": tables,
+        "examples": examples,
+    }
     with atomic_text(path) as file:
-        file.write(text)
+        file.write(render("run.html", style="plain.css", script="", **context))
 
 
 def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
@@ -140,10 +114,10 @@ def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
     # Figure, not pyplot: no global state, and no window system is asked for.
     from matplotlib.figure import Figure
 
-    panels = ("loss", "rate", "dice", "iou")
+    titles = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
     figure = Figure(figsize=(11, 6), layout="constrained")
-    for place, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(2, 2, place)
+    panels = ("loss", "rate", "dice", "iou")
+    for panel, axes in zip(panels, figure.subplots(2, 2).flat, strict=True):
         named = 0
         for name, curves in runs:
             for key, (steps, values) in curves.items():
@@ -152,18 +126,14 @@ def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
                 label = " ".join(word for word in (name, key.removesuffix(f" {panel}")) if word)
                 axes.plot(steps, values, label=label, marker="." if len(steps) < 30 else None)
                 named += key != panel or bool(name)
-        axes.set_title(
-            {"dice": "mean validation Dice", "iou": "mean validation IoU"}.get(panel, panel)
-        )
+        axes.set_title(titles.get(panel, panel))
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
-        if panel in ("dice", "iou"):
+        if panel in titles:
             axes.set_ylim(0, 1)
         if named:
             axes.legend(fontsize="small")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return png_bytes(figure, 110)
 
 
 def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
@@ -190,6 +160,4 @@ def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
             panel.set_xticks(some, [steps[i] for i in some])
             panel.set_xlabel("step")
             figure.colorbar(shown, ax=panel)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return png_bytes(figure, 110)

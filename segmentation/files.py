@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from segmentation.errors import OutputError
 
-__all__ = ["atomic_path", "atomic_text", "atomic_write"]
+__all__ = ["atomic_path", "atomic_text", "atomic_write", "spreadsheet_safe", "write_tsv"]
 
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
@@ -75,6 +76,27 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
     """As `atomic_write`, for UTF-8 text; line ends are written as given (fit for csv)."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         yield file
+
+
+def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table of tab-separated values, n/a for what is not known; no cell is a formula."""
+    with atomic_text(path) as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([_tsv_cell(value) for value in row] for row in rows)
+
+
+def _tsv_cell(value: Any) -> str:
+    if value is None:
+        return "n/a"
+    if not isinstance(value, str):
+        return str(value)
+    return spreadsheet_safe("".join(ch if ch.isprintable() else " " for ch in value))
+
+
+def spreadsheet_safe(text: str) -> str:
+    """Text that a spreadsheet would run as a formula, made plain text by a leading quote."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _sync(path: Path) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from natsort import natsorted
 
 from pipelines.batch.ledger import Entry
-from segmentation.files import atomic_text
+from segmentation.files import atomic_text, write_tsv
+from segmentation.report.page import render
 
 if TYPE_CHECKING:
     from segmentation.labels import LabelScheme
@@ -45,7 +44,7 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
     """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases."""
     ordered = natsorted(entries, key=lambda entry: entry.case)
     done = [entry for entry in ordered if entry.status == "done"]
-    _write_tsv(
+    write_tsv(
         out / "summary.tsv",
         ("case", "status", "grade", "input", "reason", "seconds"),
         [
@@ -69,7 +68,7 @@ def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: boo
     }
     with atomic_text(out / "dataset_description.json") as file:
         file.write(json.dumps(description, indent=2) + "\n")
-    _write_tsv(
+    write_tsv(
         out / "desc-trinat_dseg.tsv",
         ("index", "name", "abbreviation", "color", "mapping"),
         [
@@ -89,13 +88,11 @@ def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: boo
 
 def _write_quality(path: Path, done: Sequence[Entry]) -> None:
     """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
-    names: dict[str, None] = {}
-    measures: dict[tuple[str, str], None] = {}
-    for entry in done:
-        names |= dict.fromkeys(entry.result.get("structure_grades", ()))
-        for measure in _DOUBTS:
-            known = entry.result.get(measure, ())
-            measures |= dict.fromkeys((measure, name) for name in known)
+    names = _keys(done, "structure_grades")
+    known = (
+        (measure, name) for e in done for measure in _DOUBTS for name in e.result.get(measure, ())
+    )
+    measures = list(dict.fromkeys(known))
     header = ("case", "grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
     rows = []
     for entry in done:
@@ -112,14 +109,12 @@ def _write_quality(path: Path, done: Sequence[Entry]) -> None:
             )
         )
     columns = (f"{name}_{measure}" for measure, name in measures)
-    _write_tsv(path, (*header, "reasons", "notes", *names, *columns), rows)
+    write_tsv(path, (*header, "reasons", "notes", *names, *columns), rows)
 
 
 def _write_volumes(path: Path, done: Sequence[Entry]) -> None:
     """A row a scan: volumes in mm³, then each as a share of the total brain."""
-    names: dict[str, None] = {}
-    for entry in done:
-        names |= dict.fromkeys(entry.result["volumes_mm3"])
+    names = _keys(done, "volumes_mm3")
     rows = []
     for entry in done:
         volumes, total = entry.result["volumes_mm3"], entry.result["total_brain_mm3"]
@@ -133,25 +128,12 @@ def _write_volumes(path: Path, done: Sequence[Entry]) -> None:
         *(f"{n}_mm3" for n in names),
         *(f"{n}_share" for n in names),
     )
-    _write_tsv(path, header, rows)
+    write_tsv(path, header, rows)
 
 
-def _write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with atomic_text(path) as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(header)
-        for row in rows:
-            writer.writerow([_cell(value) for value in row])
-
-
-def _cell(value: Any) -> str:
-    """n/a for what is not known; text that a spreadsheet would compute is made text."""
-    if value is None:
-        return "n/a"
-    if not isinstance(value, str):
-        return str(value)
-    text = "".join(ch if ch.isprintable() else " " for ch in value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+def _keys(entries: Sequence[Entry], table: str) -> list[str]:
+    """The structures that a table of any scan has."""
+    return list(dict.fromkeys(name for entry in entries for name in entry.result.get(table, ())))
 
 
 def _seconds(entry: Entry) -> float | None:
@@ -160,44 +142,33 @@ def _seconds(entry: Entry) -> float | None:
 
 def _write_report(out: Path, entries: Sequence[Entry]) -> None:
     """One page: counts, failures, and each scan's grade with its picture beside the page."""
-    from jinja2 import Environment, PackageLoader
-
-    from segmentation.report.page import digest
-
-    # Every value is escaped: file names may hold anything.
-    page = Environment(loader=PackageLoader("pipelines.batch", "."), autoescape=True)
     rows = [
         {
             "case": entry.case,
-            "status": entry.status,
-            "grade": entry.result.get("grade", ""),
+            "grade": _grade(entry),
             "text": "; ".join(entry.result.get("reasons", [])) or entry.reason,
             "brain_ml": round(entry.result.get("total_brain_mm3", 0) / 1000),
             "picture": entry.result.get("picture", ""),
         }
         for entry in sorted(entries, key=_most_urgent_first)
     ]
-    style = (resources.files("pipelines.batch") / "report.css").read_text("utf-8")
-    # This style sheet, pictures beside the page, and nothing else.
-    policy = (
-        f"default-src 'none'; img-src 'self'; style-src '{digest(style)}'; "
-        "base-uri 'none'; form-action 'none'"
+    page = render(
+        "scans.html",
+        style="plain.css",
+        script="",
+        images="'self'",
+        title=f"trinat: {len(rows)} scans",
+        counts=Counter(map(_grade, entries)),
+        rows=rows,
     )
-    counts = Counter(entry.result.get("grade") or entry.status for entry in entries)
     with atomic_text(out / "report.html") as file:
-        file.write(
-            page.get_template("report.html").render(
-                rows=rows,
-                counts=dict(counts),
-                total=len(rows),
-                version=version("trinat"),
-                style=style,
-                policy=policy,
-            )
-        )
+        file.write(page)
+
+
+def _grade(entry: Entry) -> str:
+    return entry.result.get("grade") or entry.status
 
 
 def _most_urgent_first(entry: Entry) -> int:
     order = ["failed", "fail", "look", "pass"]
-    name = entry.result.get("grade") or entry.status
-    return order.index(name) if name in order else len(order)
+    return order.index(_grade(entry)) if _grade(entry) in order else len(order)

@@ -8,7 +8,6 @@ subjects/<id>.h5   the slices
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from segmentation.data.slices import FORMAT, SubjectFile
 from segmentation.data.source import Subject
 from segmentation.data.splits import Participant
 from segmentation.errors import DatasetError
-from segmentation.files import atomic_text
+from segmentation.files import atomic_text, write_tsv
 from segmentation.labels import Label, LabelScheme
 from segmentation.views import View
 
@@ -166,30 +165,24 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
         known = {
             row["participant_id"]: row for row in read_rows(path, required=("participant_id",))
         }
-    with atomic_text(path) as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(PARTICIPANT_COLUMNS)
-        for subject in subjects:
-            ours = {
-                "person": subject.person,
-                "session": subject.session,
-                "family": subject.family,
-                "age": None if subject.age is None else f"{subject.age:g}",
-                "sex": subject.sex,
-            }
-            theirs = known.get(subject.id, {})
-            values = [ours[name] or theirs.get(name) or "n/a" for name in PARTICIPANT_COLUMNS[1:]]
-            writer.writerow([_neutral(value) for value in (subject.id, *values)])
+    rows = []
+    for subject in subjects:
+        ours = {
+            "person": subject.person,
+            "session": subject.session,
+            "family": subject.family,
+            "age": None if subject.age is None else f"{subject.age:g}",
+            "sex": subject.sex,
+        }
+        theirs = known.get(subject.id, {})
+        rows.append(
+            [
+                subject.id,
+                *(ours[name] or theirs.get(name) or None for name in PARTICIPANT_COLUMNS[1:]),
+            ]
+        )
+    write_tsv(path, PARTICIPANT_COLUMNS, rows)
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
-    with atomic_text(root / "ledger.tsv") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(LEDGER_COLUMNS)
-        for row in rows:
-            writer.writerow([_neutral(row.subject), row.status, _neutral(row.reason)])
-
-
-def _neutral(cell: str) -> str:
-    """A cell that a spreadsheet would take for a formula becomes text."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
+    write_tsv(root / "ledger.tsv", LEDGER_COLUMNS, [(r.subject, r.status, r.reason) for r in rows])

@@ -32,6 +32,14 @@ class Metric:
     if_invented: str
     averaged: bool = True  # over the structures of a group
 
+    @property
+    def shown_unit(self) -> str:
+        return {"mm3": "mm³"}.get(self.unit, self.unit)
+
+    @property
+    def title_with_unit(self) -> str:
+        return f"{self.title} ({self.shown_unit})" if self.unit else self.title
+
 
 def _share(key: str, title: str, definition: str, missed: str = "0", invented: str = "0") -> Metric:
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)

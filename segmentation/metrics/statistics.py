@@ -170,14 +170,15 @@ def within_subject_cv_percent(first: Values, second: Values) -> float:
     return float(100 * np.sqrt(variation.mean()))
 
 
-def robust_z(values: Values) -> Values:
+def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
     """Distance from the median in robust SDs, (P,); NaN where most values are the same.
 
     The median absolute deviation times 1.4826 is the SD of a normal distribution, and one wild
-    value does not move it.
+    value does not move it. An SD is at least `least_spread`, a share of the median.
     """
     centre = np.nanmedian(values) if (~np.isnan(values)).any() else np.nan
-    spread = 1.4826 * np.nanmedian(np.abs(values - centre)) if np.isfinite(centre) else 0.0
+    deviation = np.nanmedian(np.abs(values - centre)) if np.isfinite(centre) else 0.0
+    spread = max(1.4826 * deviation, least_spread * abs(centre))
     if not spread > 0:
         return np.full(len(values), np.nan)
     return np.asarray((values - centre) / spread, np.float64)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from segmentation.metrics.definitions import METRICS
 from segmentation.report.cohort_data import OUTLIER_Z, Cohort
 from segmentation.report.evaluation import PAPERS
 from segmentation.report.figures import Drawing, short_name, z_score_plot
-from segmentation.report.page import Cell, Column, Table, number, render
+from segmentation.report.page import Cell, Column, Columns, Table, count, number, render, table
 
-__all__ = ["SNIPPET", "Picture", "cohort_drawings", "cohort_page"]
+__all__ = ["Picture", "cohort_drawings", "cohort_page"]
 
-SNIPPET = """\
+_CODE = """\
 import pandas as pd
 
 table = pd.read_csv("volumes.csv", keep_default_na=False, na_values={"value": [""], "z": [""]})
@@ -30,7 +28,7 @@ again = volumes.assign(again=(volumes.value - centre) / spread)
 print(again[["subject", "structure", "z", "again"]])
 """
 
-_GROUPS = {"sex": "Sex", "age_band": "Age (years)", "site": "Site"}
+_GROUPS = {"sex": "sex", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
 
 
@@ -41,10 +39,6 @@ class Picture:
     title: str
     text: str
     png: bytes
-
-    @property
-    def uri(self) -> str:
-        return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
 
 
 def cohort_drawings(cohort: Cohort) -> list[Drawing]:
@@ -60,50 +54,30 @@ def cohort_page(
     provenance: Mapping[str, str],
     *,
     failures: Sequence[tuple[str, str]] = (),
-    pictures_text: str = "",
 ) -> str:
     """The HTML file; `failures` are scans without volumes and why."""
-    groups = [_by_group(cohort, key) for key in _GROUPS]
-    uncertainty = _uncertainty(cohort)
-    contents = [
-        ("glance", "At a glance"),
-        ("outliers", "What stands out"),
-        ("volumes", "Volumes"),
-        ("asymmetry", "Asymmetry"),
-        *([("people", "Sex, age and site")] if any(groups) else []),
-        *([("doubt", "Uncertainty")] if uncertainty else []),
-        *([("pictures", "Pictures")] if pictures else []),
-        ("scans", "Scans"),
-        ("definitions", "Definitions"),
-        ("again", "Compute it again"),
-        ("provenance", "What was done"),
-    ]
     scans, people = len(cohort.scans), len({scan.subject for scan in cohort.scans})
     return render(
         "cohort.html",
         title="Segmented scans",
-        lead=f"{scans:,} scan{'' if scans == 1 else 's'} of "
-        f"{people:,} {'person' if people == 1 else 'people'}, "
+        lead=f"{count(scans, 'scan')} of {people:,} {'person' if people == 1 else 'people'}, "
         f"{len(cohort.structures)} structures; there is no truth to compare with.",
-        contents=contents,
-        provenance=provenance,
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
         outliers=_outliers(cohort),
-        plots=[d.inline() for d in drawings],
+        plots=drawings,
         limit=OUTLIER_Z,
         volumes=_described(cohort, "volume"),
         asymmetry=_described(cohort, "asymmetry_index"),
-        groups=[table for table in groups if table],
-        uncertainty=uncertainty,
+        groups=[found for key in _GROUPS if (found := _by_group(cohort, key))],
+        uncertainty=_uncertainty(cohort),
         pictures=pictures,
-        pictures_text=pictures_text,
         scans=_scans(cohort),
-        failures=_failures(failures),
-        snippet=SNIPPET,
-        facts=list(provenance.items()),
-        papers=PAPERS,
+        failures=table("failure-table", "Scans without a result", ["Scan", "Reason"], failures),
         volume_definition=METRICS["volume"].definition,
+        again=_CODE,
+        provenance=provenance,
+        papers=PAPERS,
     )
 
 
@@ -113,179 +87,122 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         notices.append(f"{len(failures)} of {len(cohort.scans) + len(failures)} scans have failed.")
     if cohort.frame["z"].notna().sum() == 0:
         notices.append("Too few scans to tell an outlier: eight are needed for robust z-scores.")
-    graded = pd.Series([scan.grade for scan in cohort.scans]).value_counts()
-    for name, text in (("fail", "failed"), ("look", "should be looked at by")):
-        if count := int(graded.get(name, 0)):
-            verdict = f"{text} quality control" if name == "fail" else f"{text} a person"
-            notices.append(f"{count} scan{'' if count == 1 else 's'} {verdict}.")
+    grades = [scan.grade for scan in cohort.scans]
+    texts = {"fail": "failed quality control", "look": "should be looked at by a person"}
+    for grade, text in texts.items():
+        if grade in grades:
+            notices.append(f"{count(grades.count(grade), 'scan')} {text}.")
     return notices
 
 
-def _cards(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    standing_out = cohort.outliers()
-    graded = [scan.grade for scan in cohort.scans if scan.grade]
+def _cards(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    far = cohort.outliers()
     cards = [
         ("Scans", f"{len(cohort.scans):,}", f"{len(failures)} failed"),
-        (
-            "Stand out",
-            f"{standing_out['scan'].nunique():,}",
-            f"in {len(standing_out):,} volumes or asymmetries",
-        ),
+        ("Stand out", f"{far['scan'].nunique():,}", f"in {len(far):,} volumes or asymmetries"),
     ]
-    if graded:
-        share = graded.count("pass") / len(graded)
-        cards.append(("Pass quality control", f"{share:.0%}", f"of {len(graded):,} graded"))
-    return [{"what": a, "value": b, "more": c} for a, b, c in cards]
+    grades = [scan.grade for scan in cohort.scans if scan.grade]
+    if grades:
+        share = f"{grades.count('pass') / len(grades):.0%}"
+        cards.append(("Pass quality control", share, f"of {len(grades):,} graded"))
+    return cards
 
 
 def _outliers(cohort: Cohort) -> Table:
-    columns = (
-        Column("Scan"),
-        Column("Structure"),
+    columns: Columns = [
+        "Scan",
+        "Structure",
         Column("What", pick=True),
-        Column("Value", True),
-        Column("Robust z", True, "Distance from the group's median in robust SDs"),
-        Column("Reference range"),
-    )
+        Column("Value", 0),
+        Column("Robust z", 1, "Distance from the group's median in robust SDs", sign=True),
+        "Reference range",
+    ]
+    shown = {"volume": ("volume", 0, " mm³"), "asymmetry_index": ("asymmetry", 1, " %")}
     rows = []
-    found = cohort.outliers()
-    for row in found.sort_values("z", key=lambda z: -z.abs()).to_dict("records"):
-        volume = row["metric"] == "volume"
-        rows.append(
-            [
-                Cell(cohort.scans[row["scan"]].name),
-                Cell(short_name(row["structure"])),
-                Cell("volume" if volume else "asymmetry"),
-                number(row["value"], 0 if volume else 1, unit=" mm³" if volume else " %"),
-                number(row["z"], 1, sign=True),
-                Cell(row["note"]),
-            ]
-        )
-    return Table("outlier-table", "Far from the group, or out of range", columns, rows)
+    far = cohort.outliers().sort_values("z", key=lambda z: -z.abs())
+    for row in far.to_dict("records"):
+        scan, structure = cohort.scans[row["scan"]].name, short_name(row["structure"])
+        what, digits, unit = shown[row["metric"]]
+        value = number(row["value"], digits, unit=unit)
+        rows.append([scan, structure, what, value, row["z"], row["note"]])
+    return table("outlier-table", "Far from the group, or out of range", columns, rows)
 
 
 def _described(cohort: Cohort, metric: str) -> Table:
-    table = cohort.described(metric)
     volume = metric == "volume"
-    columns = (
-        Column("Structure" if volume else "Pair"),
-        Column("Scans", True),
-        *(Column(t, True) for t in ("Mean", "Median", "SD", "Least", "Most")),
-    )
+    title, digits = ("Structure", 0) if volume else ("Pair", 2)
+    signed = [Column(name, digits, sign=not volume) for name in ("Mean", "Median", "Least", "Most")]
+    columns: Columns = [title, Column("Scans", 0), *signed[:2], Column("SD", digits), *signed[2:]]
     rows = []
-    for n, row in enumerate(table.to_dict("records")):
+    for n, row in enumerate(cohort.described(metric).to_dict("records")):
         name = short_name(row["structure"])
-        rows.append(
-            [
-                Cell(name if volume else name.removeprefix("L "), n),
-                number(row["count"], 0),
-                *(
-                    number(row[k], 0 if volume else 2, sign=not volume and k != "std")
-                    for k in ("mean", "median", "std", "min", "max")
-                ),
-            ]
-        )
+        numbers = (row[key] for key in ("count", "mean", "median", "std", "min", "max"))
+        rows.append([Cell(name if volume else name.removeprefix("L "), n), *numbers])
     caption = "Volumes (mm³)" if volume else "Asymmetry index (%): positive where left is larger"
-    return Table(f"{metric}-table", caption, columns, rows)
+    return table(f"{metric}-table", caption, columns, rows)
 
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:
-    table = cohort.by_group(key)
-    if table[key].nunique() < 2:
+    known = cohort.by_group(key)
+    groups = sorted(known[key].unique())
+    if len(groups) < 2:
         return None
-    groups = sorted(table[key].unique())
-    columns = (Column("Structure"), *(Column(f"{g} (mm³)", True, "Mean ± SD") for g in groups))
+    found = {(row["structure"], row[key]): row for row in known.to_dict("records")}
     rows = []
-    found = {(r["structure"], r[key]): r for r in table.to_dict("records")}
     for n, structure in enumerate(cohort.structures):
-        cells = [Cell(short_name(structure), n)]
+        cells = []
         for group in groups:
-            row = found.get((structure, group))
-            if row is None:
-                cells.append(number(None))
-                continue
-            spread = "" if np.isnan(row["std"]) else f" ± {row['std']:,.0f}"
-            hint = f"{row['count']} scans"
-            cells.append(Cell(f"{row['mean']:,.0f}{spread}", row["mean"], hint=hint))
-        rows.append(cells)
+            row = found.get((structure, group), {"mean": np.nan})
+            cell = number(row["mean"], 0)
+            if "count" in row:
+                spread = "" if np.isnan(row["std"]) else f" ± {row['std']:,.0f}"
+                cell = Cell(cell.text + spread, row["mean"], hint=f"{row['count']} scans")
+            cells.append(cell)
+        rows.append([Cell(short_name(structure), n), *cells])
     counts = ", ".join(f"{g}: {found[cohort.structures[0], g]['count']}" for g in groups)
-    return Table(
-        f"{key}-table", f"By {_GROUPS[key].lower()}: mean ± SD", columns, rows, f"Scans: {counts}."
+    return table(
+        f"{key}-table",
+        f"By {_GROUPS[key]}: mean ± SD",
+        ["Structure", *(Column(f"{group} (mm³)", 0, "Mean ± SD") for group in groups)],
+        rows,
+        note=f"Scans: {counts}.",
     )
 
 
 def _uncertainty(cohort: Cohort) -> Table | None:
-    known = [scan for scan in cohort.scans if scan.uncertainty]
-    if not known:
-        return None
-    columns = (
-        Column("Structure"),
-        Column("Scans", True),
-        Column("Median CV of the volume", True, "Over samples with dropout"),
-        Column("Largest", True),
-        Column("Scan with the largest"),
-    )
+    columns: Columns = [
+        "Structure",
+        Column("Scans", 0),
+        Column("Median CV of the volume", 3, "Over samples with dropout"),
+        Column("Largest", 3),
+        "Scan with the largest",
+    ]
     rows = []
     for n, structure in enumerate(cohort.structures):
         values = [
-            (scan.uncertainty[structure], scan.name)
-            for scan in known
-            if scan.uncertainty and scan.uncertainty.get(structure) is not None
+            (value, scan.name)
+            for scan in cohort.scans
+            if (value := (scan.uncertainty or {}).get(structure)) is not None
         ]
-        if not values:
-            continue
-        worst, name = max(values)
-        median = float(np.median([value for value, _ in values]))
-        rows.append(
-            [
-                Cell(short_name(structure), n),
-                number(len(values), 0),
-                number(median, 3),
-                number(worst, 3),
-                Cell(name),
-            ]
-        )
-    return Table("doubt-table", "Uncertainty of volumes", columns, rows)
+        if values:
+            median = float(np.median([value for value, _ in values]))
+            rows.append([Cell(short_name(structure), n), len(values), median, *max(values)])
+    return table("doubt-table", "Uncertainty of volumes", columns, rows) if rows else None
 
 
 def _scans(cohort: Cohort) -> Table:
-    columns = (
-        Column("Scan"),
-        Column("Grade", pick=False),
-        Column("Sex"),
-        Column("Age", True),
-        Column("Site"),
-        Column("Largest |z|", True),
-        Column("Notes"),
+    largest = cohort.largest_z()
+    order = sorted(range(len(cohort.scans)), key=lambda n: -np.nan_to_num(largest[n]))
+    rows = [
+        [scan.name, scan.grade, scan.sex, scan.age, scan.site, largest[n], scan.notes]
+        for n in order[:_MOST_SCANS]
+        for scan in [cohort.scans[n]]
+    ]
+    note = f"The {_MOST_SCANS} farthest from the group; volumes.csv has all."
+    return table(
+        "scan-table",
+        "Every scan, the most unusual first",
+        ["Scan", "Grade", "Sex", Column("Age", 0), "Site", Column("Largest |z|", 1), "Notes"],
+        rows,
+        note=note if len(order) > _MOST_SCANS else "",
     )
-    largest = cohort.frame.assign(size=cohort.frame["z"].abs()).groupby("scan")["size"].max()
-    order = sorted(range(len(cohort.scans)), key=lambda n: -np.nan_to_num(float(largest[n])))
-    rows = []
-    for n in order:
-        scan = cohort.scans[n]
-        rows.append(
-            [
-                Cell(scan.name),
-                Cell(scan.grade),
-                Cell(scan.sex),
-                number(scan.age, 0),
-                Cell(scan.site),
-                number(float(largest[n]), 1),
-                Cell(scan.notes),
-            ]
-        )
-    left_out = len(rows) - _MOST_SCANS
-    note = (
-        f"The {_MOST_SCANS} farthest from the group; volumes.csv has all." if left_out > 0 else ""
-    )
-    return Table(
-        "scan-table", "Every scan, the most unusual first", columns, rows[:_MOST_SCANS], note
-    )
-
-
-def _failures(failures: Sequence[tuple[str, str]]) -> Table | None:
-    if not failures:
-        return None
-    rows = [[Cell(name), Cell(reason)] for name, reason in failures]
-    columns = (Column("Scan"), Column("Reason"))
-    return Table("failure-table", "Scans without a result", columns, rows)

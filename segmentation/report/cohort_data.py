@@ -72,6 +72,11 @@ class Cohort:
         far = self.frame["z"].abs() > OUTLIER_Z
         return self.frame[far | (self.frame["note"] != "")].copy()
 
+    def largest_z(self) -> list[float]:
+        """The farthest of each scan's volumes and asymmetries; NaN where no z is known."""
+        sizes = self.frame["z"].abs().groupby(self.frame["scan"]).max()
+        return [float(sizes[n]) for n in range(len(self.scans))]
+
     def described(self, metric: str) -> pd.DataFrame:
         """Mean, median, SD and extremes over scans, a structure a row."""
         rows = self.frame[self.frame["metric"] == metric]
@@ -110,24 +115,18 @@ def volume_frame(
     rows = []
     for number, scan in enumerate(scans):
         facts = {
-            "scan": number,
-            "subject": scan.subject,
-            "session": scan.session,
-            "sex": scan.sex,
-            "age_band": _age_band(scan.age),
-            "site": scan.site,
+            **{"scan": number, "subject": scan.subject, "session": scan.session},
+            **{"sex": scan.sex, "age_band": _age_band(scan.age), "site": scan.site},
         }
         for name in structures:
             label = labels[name]
             volume = scan.volumes_mm3.get(name, np.nan)
-            row = {"structure": name, "fs_id": label.fs_id}
-            rows.append(facts | row | {"metric": "volume", "value": volume, "unit": "mm3"})
+            row = {**facts, "structure": name, "fs_id": label.fs_id}
+            rows.append(row | {"metric": "volume", "value": volume, "unit": "mm3"})
             if label.side == "left" and label.partner is not None:
                 right = scan.volumes_mm3.get(scheme.names[label.partner], np.nan)
                 index = _asymmetry_percent(volume, right)
-                rows.append(
-                    facts | row | {"metric": "asymmetry_index", "value": index, "unit": "%"}
-                )
+                rows.append(row | {"metric": "asymmetry_index", "value": index, "unit": "%"})
     return pd.DataFrame(rows)
 
 
@@ -150,13 +149,12 @@ def _range_notes(frame: pd.DataFrame, scans: Sequence[Scan], ranges: Sequence[Ra
         by_structure.setdefault(limits.structure, []).append(limits)
     notes = []
     for row in frame.to_dict("records"):
-        note = ""
-        if row["metric"] == "volume":
-            for limits in by_structure.get(row["structure"], ()):
-                if limits.fits(scans[row["scan"]]):
-                    if row["value"] < limits.low_mm3:
-                        note = f"below {limits.low_mm3:,.0f} mm³"
-                    elif row["value"] > limits.high_mm3:
-                        note = f"above {limits.high_mm3:,.0f} mm³"
+        note, volume = "", row["metric"] == "volume"
+        for limits in by_structure.get(row["structure"], ()) if volume else ():
+            if limits.fits(scans[row["scan"]]):
+                if row["value"] < limits.low_mm3:
+                    note = f"below {limits.low_mm3:,.0f} mm³"
+                elif row["value"] > limits.high_mm3:
+                    note = f"above {limits.high_mm3:,.0f} mm³"
         notes.append(note)
     return notes

@@ -12,7 +12,7 @@ from segmentation.labels import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.report import summary
 from segmentation.report.figures import short_name
-from segmentation.report.page import UNDEFINED, Cell, Column, Table, number
+from segmentation.report.page import Cell, Column, Columns, Table, number, table
 
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Evaluation
@@ -33,292 +33,271 @@ __all__ = [
 ]
 
 # What a reader wants first, one metric of each kind.
-HEADLINE = ("dice", "hd95", "assd", "surface_dice_1mm", "absolute_volume_difference")
+HEADLINE = summary.COMPARED
 _MOST_SCANS = 200  # in the table by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
 
+_HEADLINE_COLUMNS: Columns = [
+    Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition) for metric in HEADLINE
+]
+
 
 def headline(evaluation: Evaluation) -> Table:
-    columns = [Column("Model"), Column("Persons", True), Column("Generalised Dice", True)]
-    columns += [Column(_unit_title(m), True, METRICS[m].definition) for m in HEADLINE]
-    rows = []
-    for model in evaluation.models:
-        dice = evaluation.statistic(model, "dice", "group:all")
-        cells = [Cell(model), number(dice.get("persons"), 0)]
-        cells.append(_interval(evaluation.statistic(model, "generalised_dice", "group:all")))
-        cells += [_interval(evaluation.statistic(model, m, "group:all")) for m in HEADLINE]
-        rows.append(cells)
+    rows = [
+        [
+            model,
+            evaluation.statistic(model, "dice", "group:all").get("persons"),
+            *(_interval(evaluation, model, m) for m in ("generalised_dice", *HEADLINE)),
+        ]
+        for model in evaluation.models
+    ]
+    columns: Columns = [
+        "Model",
+        Column("Persons", 0),
+        Column("Generalised Dice", 0),
+        *_HEADLINE_COLUMNS,
+    ]
     caption = "All structures: mean over persons, with its 95 % interval"
-    return Table("headline", caption, tuple(columns), rows)
+    return table("headline", caption, columns, rows)
 
 
 def groups(evaluation: Evaluation) -> Table:
-    statistics = evaluation.statistics
-    groups = [
-        str(s)
-        for s in evaluation.frame["structure"].unique()
-        if str(s).startswith("group:") and s != "group:all"
-    ]
-    columns = [Column("Group"), Column("Model", pick=True)]
-    columns += [Column(_unit_title(m), True, METRICS[m].definition) for m in HEADLINE]
+    known = set(evaluation.statistics["structure"])
     rows = [
-        [
-            Cell(short_name(group)),
-            Cell(model),
-            *(_interval(evaluation.statistic(model, m, group)) for m in HEADLINE),
-        ]
+        [short_name(group), model, *(_interval(evaluation, model, m, group) for m in HEADLINE)]
         for model in evaluation.models
-        for group in groups
-        if group in set(statistics["structure"])
+        for group in summary.groups_of(evaluation.frame)
+        if group != "group:all" and group in known
     ]
-    return Table(
-        "groups", "Groups of structures: mean over persons, 95 % interval", tuple(columns), rows
-    )
+    columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
+    return table("groups", "Groups of structures: mean over persons, 95 % interval", columns, rows)
 
 
 def structures(evaluation: Evaluation) -> Table:
-    columns = (
-        Column("Structure"),
+    interval = "Bootstrap interval of the mean over persons"
+    columns: Columns = [
+        "Structure",
         Column("Metric", pick=True),
-        Column("Model"),
-        Column("Persons", True, "Persons with a value"),
-        Column("Undefined", True, "Persons without a value: missed, invented or absent"),
-        Column("Mean", True),
-        Column("95 % low", True, "Bootstrap interval of the mean over persons"),
-        Column("95 % high", True, "Bootstrap interval of the mean over persons"),
-        Column("Median", True),
-        Column("SD", True),
-    )
+        "Model",
+        Column("Persons", 0, "Persons with a value"),
+        Column("Undefined", 0, "Persons without a value: missed, invented or absent"),
+        Column("Mean", 0),
+        Column("95 % low", 0, interval),
+        Column("95 % high", 0, interval),
+        Column("Median", 0),
+        Column("SD", 0),
+    ]
     names = [*summary.structures_of(evaluation.frame), *evaluation.frame["structure"].unique()]
     place = {name: n for n, name in enumerate(dict.fromkeys(names))}
-    order = {metric: n for n, metric in enumerate(METRICS)}
+    order = list(METRICS)
     records = sorted(
         evaluation.statistics.to_dict("records"),
-        key=lambda row: (order[row["metric"]], place[row["structure"]]),
+        key=lambda row: (order.index(row["metric"]), place[row["structure"]]),
     )
-    rows = []
-    for row in records:
-        digits = digits_of(row["metric"])
-        rows.append(
-            [
-                Cell(short_name(row["structure"]), place[row["structure"]]),
-                Cell(_unit_title(row["metric"])),
-                Cell(row["model"]),
-                number(row["persons"], 0),
-                number(row["undefined"], 0),
-                *(number(row[k], digits) for k in ("mean", "low", "high", "median", "sd")),
-            ]
-        )
-    return Table("structure-table", "Every structure, group and metric", columns, rows)
+    rows = [
+        [
+            Cell(short_name(row["structure"]), place[row["structure"]]),
+            METRICS[row["metric"]].title_with_unit,
+            *(row[key] for key in ("model", "persons", "undefined")),
+            *_numbers(row, "mean", "low", "high", "median", "sd"),
+        ]
+        for row in records
+    ]
+    return table("structure-table", "Every structure, group and metric", columns, rows)
 
 
 def heat(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Table:
-    table = summary.by_scan(frame, model, "dice").sort_values("group:all")
+    scans = summary.by_scan(frame, model, "dice").sort_values("group:all")
     abbreviations = {label.name: label.abbreviation for label in scheme.labels}
-    singles = [name for name in table.columns if name in abbreviations]
-    columns = (
-        Column("Scan"),
-        Column("All", True, "Mean over all structures"),
-        *(Column(abbreviations[name], True, short_name(name)) for name in singles),
-    )
-    rows = []
-    shown = table.head(_MOST_SCANS)
-    names = [f"{subject} {session}".strip() for subject, session in shown.index]
-    for name, (_, values) in zip(names, shown.iterrows(), strict=True):
-        cells = [Cell(name)]
-        for structure in ("group:all", *singles):
-            value = values[structure]
-            shade = None if np.isnan(value) else round(20 * float(np.clip(value, 0, 1)))
-            cell = number(value, 2)
-            hint = f"{short_name(structure)}: {cell.hint or cell.text}"
-            cells.append(Cell(cell.text, cell.order, shade, hint))
-        rows.append(cells)
-    left_out = len(table) - len(rows)
-    note = f"The {_MOST_SCANS} lowest of {len(table)}; metrics.csv has all." if left_out else ""
-    return Table(
+    singles = [name for name in scans.columns if name in abbreviations]
+    columns: Columns = [
+        "Scan",
+        Column("All", 2, "Mean over all structures"),
+        *(Column(abbreviations[name], 2, short_name(name)) for name in singles),
+    ]
+    shown = scans.head(_MOST_SCANS)
+    rows = [
+        [f"{subject} {session}".strip(), *(_shaded(s, values[s]) for s in ("group:all", *singles))]
+        for (subject, session), (_, values) in zip(shown.index, shown.iterrows(), strict=True)
+    ]
+    left_out = len(scans) > len(rows)
+    return table(
         f"heat-{scheme.name}-{summary.models_of(frame).index(model)}",
         f"Dice of every scan and structure, {model}; the lowest first",
         columns,
         rows,
-        note,
-        "heat",
+        note=f"The {_MOST_SCANS} lowest of {len(scans)}; metrics.csv has all." if left_out else "",
+        kind="heat",
     )
 
 
 def comparison(evaluation: Evaluation) -> Table:
-    columns = (
-        Column("Structure"),
+    columns: Columns = [
+        "Structure",
         Column("Metric", pick=True),
         Column("Models", pick=True),
-        Column("Persons", True),
-        Column("Difference", True, "Mean of second minus first over persons"),
-        Column("95 % low", True),
-        Column("95 % high", True),
-        Column("Effect", True, "Matched-pairs rank-biserial correlation"),
-        Column("p", True, "Wilcoxon's signed-rank test, uncorrected"),
-        Column("p (Holm)", True, "Corrected over structures within a metric"),
-        Column("Note"),
-    )
-    rows = []
-    for row in evaluation.comparisons.to_dict("records"):
-        digits = digits_of(row["metric"])
-        rows.append(
-            [
-                Cell(short_name(row["structure"])),
-                Cell(METRICS[row["metric"]].title),
-                Cell(f"{row['second']} − {row['first']}"),
-                number(row["persons"], 0),
-                *(number(row[k], digits, sign=True) for k in ("mean_difference", "low", "high")),
-                number(row["effect"], 2, sign=True),
-                _p(row["p"]),
-                _p(row["p_holm"]),
-                Cell(row["note"]),
-            ]
-        )
-    return Table("comparison-table", "Paired differences", columns, rows)
+        Column("Persons", 0),
+        Column("Difference", 0, "Mean of second minus first over persons"),
+        Column("95 % low", 0),
+        Column("95 % high", 0),
+        Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
+        Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
+        Column("p (Holm)", 3, "Corrected over structures within a metric"),
+        "Note",
+    ]
+    rows = [
+        [
+            short_name(row["structure"]),
+            METRICS[row["metric"]].title,
+            f"{row['second']} − {row['first']}",
+            row["persons"],
+            *_numbers(row, "mean_difference", "low", "high", sign=True),
+            row["effect"],
+            _p(row["p"]),
+            _p(row["p_holm"]),
+            row["note"],
+        ]
+        for row in evaluation.comparisons.to_dict("records")
+    ]
+    return table("comparison-table", "Paired differences", columns, rows)
 
 
 def agreement(evaluation: Evaluation) -> Table:
-    columns = (
-        Column("Structure"),
+    columns: Columns = [
+        "Structure",
         Column("Model", pick=True),
-        Column("Persons", True),
-        Column("Bias (mm³)", True, "Mean of predicted minus true"),
-        Column("SD (mm³)", True),
-        Column("Lower limit", True, "Bias − 1.96 SD"),
-        Column("Upper limit", True, "Bias + 1.96 SD"),
-        Column("ICC(2,1)", True),
-    )
+        Column("Persons", 0),
+        Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
+        Column("SD (mm³)", 0),
+        Column("Lower limit", 0, "Bias − 1.96 SD", sign=True),
+        Column("Upper limit", 0, "Bias + 1.96 SD", sign=True),
+        Column("ICC(2,1)", 3),
+    ]
+    keys = ("model", "persons", "bias", "sd", "lower", "upper", "icc")
     rows = [
-        [
-            Cell(short_name(row["structure"])),
-            Cell(row["model"]),
-            number(row["persons"], 0),
-            *(number(row[k], 0, sign=k != "sd") for k in ("bias", "sd", "lower", "upper")),
-            number(row["icc"], 3),
-        ]
+        [short_name(row["structure"]), *(row[key] for key in keys)]
         for row in evaluation.agreement.to_dict("records")
     ]
-    return Table("agreement-table", "Predicted against true volumes", columns, rows)
+    return table("agreement-table", "Predicted against true volumes", columns, rows)
 
 
 def retest(evaluation: Evaluation) -> Table | None:
     if evaluation.retest.empty:
         return None
-    columns = (
-        Column("Structure"),
+    columns: Columns = [
+        "Structure",
         Column("Volume", pick=True),
         Column("Model", pick=True),
-        Column("Persons", True),
-        Column("Within-subject CV (%)", True),
-        Column("ICC(2,1)", True),
-    )
+        Column("Persons", 0),
+        Column("Within-subject CV (%)", 2),
+        Column("ICC(2,1)", 3),
+    ]
     titles = {"volume": "predicted", "truth_volume": "true"}
+    keys = ("model", "persons", "cv_percent", "icc")
     rows = [
-        [
-            Cell(short_name(row["structure"])),
-            Cell(titles[row["metric"]]),
-            Cell(row["model"]),
-            number(row["persons"], 0),
-            number(row["cv_percent"], 2),
-            number(row["icc"], 3),
-        ]
+        [short_name(row["structure"]), titles[row["metric"]], *(row[key] for key in keys)]
         for row in evaluation.retest.to_dict("records")
     ]
-    return Table("retest-table", "Volumes of two scans of a person", columns, rows)
+    return table("retest-table", "Volumes of two scans of a person", columns, rows)
 
 
 def confusions(frame: pd.DataFrame) -> Table:
-    columns = (
-        Column("True structure"),
-        Column("Labelled as"),
-        Column("Model", pick=True),
-        Column("Share of the truth (%)", True),
-    )
     rows = []
     for model in summary.models_of(frame):
-        table = summary.confusion(frame, model).drop(index="background")
-        shares = table.to_numpy(float, copy=True)
-        shares[np.array(table.index)[:, None] == np.array(table.columns)] = 0
-        largest = np.argsort(-np.nan_to_num(shares), axis=None)[:_MOST_CONFUSIONS]
-        for true, predicted in zip(*np.unravel_index(largest, shares.shape), strict=True):
-            if shares[true, predicted] > 0:
-                names = table.index[true], table.columns[predicted]
-                share = number(100 * float(shares[true, predicted]), 2)
-                rows.append([*(Cell(short_name(n)) for n in names), Cell(model), share])
-    note = f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all."
-    return Table("confusion-table", "What was taken for what", columns, rows, note)
+        shares = summary.confusion(frame, model).drop(index="background")
+        values = np.nan_to_num(shares.to_numpy(float, copy=True))
+        values[np.array(shares.index)[:, None] == np.array(shares.columns)] = 0
+        largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
+        for true, predicted in zip(*np.unravel_index(largest, values.shape), strict=True):
+            if values[true, predicted] > 0:
+                names = short_name(shares.index[true]), short_name(shares.columns[predicted])
+                rows.append([*names, model, 100 * float(values[true, predicted])])
+    columns: Columns = ["True structure", "Labelled as", Column("Model", pick=True)]
+    return table(
+        "confusion-table",
+        "What was taken for what",
+        [*columns, Column("Share of the truth (%)", 2)],
+        rows,
+        note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
+    )
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    columns = (
-        Column("Subject"),
-        Column("Session"),
+    columns: Columns = [
+        "Subject",
+        "Session",
         Column("Model", pick=True),
-        Column("Status", pick=False),
-        Column("Note"),
-        Column("Paired by"),
-        Column("Truth"),
-        Column("Prediction"),
-        Column("Grid"),
-    )
+        "Status",
+        "Note",
+        "Paired by",
+    ]
+    keys = ("subject", "session", "model", "status", "note", "paired_by", "truth", "prediction")
     rows = [
         [
-            *(Cell(str(row[k])) for k in ("subject", "session", "model", "status", "note")),
-            *(Cell(str(row[k])) for k in ("paired_by", "truth", "prediction")),
-            Cell(f"{row['shape']}, {row['spacing_mm']} mm" if row["shape"] else ""),
+            *(str(row[key]) for key in keys),
+            f"{row['shape']}, {row['spacing_mm']} mm" if row["shape"] else "",
         ]
         for row in pairs.to_dict("records")
     ]
-    note = "Checksums (SHA-256) of all files are in pairs.csv."
-    return Table("pair-table", "Every file of both sides", columns, rows, note)
+    return table(
+        "pair-table",
+        "Every file of both sides",
+        [*columns, "Truth", "Prediction", "Grid"],
+        rows,
+        note="Checksums (SHA-256) of all files are in pairs.csv.",
+    )
 
 
 def definitions() -> Table:
-    columns = (
-        Column("Metric"),
-        Column("Unit"),
-        Column("Better"),
-        Column("Definition"),
-        Column("Absent from both"),
-        Column("Missed"),
-        Column("Invented"),
-    )
+    columns: Columns = [
+        "Metric",
+        "Unit",
+        "Better",
+        "Definition",
+        "Absent from both",
+        "Missed",
+        "Invented",
+    ]
     rows = [
         [
-            Cell(m.title),
-            Cell({"mm3": "mm³"}.get(m.unit, m.unit)),
-            Cell({"none": "", "zero": "near 0"}.get(m.better, m.better)),
-            Cell(m.definition),
-            Cell(m.if_absent_from_both),
-            Cell(m.if_missed),
-            Cell(m.if_invented),
+            m.title,
+            m.shown_unit,
+            {"none": "", "zero": "near 0"}.get(m.better, m.better),
+            *(m.definition, m.if_absent_from_both, m.if_missed, m.if_invented),
         ]
         for m in METRICS.values()
     ]
-    return Table("definition-table", "T is the truth, P the prediction", columns, rows)
+    return table("definition-table", "T is the truth, P the prediction", columns, rows)
 
 
-def _interval(found: Mapping[str, Any]) -> Cell:
+def _numbers(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+    """Numbers of a metric, with as many digits as its unit has use for."""
+    return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
+
+
+def _interval(
+    evaluation: Evaluation, model: str, metric: str, structure: str = "group:all"
+) -> Cell:
+    found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
-    digits = digits_of(str(found["metric"]))
-    mean, low, high = (number(found[k], digits).text for k in ("mean", "low", "high"))
+    mean, low, high = (cell.text for cell in _numbers(found, "mean", "low", "high"))
     undefined = int(found["undefined"])
     hint = f"without a value: {undefined}" if undefined else ""
     return Cell(f"{mean} [{low}, {high}]", float(found["mean"]), hint=hint)
 
 
+def _shaded(structure: str, dice: float) -> Cell:
+    cell = number(dice, 2)
+    shade = None if np.isnan(dice) else round(20 * float(np.clip(dice, 0, 1)))
+    return Cell(cell.text, cell.order, shade, f"{short_name(structure)}: {cell.hint or cell.text}")
+
+
 def _p(value: float) -> Cell:
     if np.isnan(value):
-        return Cell("–", UNDEFINED, hint="no test")
+        return number(None, hint="no test")
     return Cell("< 0.001" if value < 0.001 else f"{value:.3f}", float(value))
 
 
 def digits_of(metric: str) -> int:
     return {"": 3, "mm": 2, "%": 1, "mm3": 0}[METRICS[metric].unit]
-
-
-def _unit_title(metric: str) -> str:
-    unit = {"mm3": "mm³"}.get(METRICS[metric].unit, METRICS[metric].unit)
-    return f"{METRICS[metric].title} ({unit})" if unit else METRICS[metric].title

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,18 +21,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODEL_COLORS",
+    "WARNING_COLOR",
     "Drawing",
     "bland_altman_plot",
     "box_plot",
+    "canvas",
     "comparison_plot",
     "confusion_plot",
+    "draw_boxes",
+    "draw_dots",
     "heat_map",
+    "name_rows",
     "short_name",
     "z_score_plot",
 ]
 
 # Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
+WARNING_COLOR = MODEL_COLORS[5]
 
 _FARTHEST_Z = 12.0
 
@@ -44,7 +50,9 @@ class Drawing:
     name: str
     figure: Figure
     label: str
-    titles: dict[str, list[str]] = field(default_factory=dict)
+    marks: dict[str, list[str]] = field(default_factory=dict)
+    title: str = ""
+    caption: str = ""
 
     @cached_property
     def svg(self) -> bytes:
@@ -64,7 +72,7 @@ class Drawing:
 
     def inline(self) -> str:
         """For a page: in the page's colours, with names that a pointer finds."""
-        return inline_svg(self.svg, self.name, self.label, self.titles)
+        return inline_svg(self.svg, self.name, self.label, self.marks)
 
 
 def short_name(structure: str) -> str:
@@ -80,36 +88,31 @@ def short_name(structure: str) -> str:
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
     """Boxes over persons, a row a structure, every person a dot."""
-    models, structures = models_of(frame), structures_of(frame)
+    what, models = METRICS[metric], models_of(frame)
     tables = {model: by_person(frame, model, metric) for model in models}
-    structures = [s for s in structures if any(s in table.columns for table in tables.values())]
-    titles: dict[str, list[str]] = {}
+    structures = [s for s in structures_of(frame) if any(s in t.columns for t in tables.values())]
+    marks: dict[str, list[str]] = {}
     band = 0.8 / len(models)
     height = len(structures) * max(0.24, 0.17 * len(models)) + 0.9
-    with _canvas(8.6, height) as (figure, axis):
-        for m, model in enumerate(models):
-            rows, dots, names = [], [], []
-            for row, structure in enumerate(structures):
-                values = tables[model].get(structure, pd.Series(dtype=float)).dropna()
-                y = row + (m - (len(models) - 1) / 2) * band
-                rows.append((y, values.to_numpy()))
-                dots.append(np.stack([values, y + _spread(len(values), band)], axis=1))
-                names += [
-                    f"{person}, {short_name(structure)}, {model}: {value:.3g}"
-                    for person, value in values.items()
-                ]
+    with canvas(8.6, height) as (figure, axis):
+        for m, (model, table) in enumerate(tables.items()):
+            places = np.arange(len(structures)) + (m - (len(models) - 1) / 2) * band
+            persons = [table.get(s, pd.Series(dtype=float)).dropna() for s in structures]
+            rows = [(y, values.to_numpy()) for y, values in zip(places, persons, strict=True)]
             color = MODEL_COLORS[m % len(MODEL_COLORS)]
             # Of fewer, the dots say more than a box.
-            _boxes(axis, [row for row in rows if len(row[1]) > 4], band, color)
-            gid = f"dots-{m}"
-            axis.scatter(*np.concatenate(dots).T, s=9, color=color, lw=0, zorder=3, gid=gid)
-            titles[gid] = names
-        _rows(axis, [short_name(s) for s in structures])
-        axis.set_xlabel(_axis_title(metric))
+            draw_boxes(axis, [row for row in rows if len(row[1]) > 4], band, color)
+            draw_dots(axis, rows, band, color, f"dots-{m}")
+            marks[f"dots-{m}"] = [
+                f"{person}, {short_name(structure)}, {model}: {value:.3g}"
+                for structure, values in zip(structures, persons, strict=True)
+                for person, value in values.items()
+            ]
+        name_rows(axis, structures)
+        axis.set_xlabel(what.title_with_unit)
         _legend(figure, models)
-    name = METRICS[metric].title
-    label = f"{name} of {len(structures)} structures, a box over persons and a dot a person"
-    return Drawing(f"boxes-{metric}", figure, label, titles)
+    label = f"{what.title} of {len(structures)} structures, a box over persons and a dot a person"
+    return Drawing(f"boxes-{metric}", figure, label, marks, what.title, what.definition)
 
 
 def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]) -> Drawing:
@@ -119,8 +122,8 @@ def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]
     predicted, true = (by_person(frame, model, m) for m in ("volume", "truth_volume"))
     columns = min(4, len(structures))
     rows = -(-len(structures) // columns)
-    titles = {}
-    with _canvas(8.6, 2.1 * rows, rows, columns) as (figure, axes):
+    marks = {}
+    with canvas(8.6, 2.1 * rows, rows, columns) as (figure, axes):
         for n, axis in enumerate(np.ravel(axes)):
             if n >= len(structures):
                 axis.set_visible(False)
@@ -129,7 +132,7 @@ def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]
             limits = bland_altman(a, b)
             gid = f"persons-{n}"
             axis.scatter((a + b) / 2, b - a, s=10, color=MODEL_COLORS[0], lw=0, zorder=3, gid=gid)
-            titles[gid] = [
+            marks[gid] = [
                 f"{person}: {x:.3g} ml true, {y:.3g} ml predicted"
                 for person, x, y in zip(true.index, a, b, strict=True)
                 if np.isfinite(x + y)
@@ -146,7 +149,7 @@ def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]
         figure.supxlabel("mean of true and predicted volume (ml)", fontsize=9, color=INK)
         figure.supylabel("predicted − true (ml)", fontsize=9, color=INK)
     label = f"Bland-Altman plots of the volumes of {len(structures)} structures, model {model}"
-    return Drawing("bland-altman", figure, label, titles)
+    return Drawing("bland-altman", figure, label, marks, model)
 
 
 def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -> Drawing:
@@ -154,40 +157,32 @@ def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -
     rows = table[
         (table["metric"] == metric) & (table["first"] == first) & (table["second"] == second)
     ].dropna(subset="mean_difference")
-    titles: dict[str, list[str]] = {}
-    with _canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
+    color = MODEL_COLORS[1]
+    with canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
         axis.axvline(0, color=INK, lw=0.8)
         places = np.arange(len(rows))
         known = rows["low"].notna().to_numpy()
-        axis.hlines(
-            places[known],
-            *rows.loc[known, ["low", "high"]].T.to_numpy(float),
-            color=MODEL_COLORS[1],
-            lw=1.6,
-        )
-        faces = [MODEL_COLORS[1] if p < 0.05 else "none" for p in rows["p_holm"]]
-        gid = "differences"
-        axis.scatter(
-            rows["mean_difference"], places, s=26, fc=faces, ec=MODEL_COLORS[1], zorder=3, gid=gid
-        )
-        row: Any
-        titles[gid] = []
-        for row in rows.itertuples():
-            p = "no test" if np.isnan(row.p_holm) else f"p = {row.p_holm:.2g} after Holm"
-            titles[gid].append(f"{short_name(row.structure)}: {row.mean_difference:+.3g}, {p}")
-        _rows(axis, [short_name(s) for s in rows["structure"]])
+        ends = rows.loc[known, ["low", "high"]].T.to_numpy(float)
+        axis.hlines(places[known], *ends, color=color, lw=1.6)
+        faces = [color if p < 0.05 else "none" for p in rows["p_holm"]]
+        means, gid = rows["mean_difference"], "differences"
+        axis.scatter(means, places, s=26, fc=faces, ec=color, zorder=3, gid=gid)
+        name_rows(axis, rows["structure"])
         axis.set_xlabel(f"{METRICS[metric].title}: {second} − {first}")
+    p_values = ["no test" if np.isnan(p) else f"p = {p:.2g} after Holm" for p in rows["p_holm"]]
+    names = [
+        f"{short_name(structure)}: {mean:+.3g}, {p}"
+        for structure, mean, p in zip(rows["structure"], means, p_values, strict=True)
+    ]
     label = f"Difference in {METRICS[metric].title}, {second} minus {first}, by structure"
-    return Drawing(f"comparison-{metric}", figure, label, titles)
+    return Drawing(f"comparison-{metric}", figure, label, {gid: names})
 
 
 def heat_map(table: pd.DataFrame, title: str) -> Drawing:
     """Scans x structures, for a paper; the report has it as a table."""
-    with _canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
+    with canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
         image = axis.imshow(table.to_numpy(float), cmap="viridis", vmin=0, vmax=1, aspect="auto")
-        axis.set_xticks(range(table.shape[1]), [short_name(s) for s in table.columns], rotation=90)
-        axis.set_yticks(range(len(table)), [" ".join(map(str, key)).strip() for key in table.index])
-        axis.tick_params(labelsize=6.5)
+        _name_cells(axis, table.columns, [" ".join(map(str, key)).strip() for key in table.index])
         figure.colorbar(image, ax=axis, shrink=0.7, label=title)
     return Drawing("heat-map", figure, f"{title} of every scan and structure")
 
@@ -198,67 +193,54 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
 
     table = confusion(frame, model)
     shares = table.where(table > 0).to_numpy(float)
-    with _canvas(7.6, 6.8) as (figure, axis):
+    with canvas(7.6, 6.8) as (figure, axis):
         image = axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
-        names = [short_name(s) for s in table.columns]
-        axis.set_xticks(range(len(names)), names, rotation=90)
-        axis.set_yticks(range(len(names)), names)
-        axis.tick_params(labelsize=6.5)
+        _name_cells(axis, table.columns, [short_name(s) for s in table.columns])
         axis.set_xlabel("predicted")
         axis.set_ylabel("true")
         figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true structure")
-    return Drawing("confusion", figure, f"Confusion between structures, model {model}")
+    label = f"Confusion between structures, model {model}"
+    return Drawing("confusion", figure, label, title=f"All confusions of {model}")
 
 
 def z_score_plot(frame: pd.DataFrame, structures: Sequence[str], limit: float) -> Drawing:
     """Robust z of every volume, a row a structure, a dot a scan; far ones stand out."""
-    volumes = frame[frame["metric"] == "volume"]
-    titles = {}
-    with _canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
+    volumes = frame[(frame["metric"] == "volume") & frame["z"].notna()]
+    scans = [volumes[volumes["structure"] == structure] for structure in structures]
+    with canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
         for side in (-limit, limit):
-            axis.axvline(side, color=MODEL_COLORS[5], lw=0.9, ls=(0, (4, 3)))
-        dots, names = [], []
-        for row, structure in enumerate(structures):
-            scans = volumes[(volumes["structure"] == structure) & volumes["z"].notna()]
-            z = scans["z"].to_numpy(float)
-            dots.append(np.stack([z, row + _spread(len(z), 0.8)], axis=1))
-            names += [
-                f"{r['subject']} {r['session']}: {r['value']:,.0f} mm³, z {r['z']:+.1f}"
-                for r in scans.to_dict("records")
-            ]
-        z, places = np.concatenate(dots).T
-        color = np.where(np.abs(z) > limit, MODEL_COLORS[5], MODEL_COLORS[0])
-        shown = np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)
-        axis.scatter(shown, places, s=9, color=color, lw=0, zorder=3, gid="scans")
-        titles["scans"] = names
-        _rows(axis, [short_name(s) for s in structures])
+            axis.axvline(side, color=WARNING_COLOR, lw=0.9, ls=(0, (4, 3)))
+        z = [of["z"].to_numpy(float) for of in scans]
+        colors = np.where(np.abs(np.concatenate(z)) > limit, WARNING_COLOR, MODEL_COLORS[0])
+        shown = [np.clip(values, -_FARTHEST_Z, _FARTHEST_Z) for values in z]
+        draw_dots(axis, list(enumerate(shown)), 0.8, colors, "scans")
+        name_rows(axis, structures)
         axis.set_xlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
+    names = [
+        f"{r['subject']} {r['session']}: {r['value']:,.0f} mm³, z {r['z']:+.1f}"
+        for of in scans
+        for r in of.to_dict("records")
+    ]
     label = f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
-    return Drawing("z-scores", figure, label, titles)
+    return Drawing("z-scores", figure, label, {"scans": names})
 
 
 @contextmanager
-def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
     """A figure without pyplot, in the report's style: (figure, axis or axes)."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style = {
+        **dict.fromkeys(inks, INK),
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+        **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.7),
+        "grid.color": GRID,
         "font.family": "sans-serif",
         "font.size": 8.5,
-        "text.color": INK,
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "axes.linewidth": 0.7,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "grid.color": GRID,
-        "grid.linewidth": 0.7,
     }
     with mpl.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -271,7 +253,7 @@ def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Ite
             figure.set_layout_engine("none")
 
 
-def _boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str) -> None:
+def draw_boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str) -> None:
     """Quartiles and median of each (height, values), whiskers to the last value within 1.5
     quartile ranges. All boxes in three artists: each one more costs time in every layout."""
     from matplotlib.collections import PolyCollection
@@ -295,12 +277,23 @@ def _boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str
     axis.add_collection(PolyCollection(list(boxes), fc=color, alpha=0.22, lw=0))
 
 
+def draw_dots(
+    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: Any, gid: str
+) -> None:
+    """A dot for each of the values of each (height, values)."""
+    places = [y + _spread(len(values), band) for y, values in rows]
+    values = np.concatenate([values for _, values in rows])
+    axis.scatter(values, np.concatenate(places), s=9, color=color, lw=0, zorder=3, gid=gid)
+
+
 def _spread(count: int, band: float) -> Any:
     """Offsets that keep dots apart, the same every time: the golden ratio's low discrepancy."""
     return ((np.arange(count) * 0.618034 + 0.5) % 1 - 0.5) * band * 0.7
 
 
-def _rows(axis: Any, names: Sequence[str]) -> None:
+def name_rows(axis: Any, structures: Iterable[str]) -> None:
+    """Structures down the axis, the first at the top."""
+    names = [short_name(structure) for structure in structures]
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0, labelsize=8)
@@ -309,9 +302,11 @@ def _rows(axis: Any, names: Sequence[str]) -> None:
     axis.spines["left"].set_visible(False)
 
 
-def _axis_title(metric: str) -> str:
-    unit = METRICS[metric].unit
-    return f"{METRICS[metric].title} ({unit})" if unit else METRICS[metric].title
+def _name_cells(axis: Any, structures: Iterable[str], rows: Sequence[str]) -> None:
+    names = [short_name(structure) for structure in structures]
+    axis.set_xticks(range(len(names)), names, rotation=90)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.tick_params(labelsize=6.5)
 
 
 def _legend(figure: Figure, models: Sequence[str]) -> None:

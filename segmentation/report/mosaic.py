@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,17 @@ from segmentation.volume import Volume
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["brain_window", "draw_mosaic", "label_colors", "overlay"]
+__all__ = [
+    "brain_window",
+    "draw_mosaic",
+    "draw_rows",
+    "label_colors",
+    "overlay",
+    "png_bytes",
+    "three_pictures",
+]
+
+Picture = NDArray[np.float32]
 
 _INK, _PAPER = "#d8d8d8", "#101010"
 # What lies at the left and the right edge of a slice whose columns grow with the axis.
@@ -38,6 +49,15 @@ def overlay(
     return picture
 
 
+def three_pictures(gray: NDArray[Any], indices: NDArray[Any], colors: Picture) -> list[Picture]:
+    """The image, its labels, and these over it."""
+    return [
+        overlay(gray, np.zeros_like(indices), colors),
+        overlay(np.zeros_like(gray), indices, colors, opacity=1),
+        overlay(gray, indices, colors),
+    ]
+
+
 def draw_mosaic(
     image: Volume,
     labels: Volume,
@@ -49,56 +69,65 @@ def draw_mosaic(
     """Image, labels and overlay in each view; both volumes on the working grid (RAS axes)."""
     if image.axcodes != "RAS" or image.shape != labels.shape:
         raise GeometryError("a mosaic needs image and class indices on one grid with RAS axes")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     indices = np.asarray(labels.data)
     colors = label_colors(scheme)
     brightest = float(np.percentile(image.data[indices > 0], 99.5)) if indices.any() else 1.0
     columns = 3 * slices_per_view
-    figure = Figure(figsize=(columns * 1.5, 3 * 1.75), facecolor=_PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(View), columns, squeeze=False)
-    for row, view in enumerate(View):
-        shown = to_slices(image.data, view)
-        truth = to_slices(indices, view)
+    figure, axes = _dark_grid(len(View), columns, (columns * 1.5, len(View) * 1.75), title)
+    for line, view in zip(axes, View, strict=True):
+        shown, truth = to_slices(image.data, view), to_slices(indices, view)
         window = brain_window(truth)
-        for n, position in enumerate(_positions(truth, slices_per_view)):
-            gray = np.asarray(shown[position])[window] / brightest
-            classes = np.asarray(truth[position])[window]
-            blank = np.zeros_like(gray)
-            for m, picture in enumerate(
-                (
-                    overlay(gray, np.zeros_like(classes), colors),
-                    overlay(blank, classes, colors, opacity=1),
-                    overlay(gray, classes, colors),
-                )
-            ):
-                _show(axes[row][3 * n + m], picture, _EDGES[view])
-        axes[row][0].set_ylabel(view.value, color=_INK)
-    if title:
-        figure.suptitle(title, color=_INK, fontsize=11)
+        pictures = [
+            picture
+            for n in _positions(truth, slices_per_view)
+            for picture in three_pictures(shown[n][window] / brightest, truth[n][window], colors)
+        ]
+        for axis, picture in zip(line, pictures, strict=True):
+            _show(axis, picture, _EDGES[view])
+        line[0].set_ylabel(view.value, color=_INK)
     return figure
 
 
-def _show(axis: Any, picture: NDArray[np.float32], edges: tuple[str, str]) -> None:
+def draw_rows(rows: Mapping[str, Sequence[Picture]], columns: int, title: str) -> Figure:
+    """Pictures in named rows; a slice's row 0 is at the bottom."""
+    figure, axes = _dark_grid(len(rows), columns, (columns * 1.6, len(rows) * 1.8), title)
+    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+        for axis in line:
+            axis.set_axis_off()
+        for axis, picture in zip(line, pictures, strict=False):
+            axis.imshow(picture, origin="lower", interpolation="nearest")
+        line[0].set_title(name, color=_INK, fontsize=8, loc="left")
+    return figure
+
+
+def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, **options)
+    return buffer.getvalue()
+
+
+def _dark_grid(
+    rows: int, columns: int, size: tuple[float, float], title: str
+) -> tuple[Figure, Any]:
+    # Figure, not pyplot: no global state, and no window system is asked for.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, facecolor=_PAPER, layout="constrained")
+    if title:
+        figure.suptitle(title, color=_INK, fontsize=11)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _show(axis: Any, picture: Picture, edges: tuple[str, str]) -> None:
     axis.imshow(picture, origin="lower", interpolation="nearest")
     axis.set_xticks([])
     axis.set_yticks([])
     for spine in axis.spines.values():
         spine.set_visible(False)
     for x, align, letter in ((0.02, "left", edges[0]), (0.98, "right", edges[1])):
-        axis.text(
-            x,
-            0.02,
-            letter,
-            transform=axis.transAxes,
-            ha=align,
-            va="bottom",
-            color=_INK,
-            fontsize=7,
-            bbox={"facecolor": _PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.7},
-        )
+        box = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.7}
+        where = {"transform": axis.transAxes, "ha": align, "va": "bottom"}
+        axis.text(x, 0.02, letter, color=_INK, fontsize=7, bbox=box, **where)
 
 
 def brain_window(truth: NDArray[Any], margin: int = 10) -> tuple[slice, slice]:

@@ -1,4 +1,4 @@
-"""Reports as one HTML file each: no network, all escaped, a policy that names its scripts."""
+"""Pages as one HTML file each: no network, all escaped, a policy that names style and script."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import base64
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["UNDEFINED", "Cell", "Column", "Table", "digest", "number", "render"]
+__all__ = ["Cell", "Column", "Columns", "Table", "count", "data_uri", "number", "render", "table"]
 
-# What the page's script sorts last, whichever way.
+# What the page's script sorts last in either direction.
 UNDEFINED = "none"
-
-
-@dataclass(frozen=True)
-class Column:
-    """`pick` offers the column's values as a choice above the table; `hint` explains its title."""
-
-    title: str
-    numeric: bool = False
-    hint: str = ""
-    pick: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,11 +34,37 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Column:
+    """Numbers have `digits`; `pick` offers the values as a choice; `hint` explains the title."""
+
+    title: str
+    digits: int | None = None
+    hint: str = ""
+    pick: bool = False
+    sign: bool = False
+
+    @property
+    def numeric(self) -> bool:
+        return self.digits is not None
+
+    def cell(self, value: Cell | str | float | None) -> Cell:
+        if isinstance(value, Cell):
+            return value
+        if isinstance(value, str):
+            return Cell(value)
+        return number(value, self.digits or 0, sign=self.sign)
+
+
+# Columns of a table; one of plain text is its title.
+Columns = list[Column | str]
+
+
+@dataclass(frozen=True)
 class Table:
     id: str
     caption: str
-    columns: tuple[Column, ...]
-    rows: list[list[Cell]] = field(default_factory=list)
+    columns: list[Column]
+    rows: list[list[Cell]]
     note: str = ""
     kind: str = ""  # "heat": narrow cells, upright titles
 
@@ -57,33 +76,62 @@ class Table:
         return list(dict.fromkeys(row[column].text for row in self.rows))
 
 
-def number(value: float | None, digits: int = 3, *, unit: str = "", sign: bool = False) -> Cell:
+def table(
+    id: str,
+    caption: str,
+    columns: Columns,
+    rows: Iterable[Sequence[Any]],
+    *,
+    note: str = "",
+    kind: str = "",
+) -> Table:
+    """A table of plain values, formatted by their columns."""
+    known = [Column(column) if isinstance(column, str) else column for column in columns]
+    cells = [[c.cell(value) for c, value in zip(known, row, strict=True)] for row in rows]
+    return Table(id, caption, known, cells, note, kind)
+
+
+def number(
+    value: float | None, digits: int = 3, *, unit: str = "", sign: bool = False, hint: str = ""
+) -> Cell:
     """A number for people, and its full value for sorting; undefined ones say so."""
     if value is None or math.isnan(value):
-        return Cell("–", UNDEFINED, hint="undefined")
+        return Cell("–", UNDEFINED, hint=hint or "undefined")
     text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
-    return Cell(f"{text.replace('-', '−')}{unit}", float(value))
+    return Cell(f"{text.replace('-', '−')}{unit}", float(value), hint=hint)
 
 
-def render(template: str, **context: Any) -> str:
-    """The page as text; its policy allows this style sheet, these scripts, embedded images only."""
-    style, script = _text("page.css"), _text("page.js")
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            "img-src data:",
-            f"style-src '{digest(style)}'",
-            f"script-src '{digest(script)}'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def data_uri(kind: str, picture: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
+
+
+def render(
+    template: str,
+    *,
+    style: str = "page.css",
+    script: str = "page.js",
+    images: str = "data:",
+    **context: Any,
+) -> str:
+    """The page as text; its policy allows this style sheet, this script and these images only."""
+    style, script = _text(style), _text(script) if script else ""
+    sources = {
+        "default-src": "'none'",
+        "img-src": images,
+        "style-src": _digest(style),
+        **({"script-src": _digest(script)} if script else {}),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    policy = "; ".join(f"{what} {source}" for what, source in sources.items())
+    found = _environment().get_template(template)
+    return found.render(
+        **context, style=style, script=script, policy=policy, version=version("trinat")
     )
-    page: str = (
-        _environment()
-        .get_template(template)
-        .render(**context, style=style, script=script, policy=policy)
-    )
-    return page
 
 
 @cache
@@ -97,7 +145,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data"] = _data
+    environment.filters.update(data=_data, contents=_contents, png=lambda p: data_uri("png", p))
     return environment
 
 
@@ -109,11 +157,19 @@ def _data(value: Any) -> Any:
     return markupsafe.Markup(text)
 
 
+def _contents(sections: str) -> list[tuple[str, str]]:
+    """Id and title of each section of a page; `data-contents` is a shorter title."""
+    found = re.findall(
+        r'<section id="([^"]+)"(?: data-contents="([^"]+)")?>\s*<h2>(.*?)</h2>', sections
+    )
+    return [(id, short or title) for id, short, title in found]
+
+
 def _text(name: str) -> str:
     return (resources.files("segmentation.report") / "templates" / name).read_text("utf-8")
 
 
-def digest(text: str) -> str:
+def _digest(text: str) -> str:
     """How a content policy names this style sheet or script."""
     found = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(found).decode('ascii')}"
+    return f"'sha256-{base64.b64encode(found).decode('ascii')}'"

@@ -25,16 +25,20 @@ from segmentation.metrics.statistics import (
 )
 
 __all__ = [
+    "COMPARED",
+    "absences",
     "agreement",
     "by_person",
     "by_scan",
     "comparisons",
     "confusion",
+    "groups_of",
     "models_of",
     "retest",
     "structure_statistics",
     "structures_of",
     "swapped",
+    "where",
     "worst_scans",
 ]
 
@@ -56,21 +60,33 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
     return sorted(names, key=lambda name: place[name.removeprefix("Left-").removeprefix("Right-")])
 
 
+def groups_of(frame: pd.DataFrame) -> list[str]:
+    return [str(name) for name in frame.loc[_is_group(frame), "structure"].unique()]
+
+
+def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
+    """The rows with these values in these columns."""
+    chosen = np.ones(len(table), bool)
+    for column, value in values.items():
+        chosen &= (table[column] == value).to_numpy()
+    return table[chosen]
+
+
 def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     """Columns as in `structures_of`, then groups."""
-    groups = [str(s) for s in frame["structure"].unique() if str(s).startswith("group:")]
-    return table[[s for s in (*structures_of(frame), *groups) if s in table.columns]]
+    names = (*structures_of(frame), *groups_of(frame))
+    return table[[name for name in names if name in table.columns]]
 
 
 def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
-    rows = frame[(frame["model"] == model) & (frame["metric"] == metric)]
+    rows = where(frame, model=model, metric=metric)
     return _in_order(rows.groupby(["subject", "structure"])["value"].mean().unstack(), frame)
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     """(subject, session) x structures and groups."""
-    rows = frame[(frame["model"] == model) & (frame["metric"] == metric)]
+    rows = where(frame, model=model, metric=metric)
     return _in_order(rows.set_index(["subject", "session", "structure"])["value"].unstack(), frame)
 
 
@@ -188,7 +204,8 @@ def _first_two(scans: pd.Series) -> Iterator[NDArray[np.float64]]:
 
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """What each true structure was labelled as, share of its true volume over all scans."""
-    rows = frame[(frame["model"] == model) & frame["metric"].str.startswith("labelled_as:")]
+    rows = where(frame, model=model)
+    rows = rows[rows["metric"].str.startswith("labelled_as:")]
     predicted = rows["metric"].str.removeprefix("labelled_as:")
     table = rows.assign(predicted=predicted).pivot_table(
         index="structure", columns="predicted", values="value", aggfunc="sum", fill_value=0.0
@@ -200,20 +217,26 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:
     """Scans whose left and right are exchanged: most of the paired overlap is on the wrong side."""
-    swap = frame[(frame["metric"] == "side_swap") & (frame["structure"] == "group:all")]
+    swap = where(frame, metric="side_swap", structure="group:all")
     return swap.loc[swap["value"] > 0.5, ["subject", "session", "model", "value"]]
+
+
+def absences(frame: pd.DataFrame) -> pd.DataFrame:
+    """How often each structure is missed, invented or absent from both."""
+    rows = frame[(frame["metric"] == "dice") & (frame["note"] != "") & ~_is_group(frame)]
+    counts = rows.groupby(["model", "structure", "note"]).size()
+    return counts.rename("count").reset_index().rename(columns={"note": "absence"})
 
 
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     """Scans with the lowest mean Dice over all structures, and each one's worst structure."""
-    dice = frame[frame["metric"] == "dice"]
-    means = dice[dice["structure"] == "group:all"].dropna(subset="value")
-    worst = means.nsmallest(count, "value")[["subject", "session", "model", "value"]]
-    single = dice[~_is_group(dice)].dropna(subset="value")
-    lowest = single.loc[single.groupby(["subject", "session", "model"])["value"].idxmin()]
+    scan = ["subject", "session", "model"]
+    dice = where(frame, metric="dice").dropna(subset="value")
+    worst = where(dice, structure="group:all").nsmallest(count, "value")[[*scan, "value"]]
+    single = dice[~_is_group(dice)]
+    lowest = single.loc[single.groupby(scan)["value"].idxmin(), [*scan, "structure", "value"]]
     lowest = lowest.rename(columns={"structure": "worst_structure", "value": "worst_value"})
-    keys = ["subject", "session", "model"]
-    return worst.merge(lowest[[*keys, "worst_structure", "worst_value"]], on=keys, how="left")
+    return worst.merge(lowest, on=scan, how="left")
 
 
 def _is_group(frame: pd.DataFrame) -> pd.Series:

@@ -150,7 +150,7 @@ def test_the_run_speaks_through_its_ledger(page: str) -> None:
 
 
 def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
-    code = re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)[0]
+    code = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)[0]
     again = code + "again.dropna(subset='z').to_json('again.json', orient='records')\n"
     subprocess.run([sys.executable, "-c", again], check=True, cwd=written, capture_output=True)
     found = json.loads((written / "again.json").read_text())

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from segmentation.report.page import UNDEFINED, Cell, Column, Table, number, render
+from segmentation.report.page import UNDEFINED, Cell, Column, number, render, table
 
 EVIL = "<script>alert(1)</script>"
 
@@ -18,8 +18,7 @@ def page(**changes: object) -> str:
     context: dict[str, object] = {
         "title": EVIL,
         "lead": EVIL,
-        "contents": [("glance", EVIL)],
-        "provenance": {"trinat": "1"},
+        "provenance": {EVIL: EVIL},
         "notices": [EVIL],
         "cards": [],
         "limit": 3.5,
@@ -27,17 +26,14 @@ def page(**changes: object) -> str:
         "groups": [],
         "uncertainty": None,
         "pictures": [],
-        "pictures_text": "",
-        "failures": None,
-        "snippet": EVIL,
-        "facts": [(EVIL, EVIL)],
+        "again": EVIL,
         "papers": [EVIL],
         "volume_definition": EVIL,
     }
-    table = Table(
-        "t", EVIL, (Column(EVIL, hint=EVIL, pick=True),), [[Cell(EVIL, EVIL, 3, EVIL)]] * 2
+    shown = table(
+        "t", EVIL, [Column(EVIL, hint=EVIL, pick=True)], [[Cell(EVIL, EVIL, 3, EVIL)]] * 2
     )
-    tables = dict.fromkeys(("outliers", "volumes", "asymmetry", "scans"), table)
+    tables = dict.fromkeys(("outliers", "volumes", "asymmetry", "scans", "failures"), shown)
     return render("cohort.html", **context | tables | changes)
 
 
@@ -87,6 +83,20 @@ def test_data_cannot_end_its_block() -> None:
 )
 def test_numbers_read_well(value: float | None, options: dict, text: str) -> None:
     assert number(value, **options).text == text
+
+
+def test_a_column_formats_its_numbers_and_takes_cells_as_they_are() -> None:
+    columns = ["Name", Column("Change", 1, sign=True)]
+    shown = table("t", "caption", columns, [["a", 2], [Cell("b"), None]])
+    assert [[cell.text for cell in row] for row in shown.rows] == [["a", "+2.0"], ["b", "–"]]
+    assert [column.numeric for column in shown.columns] == [False, True]
+
+
+def test_the_contents_are_the_sections() -> None:
+    contents = re.findall(r'<li><a href="#(.*?)">(.*?)</a>', page())
+    assert contents[0] == ("glance", "At a glance")
+    assert ("definitions", "Definitions") in contents
+    assert [id for id, _ in contents] == re.findall(r'<section id="(.*?)"', page())
 
 
 def test_undefined_numbers_sort_last_and_say_so() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from segmentation.files import spreadsheet_safe
 from segmentation.metrics.pair import Measurement
 from segmentation.report import summary
 from segmentation.report.figures import short_name
-from segmentation.report.tables import metrics_frame, neutral, write_table
+from segmentation.report.tables import metrics_frame, write_table
 
 
 def frame_of(rows: list[tuple[str, str, str, str, str, float]]) -> pd.DataFrame:
@@ -132,7 +133,7 @@ def test_only_scans_with_most_of_the_overlap_on_the_wrong_side_are_swapped() -> 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@x", "\tx"])
 def test_cells_that_a_spreadsheet_would_run_are_quoted(cell: str) -> None:
-    assert neutral(cell) == f"'{cell}"
+    assert spreadsheet_safe(cell) == f"'{cell}"
 
 
 def test_numbers_are_not_quoted(tmp_path: Path) -> None:
