@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pipelines.config import check, read_yaml
 from segmentation.errors import ConfigError, ModelError
+from segmentation.heads import load_heads
+from segmentation.inference.prior import build_template, default_prior
 from segmentation.models.checkpoint import (
     MODEL_FILE,
     Model,
@@ -54,12 +56,14 @@ def bundle(
     name: str | None = None,
     weights: str | Path | None = None,
     licence: str = "",
+    label_maps: Path | None = None,
     overwrite: bool = False,
 ) -> ModelInfo:
     """Write to `out` a model of all views that runs or model folders hold.
 
     `weights` is a file that fuse-weights wrote, or "default"; else the sources' own. `licence`
-    is what the weights may be used under, where a source does not say it.
+    is what the weights may be used under, where a source does not say it. From `label_maps` an
+    anatomical prior is made; else the model has that of the first source, if it has one.
     """
     _check_out(out, overwrite)
     sources = [_Source(place, load_model(_find(place))) for place in given]
@@ -73,6 +77,10 @@ def bundle(
     # What was measured of one model with its weights holds for the same again.
     alone = first.info if len(sources) == 1 else None
     origins = {view: _origin(by_view[view], view) for view in views}
+    template, prior = first.model.template, first.info.prior
+    if label_maps is not None:
+        template = build_template(load_heads(label_maps), first.model.scheme)
+        prior = default_prior(first.model.scheme)
     description = check(
         Description,
         {
@@ -86,6 +94,7 @@ def bundle(
                 {structure for source in sources for structure in source.info.not_predicted},
             ),
             "quality": alone.quality if alone else None,
+            "prior": prior,
             "training": _training(origins, licence),
             "metrics": alone.metrics if alone and alone.fusion == fusion else {},
             "origins": origins,
@@ -99,6 +108,7 @@ def bundle(
         description,
         {view: by_view[view].model.networks[view] for view in views},
         label_table=table if table.name in first.info.files else None,
+        template=template,
         # Half precision is stored again as it was; no weight is rounded here.
         precision="float16"
         if all(source.info.precision == "float16" for source in sources)

@@ -17,6 +17,9 @@ def command(
     licence: str = typer.Option(
         "", help="What the weights may be used under, where a source does not say it."
     ),
+    prior: Path = typer.Option(
+        None, help="Folder of label maps: make the model's anatomical prior from them."
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
 ) -> int:
     """Join the views of several runs, and how much each counts, into one model.
@@ -25,7 +28,15 @@ def command(
     """
     from pipelines.bundle import bundle
 
-    info = bundle(sources, out, name=name, weights=weights, licence=licence, overwrite=overwrite)
+    info = bundle(
+        sources,
+        out,
+        name=name,
+        weights=weights,
+        licence=licence,
+        label_maps=prior,
+        overwrite=overwrite,
+    )
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")
     for structure in info.not_predicted:
         untaught = [v.value for v, o in info.origins.items() if structure in o.not_predicted]

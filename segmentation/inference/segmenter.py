@@ -31,6 +31,7 @@ from segmentation.inference.network import (
     choose_device,
     choose_precision,
 )
+from segmentation.inference.prior import apply_prior
 from segmentation.inference.room import Room, room_around
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty
@@ -143,20 +144,22 @@ class Segmenter:
             if room.is_too_small(fused.sum):
                 room = Room.whole(image.shape)
                 fused, maps = self._fuse(image, room, mirror)
+        conformed = prepared.conformed
+        plan = conformed.plan.cropped(room.box)
+        with _timed(timings, "prior"):
+            problem = self._apply_prior(fused, plan)
         merged = self._merged_views()
         agreement = view_agreement(maps, self.model.scheme, merged) if len(maps) > 1 else None
         uncertainty: Uncertainty | None = None
         if samples:
             with _timed(timings, "samples"):
-                uncertainty = self._sample(image, room, samples, seed)
-        conformed = prepared.conformed
-        plan = conformed.plan.cropped(room.box)
+                uncertainty = self._sample(image, room, samples, seed, plan)
         return Segmentation(
             fused.sum.cpu(),
             fused.scheme,
             plan,
             Volume(conformed.volume.data[room.box], np.array(plan.affine)),
-            conformed.volume.notes,
+            (*conformed.volume.notes, *([problem] if problem else [])),
             agreement if fused.scheme is self.model.scheme else None,
             uncertainty,
             () if fused.is_merged else self.model.info.not_predicted,
@@ -216,7 +219,17 @@ class Segmenter:
             looked.append(part.first)
         return room_around(seen.numpy(), looked, axes.along)
 
-    def _sample(self, image: Tensor, room: Room, count: int, seed: int) -> Uncertainty:
+    def _apply_prior(self, fused: Fusion, plan: ConformPlan) -> str:
+        """Let anatomy decide where networks are in doubt; returns why it was not asked."""
+        prior, template = self.model.info.prior, self.model.template
+        # Classes without sides have no template.
+        if prior is None or template is None or fused.is_merged:
+            return ""
+        return apply_prior(fused.sum, template, prior, fused.scheme, np.array(plan.affine))
+
+    def _sample(
+        self, image: Tensor, room: Room, count: int, seed: int, plan: ConformPlan
+    ) -> Uncertainty:
         """Segment `count` times with dropout; one map a sample is kept."""
         samples: Samples | None = None
         # Dropout draws from torch's own generator: it is set, and given back as it was.
@@ -228,6 +241,7 @@ class Segmenter:
             try:
                 for _ in range(count):
                     fused, _maps = self._fuse(image, room, mirror=False)
+                    self._apply_prior(fused, plan)
                     samples = samples or Samples(fused.scheme)
                     samples.add(fused.sum)
             finally:

@@ -26,6 +26,7 @@ from segmentation.files import atomic_write
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.models.model_info import (
     FORMAT,
+    PRIOR_FILE,
     Description,
     Fusion,
     ModelInfo,
@@ -33,6 +34,7 @@ from segmentation.models.model_info import (
     weights_file,
 )
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.template import Template
 from segmentation.models.zoo import MODEL_FILE
 from segmentation.views import View
 
@@ -61,6 +63,7 @@ class Model:
     info: ModelInfo
     scheme: LabelScheme
     networks: Mapping[View, QuickNat]
+    template: Template | None = None
 
     @property
     def name(self) -> str:
@@ -113,6 +116,7 @@ def save_model(
     networks: Mapping[View, QuickNat],
     *,
     label_table: str | Path | None = None,
+    template: Template | None = None,
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
@@ -132,6 +136,8 @@ def save_model(
     scheme = _scheme(description.labels, label_table, final)
     if label_table is not None:
         contents[f"{description.labels}.tsv"] = Path(label_table).read_bytes()
+    if template is not None:
+        contents[PRIOR_FILE] = template.to_bytes()
     info = ModelInfo(
         **dict(description),
         labels_sha256=_fingerprint(scheme),
@@ -183,7 +189,11 @@ def load_model(folder: str | Path, views: Collection[View] | None = None) -> Mod
         )
         for view in wanted
     }
-    return Model(folder=folder, info=info, scheme=scheme, networks=networks)
+    template = None
+    if info.prior is not None:
+        data = _read(folder, PRIOR_FILE, info)
+        template = Template.from_bytes(data, len(scheme), folder / PRIOR_FILE)
+    return Model(folder, info, scheme, networks, template)
 
 
 def read_info(folder: str | Path) -> ModelInfo:
@@ -251,7 +261,8 @@ def _fingerprint(scheme: LabelScheme) -> str:
 def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
     """The scheme has what the description names, and each network as many classes as it."""
     where = folder / MODEL_FILE
-    for name in (*info.not_predicted, *info.fusion.per_class):
+    weighed = info.prior.per_class if info.prior else {}
+    for name in (*info.not_predicted, *info.fusion.per_class, *weighed):
         if name not in scheme.names:
             raise ModelError(f"{name} is no structure of {info.labels}", where=where)
     for view, architecture in info.architectures.items():

@@ -21,6 +21,7 @@ from segmentation.views import SliceAxes, View, slice_axes
 
 __all__ = [
     "FORMAT",
+    "PRIOR_FILE",
     "Description",
     "Fusion",
     "Mean",
@@ -28,11 +29,13 @@ __all__ = [
     "Origin",
     "Precision",
     "Preprocessing",
+    "Prior",
     "Quality",
     "Training",
 ]
 
 FORMAT = 1
+PRIOR_FILE = "prior.npz"
 
 Precision = Literal["float32", "float16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -110,6 +113,18 @@ class Quality(_Part):
     origin: str = ""
 
 
+class Prior(_Part):
+    """How much the model's anatomical template counts where its networks are in doubt."""
+
+    weight: float = Field(default=1.0, ge=0, le=4, allow_inf_nan=False)
+    # For structures, by name, whose place or size differs more from head to head.
+    per_class: dict[str, Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]] = {}
+    # Voxels where a class has this probability are left alone.
+    certain: float = Field(default=0.97, gt=0, le=1)
+    # What the template never shows is taken for this likely.
+    floor: float = Field(default=0.005, gt=0, lt=1)
+
+
 class Training(_Part):
     """Where the weights come from, for those who must know what they may do with them."""
 
@@ -140,6 +155,7 @@ class Description(_Part):
     # Structures of the scheme that the model was never taught: no volume is printed for them.
     not_predicted: tuple[str, ...] = ()
     quality: Quality | None = None
+    prior: Prior | None = None
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}
@@ -168,6 +184,8 @@ class ModelInfo(Description):
         for view in self.architectures:
             if weights_file(view) not in self.files:
                 raise ValueError(f"files: {weights_file(view)} has no SHA-256")
+        if self.prior is not None and PRIOR_FILE not in self.files:
+            raise ValueError(f"files: {PRIOR_FILE} has no SHA-256")
         return self
 
 

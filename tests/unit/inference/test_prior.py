@@ -1,0 +1,140 @@
+"""An anatomical prior: where it is placed, what it changes, when it is not used."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from segmentation.errors import ModelError
+from segmentation.heads import aim, phantom_heads
+from segmentation.inference.prior import apply_prior, build_template, default_prior
+from segmentation.labels import load_scheme
+from segmentation.models.model_info import Prior
+from segmentation.models.template import Template
+
+SCHEME = load_scheme("quicknat33")
+HEADS = phantom_heads(2)
+CORTEX, WHITE, VENTRICLE, THALAMUS, CAUDATE = (
+    SCHEME.names.index(f"Left-{name}")
+    for name in (
+        "Cerebral-Cortex",
+        "Cerebral-White-Matter",
+        "Lateral-Ventricle",
+        "Thalamus",
+        "Caudate",
+    )
+)
+# The phantom's head has voxels of 2 mm; a template takes label maps to have 1 mm.
+AFFINE = np.eye(4)
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return build_template(HEADS, SCHEME)
+
+
+@pytest.fixture(scope="module")
+def classes() -> Tensor:
+    full = aim(HEADS, SCHEME)[0]
+    return full.targets[full.labels[0].long()].long()
+
+
+def sure(classes: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(classes, len(SCHEME)).half()
+
+
+def test_a_template_survives_its_file_and_refuses_another(template: Template) -> None:
+    again = Template.from_bytes(template.to_bytes(), len(SCHEME), "prior.npz")
+    np.testing.assert_array_equal(again.shares, template.shares)
+    np.testing.assert_array_equal(again.centroids, template.centroids)
+    with pytest.raises(ModelError, match="other classes"):
+        Template.from_bytes(template.to_bytes(), 5, "prior.npz")
+    with pytest.raises(ModelError, match="is no prior"):
+        Template.from_bytes(template.to_bytes()[:1000], len(SCHEME), "prior.npz")
+
+
+def test_doubt_between_two_structures_is_decided_by_place(
+    template: Template, classes: Tensor
+) -> None:
+    fused = sure(classes)
+    # Deep in the thalamus the networks cannot tell it from the caudate.
+    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
+    fused[at] = 0
+    fused[*at, THALAMUS], fused[*at, CAUDATE] = 0.45, 0.55
+    before = fused.clone()
+    assert apply_prior(fused, template, Prior(), SCHEME, AFFINE) == ""
+    assert fused[at].argmax() == THALAMUS
+    assert fused[at].sum() == pytest.approx(1, abs=2e-3)
+    # Where the networks are sure, nothing changes.
+    fused[at] = before[at]
+    assert torch.equal(fused, before)
+
+
+def test_a_head_that_lies_askew_and_is_larger_is_found(template: Template, classes: Tensor) -> None:
+    # The same voxels, 1.2 mm apart, turned by 20 degrees and moved.
+    angle = np.radians(20)
+    turn = np.array(
+        [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+    )
+    affine = np.eye(4)
+    affine[:3, :3], affine[:3, 3] = 1.2 * turn, (40, -30, 12)
+    fused = sure(classes)
+    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
+    fused[at] = 0
+    fused[*at, THALAMUS], fused[*at, CAUDATE] = 0.45, 0.55
+    assert apply_prior(fused, template, Prior(), SCHEME, affine) == ""
+    assert fused[at].argmax() == THALAMUS
+
+
+def test_ventricles_wider_than_the_template_s_stay(template: Template, classes: Tensor) -> None:
+    fused = sure(classes)
+    # White matter of the template that the networks take for ventricle, without being sure.
+    widened = (classes == WHITE).nonzero()[::50]
+    fused[tuple(widened.T)] = 0
+    fused[*widened.T, VENTRICLE], fused[*widened.T, WHITE] = 0.6, 0.4
+    before = fused.argmax(-1)
+    prior = default_prior(SCHEME)
+    assert prior.per_class["Left-Lateral-Ventricle"] == 0
+    assert apply_prior(fused, template, prior, SCHEME, AFFINE) == ""
+    assert torch.equal(fused.argmax(-1), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "affine", "reason"),
+    [
+        ("few", np.eye(4), "only 5 structures"),
+        ("none", np.diag([1.6, 1.6, 1.6, 1]), "scaled by"),
+        ("none", np.diag([-1.0, 1, 1, 1]), "scaled by|from where"),
+    ],
+)
+def test_a_prior_that_cannot_be_placed_is_not_used(
+    template: Template, classes: Tensor, change: str, affine: np.ndarray, reason: str
+) -> None:
+    found = classes.clone()
+    if change == "few":
+        kept = torch.tensor([THALAMUS, CAUDATE, *range(10, 13)])
+        found[~torch.isin(found, kept)] = 0
+    fused = sure(found)
+    before = fused.clone()
+    problem = apply_prior(fused, template, Prior(), SCHEME, affine)
+    assert problem.startswith("anatomical prior not used")
+    assert re.search(reason, problem)
+    assert torch.equal(fused, before)
+
+
+def test_a_structure_far_from_its_place_is_left_out_of_placing(
+    template: Template, classes: Tensor
+) -> None:
+    found = classes.clone()
+    found[found == CAUDATE] = WHITE
+    found[:6, :6, :6] = CAUDATE  # a speck in the corner instead
+    fused = sure(found)
+    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
+    fused[at] = 0
+    fused[*at, THALAMUS], fused[*at, CORTEX] = 0.45, 0.55
+    assert apply_prior(fused, template, Prior(), SCHEME, AFFINE) == ""
+    assert fused[at].argmax() == THALAMUS
