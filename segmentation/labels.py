@@ -22,7 +22,10 @@ from numpy.typing import NDArray
 from segmentation.errors import LabelError
 from segmentation.folding import MAX_CLASSES, Folding, outer_rim
 
-__all__ = ["Label", "LabelScheme", "MergedScheme", "load_scheme"]
+__all__ = ["IGNORE", "Label", "LabelScheme", "MergedScheme", "load_scheme"]
+
+# A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
+IGNORE = 255
 
 Side = Literal["left", "right"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate
 
 from segmentation.heads import Heads
-from segmentation.models.losses import IGNORE
+from segmentation.labels import IGNORE
 from segmentation.views import View, slice_axes
 
 __all__ = ["SynthesisConfig", "synthesise", "synthesise_volume"]

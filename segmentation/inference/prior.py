@@ -44,7 +44,7 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
         moved = [_moved(own, _affine(own, common)) for own in centroids]
         known = np.isfinite(moved).all(2, keepdims=True)
         total = np.where(known, moved, 0).sum(0)
-        common = total / np.where(known.any(0), known.sum(0), np.nan)
+        common = np.asarray(total / np.where(known.any(0), known.sum(0), np.nan), np.float64)
     # Every head as large as the heads are in the mean, not as the first.
     volumes = [abs(np.linalg.det(_affine(common, own)[:3, :3])) for own in centroids]
     middle = np.nanmean(common, 0)
@@ -52,7 +52,8 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
 
     to_heads = [_affine(common, own) for own in centroids]
     brains = [
-        _moved(_extremes(head), np.linalg.inv(to)) for head, to in zip(heads, to_heads, strict=True)
+        _moved(_extremes(head), np.asarray(np.linalg.inv(to), np.float64))
+        for head, to in zip(heads, to_heads, strict=True)
     ]
     low = np.min(brains, (0, 1)) - _MARGIN_MM
     high = np.max(brains, (0, 1)) + _MARGIN_MM
@@ -164,7 +165,7 @@ def _centroids(
 
 def _place(found: NDArray[np.float64], template: NDArray[np.float64]) -> NDArray[np.float64] | str:
     """An affine from a scan's millimetres to a template's, or why there is none."""
-    known: NDArray[np.bool_] = np.isfinite(found).all(1) & np.isfinite(template).all(1)
+    known = np.asarray(np.isfinite(found + template).all(1))
     for _ in range(2):
         if known.sum() < _FEWEST_STRUCTURES:
             return f"only {int(known.sum())} structures to place it by"

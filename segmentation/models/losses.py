@@ -8,12 +8,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from segmentation.labels import IGNORE
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 __all__ = [
-    "IGNORE",
     "LossConfig",
     "SegmentationLoss",
     "boundaries",
@@ -21,9 +22,6 @@ __all__ = [
     "divergence",
     "median_frequency_weights",
 ]
-
-# A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
-IGNORE = 255
 
 
 class LossConfig(BaseModel):
