@@ -39,10 +39,10 @@ class JobClock:
         self.longest_s = 0.0
 
     def start(self, writing_s: float) -> None:
-        """After the first step, whose state took `writing_s` to write."""
+        """After the first step and the `writing_s` that its state then took."""
         self.has_started = True
         self.began, limit = time.monotonic(), self.limit
-        limit.end = min(limit.end, self.began + limit.seconds)
+        limit.end = min(limit.end, self.began - writing_s + limit.seconds)
         self.seconds = (limit.end - self.began) * self.part
         # The state, the page, and the model that is made of all.
         self.writing_s = 2 * writing_s

@@ -49,15 +49,12 @@ def test_who_has_done_half_gets_half_as_much(time: Clock) -> None:
 
 
 def test_what_is_written_and_validated_at_the_end_has_its_time(time: Clock) -> None:
-    limit = TimeLimit(100)
-    assert run_job(time, JobClock(limit, 0.0, 0, validates=True), 1, 2.0) == pytest.approx(
-        86, abs=1
-    )
-    limit = TimeLimit(100)
-    limit.validation_s = 30.0
-    assert run_job(time, JobClock(limit, 0.0, 0, validates=True), 1, 2.0) == pytest.approx(
-        66, abs=1
-    )
+    # Writing after the first step, the same twice at the end, and one step: of 100 seconds.
+    for validation_s, reserved in ((None, 0.1 * 98), (30.0, 30.0)):
+        limit = TimeLimit(100)
+        limit.validation_s = validation_s
+        spent = run_job(time, JobClock(limit, 0.0, 0, validates=True), 1, writing_s=2.0)
+        assert spent == pytest.approx(100 - 2 - 4 - 1 - reserved, abs=1)
 
 
 def test_a_busy_machine_makes_fewer_steps_and_not_more_seconds(time: Clock) -> None:
