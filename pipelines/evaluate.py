@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipelines.discovery import ScanFile, find_files
 from pipelines.exits import Exit, batch_exit
 from pipelines.measuring import (
     Done,
@@ -25,7 +26,7 @@ from pipelines.measuring import (
     read_pair,
     scan_of,
 )
-from pipelines.pairing import Pairing, ScanFile, find_files, pair_files
+from pipelines.pairing import Pairing, pair_files
 from pipelines.printing import save_drawings, write_page
 from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, EvaluationError, TrinatError

@@ -14,9 +14,10 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from pipelines.discovery import find_files
 from pipelines.exits import Exit, batch_exit
 from pipelines.measuring import Mappings, read_mapping
-from pipelines.pairing import Pair, find_files, pair_files
+from pipelines.pairing import Pair, pair_files
 from segmentation.conform import conform
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.files import atomic_text

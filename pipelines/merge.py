@@ -8,8 +8,9 @@ from pathlib import Path
 
 from pipelines.batch.ledger import Ledger, ledgers_in, read_entries
 from pipelines.batch.lock import run_lock
+from pipelines.batch.naming import WORK
 from pipelines.batch.tables import write_tables
-from pipelines.predict import WORK, Outcome
+from pipelines.predict import Outcome
 from segmentation.errors import InputError
 
 __all__ = ["merge"]

@@ -5,37 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from segmentation.data.bids import entities
-from segmentation.data.freesurfer import find_image, find_labels, person_and_session
-from segmentation.data.pairs import image_files
-from segmentation.data.source import natural_order, without_suffix
-from segmentation.errors import ConfigError, EvaluationError
+from pipelines.discovery import ScanFile
+from segmentation.data.source import natural_order
 
-__all__ = ["Pair", "Pairing", "ScanFile", "find_files", "pair_files"]
-
-# What a file is, not whose: these may differ between the two files of a pair.
-_NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
-
-
-@dataclass(frozen=True)
-class ScanFile:
-    """A label map or image, and whose it is by its name."""
-
-    name: str
-    path: Path
-    subject: str
-    session: str = ""
-    identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
-
-    @property
-    def scan(self) -> str:
-        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say."""
-        rest = dict(self.identity)
-        rest.pop("sub", None)
-        first = [("ses", rest.pop("ses"))] if "ses" in rest else []
-        return "_".join(f"{k}-{v}" for k, v in [*first, *rest.items()]) or self.session
+__all__ = ["Pair", "Pairing", "pair_files"]
 
 
 @dataclass(frozen=True)
@@ -50,50 +24,6 @@ class Pairing:
     pairs: tuple[Pair, ...]
     truths_alone: tuple[ScanFile, ...]
     predictions_alone: tuple[ScanFile, ...]
-
-
-def find_files(place: Path, *, suffix: str = "dseg") -> list[ScanFile]:
-    """Label maps (or with suffix "T1w" images) under a folder, in natural order.
-
-    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
-    files called *_dseg; a folder of files.
-    """
-    if place.is_file():
-        return [_named(place)]
-    if not place.is_dir():
-        raise ConfigError(
-            "no such file or folder",
-            where=place,
-            remedy="check the path; a relative one starts at the current folder",
-        )
-    found = [
-        _named(path)
-        for pattern in ("sub-*/anat/", "sub-*/ses-*/anat/")
-        for path in place.glob(f"{pattern}*_{suffix}.nii*")
-    ]
-    if not found:
-        find = find_labels if suffix == "dseg" else find_image
-        found = [
-            _of_subjects_dir(folder.name, file)
-            for folder in place.iterdir()
-            if folder.is_dir() and (file := find(folder))
-        ]
-    if not found and suffix == "dseg":
-        # Beside label maps, a run may have written entropies and probabilities.
-        found = [
-            _named(path)
-            for ending in (".nii.gz", ".nii", ".mgz")
-            for path in place.rglob(f"*_dseg{ending}")
-        ]
-    if not found:
-        found = [_named(path) for path in image_files(place).values()]
-    if not found:
-        raise EvaluationError(
-            "no label map here" if suffix == "dseg" else "no image here",
-            where=place,
-            remedy="give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files",
-        )
-    return sorted(found, key=lambda file: natural_order(file.name))
 
 
 def pair_files(truths: Iterable[ScanFile], predictions: Iterable[ScanFile]) -> Pairing:
@@ -188,20 +118,3 @@ def _by_beginning(left: list[ScanFile], right: list[ScanFile]) -> list[tuple[Sca
 def _begins(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
     return long.startswith(short) and not long[len(short) : len(short) + 1].isalnum()
-
-
-def _named(path: Path) -> ScanFile:
-    name = without_suffix(path)
-    facts = entities(path) if name.startswith("sub-") else {}
-    if not facts:
-        name = name.removesuffix("_dseg")
-        return ScanFile(name, path, name)
-    identity = tuple(sorted((k, v) for k, v in facts.items() if k not in _NOT_IDENTITY))
-    session = f"ses-{facts['ses']}" if "ses" in facts else ""
-    return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
-
-
-def _of_subjects_dir(folder: str, labels: Path) -> ScanFile:
-    person, session = person_and_session(folder)
-    facts = entities(Path(folder)) if folder.startswith("sub-") else {}
-    return ScanFile(folder, labels, person, session or "", tuple(sorted(facts.items())))

@@ -7,29 +7,27 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 
 from natsort import natsorted
 
 from pipelines.batch.engine import Engine, LocalEngine
-from pipelines.batch.inputs import Case, Found, Refusal, find_cases
 from pipelines.batch.ledger import Entry, Ledger, Status, digest_files, ledgers_in, read_entries
 from pipelines.batch.lock import run_lock
-from pipelines.batch.naming import safe_component
+from pipelines.batch.naming import WORK, safe_component
 from pipelines.batch.settings import OutputSettings, RunSettings
 from pipelines.batch.tables import write_bids_files, write_tables
+from pipelines.discovery import Case, Found, Refusal, find_cases
 from pipelines.exits import Exit, batch_exit
 from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, InputError
 from segmentation.models.zoo import MODEL_FILE, find_model
 
 __all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "predict"]
-
-WORK = ".trinat-work"
 
 Listener = Callable[[Entry], None]
 EngineMaker = Callable[[RunSettings], Engine]
@@ -83,6 +81,27 @@ class Plan:
     engine: EngineMaker | None = None
 
     @property
+    def part(self) -> str:
+        """What the ledger and the lock of a part of the work are called besides; "" for all."""
+        if self.shard:
+            return str(self.shard)
+        if not self.participants:
+            return ""
+        # So that jobs of one participant each, as BIDS Apps are run, may share an output folder.
+        labels = natsorted({label.removeprefix("sub-") for label in self.participants})
+        return "." + safe_component("sub-" + "-".join(labels))
+
+    def share_of(self, found: Found) -> tuple[Sequence[Case], Sequence[Refusal]]:
+        """The cases of this part, and the refusals that it tells: the first shard tells them."""
+        if not self.shard:
+            return found.cases, found.refusals
+        refusals = found.refusals if self.shard.part == 1 else ()
+        return found.cases[self.shard.part - 1 :: self.shard.of], refusals
+
+    def local_engine(self, settings: RunSettings) -> Engine:
+        return LocalEngine(settings, self.worker_devices, timeout_s=self.timeout_s)
+
+    @property
     def worker_devices(self) -> list[str]:
         """A device a process: GPUs in turn; on the processor as many as there are workers."""
         count = max(self.workers, len(self.devices))
@@ -112,183 +131,107 @@ def predict(
     on_entry: Listener = lambda _: None,
 ) -> Outcome:
     """Do what is missing or changed; listeners hear how many there are, then of each."""
-    name = _part_name(plan)
     model = find_model(plan.model)
     found = find_cases(plan.inputs, exclude=plan.out, participants=plan.participants)
     if not found.cases and not found.refusals:
         raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
-    _make_folder(plan.out)
-    cases = found.cases
-    if plan.shard:
-        cases = cases[plan.shard.part - 1 :: plan.shard.of]
+    cases, refusals = plan.share_of(found)
+    part = plan.part
     settings = RunSettings(
         out=plan.out,
         model=model,
         model_sha256=digest_files([model / MODEL_FILE]),
-        staging=plan.out / WORK / f"staging{name}",
+        staging=plan.out / WORK / f"staging{part}",
         output=plan.output,
         bids=found.bids_root is not None,
-        source_link=_link(plan.out, found.bids_root) if found.bids_root else "",
         # Another engine knows its own machines.
         threads=plan.threads
         or (None if plan.engine else max(1, cpu_count() // len(plan.worker_devices))),
         batch=plan.batch,
         allow_cpu=plan.allow_cpu,
     )
-    with run_lock(plan.out / WORK / f"lock{name}"):
+    with run_lock(plan.out / WORK / f"lock{part}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
-        if not name:
+        if not part:
             # Of a run that was killed while it wrote tables.
             for stray in plan.out.glob(".trinat-*.tmp"):
                 stray.unlink(missing_ok=True)
-        known = read_entries(ledgers_in(plan.out), {case.id for case in cases})
-        with Ledger(plan.out / f"run{name}.jsonl") as ledger, _stopping() as stop:
-            # Shards share refusals; the first tells them.
-            tells = not plan.shard or plan.shard.part == 1
-            refused = found.refusals if tells else ()
-            if tells and not plan.participants:
-                for entry in _put_right(known, refused):
-                    ledger.add(entry)
-            on_start(len(cases) + len(refused))
-            outcome = _run(plan, found, cases, refused, settings, known, ledger, stop, on_entry)
+        # A part of the work makes no tables, and needs to know of its own cases alone.
+        known = read_entries(ledgers_in(plan.out), {case.id for case in cases} if part else None)
+        with Ledger(plan.out / f"run{part}.jsonl", known) as ledger, _stopping() as stop:
+            on_start(len(cases) + len(refusals))
+            run = _Run(settings, ledger, on_entry)
+            if not plan.participants and not (plan.shard and plan.shard.part > 1):
+                run.put_right(refusals)
+            run.refuse(refusals)
+            # Looked at first: a run with nothing to do loads no model.
+            missing = run.missing(cases, stop)
+            if first := next(missing, None):
+                engine = plan.engine or plan.local_engine
+                for entry in engine(settings).run(chain([first], missing), stop):
+                    run.note(entry)
         shutil.rmtree(settings.staging, ignore_errors=True)
-        if settings.bids:
-            _write_bids(settings)
-        if not name:
-            write_tables(plan.out, read_entries(ledgers_in(plan.out)).values())
-    _remove_if_empty(plan.out / WORK)
-    return outcome
-
-
-def _run(
-    plan: Plan,
-    found: Found,
-    cases: Sequence[Case],
-    refused: Sequence[Refusal],
-    settings: RunSettings,
-    known: dict[str, Entry],
-    ledger: Ledger,
-    stop: Callable[[], bool],
-    on_entry: Listener,
-) -> Outcome:
-    counts: Counter[str] = Counter()
-
-    def note(entry: Entry, *, keep: bool = True) -> None:
-        if keep:
-            ledger.add(entry)
-        counts[entry.status] += 1
-        on_entry(entry)
-
-    for refusal in refused:
-        status: Status = "skipped" if refusal.harmless else "failed"
-        # A twin of a case is told, but is no case of its own in the ledger.
-        note(
-            Entry(refusal.shown, status, refusal.shown, refusal.reason, finished=_now()),
-            keep=not refusal.harmless,
-        )
-
-    begun: list[Case] = []
-
-    def missing() -> Iterator[Case]:
-        for case in cases:
-            # Looking through what is done takes long where there is much of it.
-            if stop():
-                return
-            entry = known.get(case.id)
-            if entry and _is_current(entry, case, settings):
-                unchanged = Entry(case.id, "skipped", case.shown, "done before, nothing changed")
-                # The entry of the run that did it stays the one that holds.
-                note(unchanged, keep=False)
-            else:
-                begun.append(case)
-                yield case
-
-    make = plan.engine or (
-        lambda settings: LocalEngine(settings, plan.worker_devices, timeout_s=plan.timeout_s)
-    )
-    # Looked at first: a run with nothing to do loads no model.
-    source = missing()
-    first = next(source, None)
-    if first is not None:
-        for entry in make(settings).run(_chain(first, source), stop):
-            note(entry)
-    undone = len(cases) + len(refused) - sum(counts.values())
+        if found.bids_root:
+            write_bids_files(plan.out, found.bids_root)
+        if not part:
+            write_tables(plan.out, ledger.entries.values())
+    with suppress(OSError):
+        (plan.out / WORK).rmdir()
+    counts = run.counts
     return Outcome(
         counts["done"],
         counts["skipped"],
         counts["failed"],
-        interrupted=undone > 0,
-        is_part=_part_name(plan) != "",
+        interrupted=counts.total() < len(cases) + len(refusals),
+        is_part=bool(part),
     )
 
 
-def _part_name(plan: Plan) -> str:
-    """What the ledger and the lock of a part of the work are called besides; "" for all of it."""
-    if plan.shard:
-        return str(plan.shard)
-    if not plan.participants:
-        return ""
-    # So that jobs of one participant each, as BIDS Apps are run, may share an output folder.
-    labels = natsorted({label.removeprefix("sub-") for label in plan.participants})
-    return "." + safe_component("sub-" + "-".join(labels))
+@dataclass
+class _Run:
+    """What becomes of each input: in the ledger, in the counts, and told to who listens."""
 
+    settings: RunSettings
+    ledger: Ledger
+    on_entry: Listener
+    counts: Counter[str] = field(default_factory=Counter)
 
-def _put_right(known: dict[str, Entry], refused: Sequence[Refusal]) -> Iterator[Entry]:
-    """What earlier runs refused and this one does not: tables and page need not tell it any more.
+    def note(self, entry: Entry, *, keep: bool = True) -> None:
+        if keep:
+            self.ledger.add(entry)
+        self.counts[entry.status] += 1
+        self.on_entry(entry)
 
-    A missing file was found, say, or one of two of the same name is gone.
-    """
-    told = {refusal.shown for refusal in refused}
-    for entry in known.values():
-        if entry.status == "failed" and not entry.model and entry.case not in told:
-            yield replace(entry, status="skipped", reason="no longer given", finished=_now())
+    def put_right(self, refusals: Sequence[Refusal]) -> None:
+        """What earlier runs refused and this one does not: tables and page need not tell it.
 
+        A missing file was found, say, or one of two of the same name is gone.
+        """
+        told = {refusal.shown for refusal in refusals}
+        for entry in list(self.ledger.entries.values()):
+            if entry.status == "failed" and not entry.model and entry.case not in told:
+                self.ledger.add(Entry(entry.case, "skipped", entry.input, "no longer given"))
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        for refusal in refusals:
+            # A twin of a case is told, but is no case of its own in the ledger.
+            status: Status = "skipped" if refusal.harmless else "failed"
+            entry = Entry(refusal.shown, status, refusal.shown, refusal.reason)
+            self.note(entry, keep=not refusal.harmless)
 
-
-def _chain(first: Case, rest: Iterator[Case]) -> Iterator[Case]:
-    yield first
-    yield from rest
-
-
-def _is_current(entry: Entry, case: Case, settings: RunSettings) -> bool:
-    try:
-        digest = digest_files(case.files)
-    except OSError:
-        return False
-    return entry.is_current(settings.out, digest, settings.model_sha256, settings.output.digest())
-
-
-def _make_folder(out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    out.joinpath(WORK).mkdir(exist_ok=True)
-
-
-def _link(out: Path, root: Path) -> str:
-    """The source dataset as seen from the output, so that no path of this machine is told."""
-    return Path(os.path.relpath(root.resolve(), out.resolve())).as_posix() + "/"
-
-
-def _write_bids(settings: RunSettings) -> None:
-    from segmentation.models.checkpoint import load_model
-    from segmentation.views import View
-
-    model = load_model(settings.model, views=())
-    views = [View(name) for name in settings.output.views] or list(model.info.architectures)
-    merged = views == [View.SAGITTAL] and model.is_merged(View.SAGITTAL)
-    # Sagittal slices alone cannot name sides.
-    scheme = model.scheme.merged.scheme if merged else model.scheme
-    by_index = settings.output.format == "index"
-    write_bids_files(settings.out, scheme, settings.source_link, by_index=by_index)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return
+    def missing(self, cases: Sequence[Case], stop: Callable[[], bool]) -> Iterator[Case]:
+        """Cases to do; those that are current are noted."""
+        for case in cases:
+            # Looking through what is done takes long where there is much of it.
+            if stop():
+                return
+            known = self.ledger.entries.get(case.id)
+            if known and known.is_current(case, self.settings):
+                # The entry of the run that did it stays the one that holds.
+                unchanged = "done before, nothing changed"
+                self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
+            else:
+                yield case
 
 
 @contextmanager

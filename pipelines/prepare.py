@@ -33,7 +33,7 @@ from segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from segmentation.errors import ConfigError, DatasetError, TrinatError
+from segmentation.errors import ConfigError, DatasetError, TrinatError, reason_of
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.views import View
 from segmentation.volume import TrustAffine
@@ -290,10 +290,7 @@ def _prepare(job: _Job) -> Outcome:
     except Exception as error:
         # An older state of a subject that cannot be made any more would pass for the new one.
         job.path.unlink(missing_ok=True)
-        reason = " ".join(str(error).split())
-        if not isinstance(error, TrinatError):
-            reason = f"{type(error).__name__}: {reason}"
-        return Outcome(name, "failed", reason)
+        return Outcome(name, "failed", reason_of(error))
     return Outcome(name, "done")
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from scipy import ndimage
 
 from pipelines.batch.ledger import Entry, ledgers_in, read_entries
+from pipelines.discovery import ScanFile, find_files
 from pipelines.exits import Exit, batch_exit
 from pipelines.isolated import isolated
-from pipelines.pairing import ScanFile, find_files, pair_files
+from pipelines.pairing import pair_files
 from pipelines.printing import save_drawings, write_page
 from pipelines.process import cpu_count
 from segmentation.data.participants import read_rows

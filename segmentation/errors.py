@@ -20,6 +20,8 @@ TrinatError              says where, what is wrong and what to do, in one line
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "TrainingError",
     "TrinatError",
     "one_line",
+    "reason_of",
 ]
 
 
@@ -53,8 +56,7 @@ class TrinatError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        parts = (self.where, self.what, self.remedy)
-        return ": ".join(one_line(part) for part in parts if part)
+        return reason_of(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the way back from a worker process with all three parts."""
@@ -124,6 +126,31 @@ class InterruptedRunError(TrinatError):
 def one_line(text: str) -> str:
     """The text with line breaks and control characters escaped, as file names may hold them."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
+
+
+def reason_of(error: BaseException, *, where: bool = True) -> str:
+    """What is wrong and what to do, in one line; without `where`, no folder is named.
+
+    Tables are shared: the full path of an input is nobody else's business.
+    """
+    first = "" if isinstance(error, TrinatError) else str(error).strip().partition("\n")[0]
+    if isinstance(error, TrinatError):
+        parts = [error.where if where else None, error.what, error.remedy]
+    elif isinstance(error, OSError):
+        name = os.fsdecode(error.filename) if error.filename else None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        parts = [
+            name if where or name is None else Path(name).name,
+            error.strerror or first,
+            "free some space there" if full else "check path and permissions",
+        ]
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+        parts = ["out of memory", "close other programs, or use a larger machine"]
+    elif isinstance(error, ImportError):
+        parts = [first, "trinat doctor says what is missing"]
+    else:
+        parts = [type(error).__name__, first, "a fault of trinat"]
+    return ": ".join(one_line(part) for part in parts if part)
 
 
 def _rebuild(kind: type[TrinatError], what: str, where: str | None, remedy: str) -> TrinatError:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["Source"]
+__all__ = ["SCAN_SUFFIXES", "Source"]
+
+# Every kind of scan that is read; of two that end a name, the longer comes first.
+SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 
 # Deflate cannot pack better than this.
 _DEFLATE_LIMIT = 1032

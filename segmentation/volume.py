@@ -20,7 +20,7 @@ from segmentation.errors import FormatError, InputError, IntegrityError
 from segmentation.files import atomic_write
 from segmentation.headers import Header, announce, read_mgh, read_nifti, read_pair
 from segmentation.orientation import TrustAffine, place
-from segmentation.streams import Source
+from segmentation.streams import SCAN_SUFFIXES, Source
 
 __all__ = ["TrustAffine", "Volume"]
 
@@ -28,7 +28,6 @@ __all__ = ["TrustAffine", "Volume"]
 _GZIP_LEVEL = 4
 _NIFTI_PADDING = 4096
 _MGH_TAGS = 16 * 2**20
-_SUFFIXES = (".nii", ".nii.gz", ".mgh", ".mgh.gz", ".mgz", ".hdr", ".img")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +87,11 @@ class Volume:
         """
         where = Path(path)
         name = where.name.lower()
-        if not name.endswith(_SUFFIXES):
+        if not name.endswith(SCAN_SUFFIXES):
             raise FormatError(
                 "not a known kind of scan",
                 where=where,
-                remedy=f"give one of {', '.join(_SUFFIXES)}",
+                remedy=f"give one of {', '.join(SCAN_SUFFIXES)}",
             )
         if name.endswith((".hdr", ".img")):
             header, voxels, digest = _read_pair(where)

@@ -7,10 +7,10 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry
 from pipelines.batch.server import serve
 from pipelines.batch.settings import RunSettings
+from pipelines.discovery import Case
 
 IN_HAND = "in-hand"  # a file that says so
 

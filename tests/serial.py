@@ -9,9 +9,9 @@ from typing import Any
 from overfitted import miniature, random_model
 
 from pipelines.batch.case_worker import CaseWorker
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry
 from pipelines.batch.settings import OutputSettings, RunSettings
+from pipelines.discovery import Case
 from pipelines.predict import Outcome, Plan, predict
 
 QUICK = OutputSettings(picture=False)

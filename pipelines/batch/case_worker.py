@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -12,22 +11,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry, digest_files
-from pipelines.batch.naming import bids_name
+from pipelines.batch.naming import CaseNames, Product
 from pipelines.batch.settings import RunSettings
 from pipelines.batch.stats import format_aseg_stats
-from segmentation.errors import TrinatError
+from pipelines.batch.tables import write_label_table
+from pipelines.discovery import Case
+from segmentation.errors import reason_of
 from segmentation.files import atomic_path, atomic_text
 from segmentation.inference.quality import (
-    Limits,
     grade,
     limits_of,
     mean_agreement,
@@ -36,15 +33,15 @@ from segmentation.inference.quality import (
 )
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Prepared, Segmenter
-from segmentation.labels import LabelScheme
 from segmentation.maps import write_maps
+from segmentation.models.checkpoint import load_model
+from segmentation.report.mosaic import draw_mosaic
 from segmentation.views import View
 from segmentation.volume import Volume
 
-__all__ = ["CaseWorker", "failure"]
+__all__ = ["CaseWorker"]
 
 _REPORTED_CHANGE = 0.01
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -52,7 +49,7 @@ class Job:
     """A case on its way; each step adds what the next needs and drops what it does not."""
 
     case: Case
-    digest: str = ""
+    digest: str
     prepared: Prepared | None = None
     found: Segmentation | None = None
     timings: dict[str, float] = field(default_factory=dict)
@@ -63,33 +60,39 @@ class CaseWorker:
 
     def __init__(self, settings: RunSettings, device: str) -> None:
         self.settings = settings
-        self.segmenter = Segmenter.load(
-            settings.model,
+        views = [View(name) for name in settings.output.views] or None
+        self.segmenter = Segmenter(
+            load_model(settings.model, views),
             device=device,
             precision=settings.output.precision,
-            views=tuple(View(name) for name in settings.output.views) or None,
+            views=views,
             batch=settings.batch,
             allow_cpu=settings.allow_cpu,
         )
+        self._limits = limits_of(self.segmenter.model.info)
+        self._has_label_table = not settings.bids
 
     def do(self, case: Case) -> Entry:
         """All three steps; what fails becomes a failed entry."""
         try:
             return self.write(self.infer(self.read(case)))
         except Exception as error:
-            return failure(case, error, self.settings)
+            return self.failed(case, error)
+
+    def failed(self, case: Case, error: Exception) -> Entry:
+        return Entry.failed(case, self.settings, reason_of(error, where=False))
 
     def read(self, case: Case) -> Job:
-        job = Job(case)
-        with _timed(job.timings, "read"):
-            job.digest = digest_files(case.files)
+        timings: dict[str, float] = {}
+        with _timed(timings, "read"):
             volume = Volume.read(
                 case.path,
                 trust_affine=self.settings.output.trust_affine,
                 fill_nonfinite=self.settings.output.fill_nonfinite,
             )
-        job.prepared = self.segmenter.prepare(volume)
-        return job
+        # Taken while it was read: what is in the ledger is what was segmented.
+        digest = volume.source_sha256 or ""
+        return Job(case, digest, self.segmenter.prepare(volume), timings=timings)
 
     def infer(self, job: Job) -> Job:
         assert job.prepared is not None
@@ -105,27 +108,36 @@ class CaseWorker:
         return job
 
     def write(self, job: Job) -> Entry:
-        """Write to a folder of the case's own, then rename everything into place."""
+        """Restore and judge; write to a folder of the case's own, rename everything into place."""
         assert job.found is not None
-        case, settings = job.case, self.settings
-        # A name of its own: on a cluster a worker given up for dead may still be at this case.
-        staging = settings.staging / secrets.token_hex(8)
-        (staging / case.folder).mkdir(parents=True)
+        case, settings, found = job.case, self.settings, job.found
+        _ = found.indices  # restored to the scan's space, which is timed by itself
+        with _timed(job.timings, "judge"):
+            found, changes = found.cleaned() if settings.output.clean else (found, {})
+            result = self._judge(found, changes)
         with _timed(job.timings, "write"):
-            found, changes = job.found.cleaned() if settings.output.clean else (job.found, {})
-            result = _result(found, changes, limits_of(self.segmenter.model.info))
-            result["picture"] = self._write_all(staging, case, found)
+            # A name of its own: on a cluster a worker given up for dead may still be at this case.
+            staging = settings.staging / secrets.token_hex(8)
+            names = CaseNames(staging, case.id, case.entities, settings.bids)
+            names.path(Product.LABELS).parent.mkdir(parents=True)
+            picture = self._write_all(names, case, found)
+            result["picture"] = str(picture.relative_to(staging)) if picture else ""
             paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
             outputs = {str(path.relative_to(staging)): digest_files([path]) for path in paths}
-            (settings.out / case.folder).mkdir(parents=True, exist_ok=True)
             for path in paths:
-                path.replace(settings.out / path.relative_to(staging))
+                final = settings.out / path.relative_to(staging)
+                final.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(final)
             shutil.rmtree(staging)
+            if not self._has_label_table:
+                by_index = settings.output.format == "index"
+                write_label_table(settings.out, found.scheme, by_index=by_index)
+                self._has_label_table = True
         timings = found.timings | job.timings
-        return _entry(
+        return Entry.of(
             case,
             settings,
-            status="done",
+            "done",
             input_sha256=job.digest,
             outputs=outputs,
             result=result,
@@ -133,140 +145,81 @@ class CaseWorker:
             worker=f"{socket.gethostname()}:{os.getpid()}:{self.segmenter.device}",
         )
 
-    def _write_all(self, root: Path, case: Case, found: Segmentation) -> str:
+    def _judge(self, found: Segmentation, changes: dict[str, float]) -> dict[str, Any]:
+        """All numbers that the group's tables show."""
+        volumes = found.volumes_mm3
+        verdict = grade(found, self._limits)
+        result: dict[str, Any] = {
+            "grade": verdict.name,
+            "reasons": list(verdict.reasons),
+            "structure_grades": dict(verdict.structures),
+            "notes": list(found.notes),
+            "total_brain_mm3": round(total_brain_mm3(found.scheme, volumes), 3),
+            "volumes_mm3": {name: round(volume, 3) for name, volume in volumes.items()},
+            "tissue_contrast": _rounded(tissue_contrast(found)),
+        }
+        doubts: dict[str, np.ndarray] = {}
+        if found.agreement is not None:
+            result["mean_agreement"] = _rounded(mean_agreement(found))
+            doubts["agreement"] = found.agreement
+        if found.uncertainty is not None:
+            for name in ("iou", "pairwise_dice", "volume_cv"):
+                doubts[name] = getattr(found.uncertainty, name)
+        for name, values in doubts.items():
+            result[name] = {
+                label.name: _rounded(float(values[label.index]))
+                for label in found.scheme.labels[1:]
+                if label.name in volumes
+            }
+        cleaned = {name: round(c, 4) for name, c in changes.items() if c > _REPORTED_CHANGE}
+        if cleaned:
+            result["cleaned"] = cleaned
+            changed = ", ".join(f"{name} {share:.0%}" for name, share in cleaned.items())
+            result["notes"].append(f"clean-up changed {changed}")
+        return result
+
+    def _write_all(self, names: CaseNames, case: Case, found: Segmentation) -> Path | None:
+        """Every file of a case; the path of its picture."""
         output = self.settings.output
-        name = _Names(root, case, self.settings.bids)
-        labels = found.labels if output.format == "aseg" else found.indices
+        source = f"bids:raw:{case.shown}"
+        origin = {"SpatialReference": source, "Sources": [source]} if self.settings.bids else {}
         mgz = output.mgz and case.path.suffix.lower() in (".mgz", ".mgh")
-        path = name.path("dseg", ".mgz" if mgz else ".nii.gz")
-        labels.write(path, labels=True)
-        if self.settings.bids:
-            _write_json(path, ".nii.gz", _sidecar(case))
+        labels = found.labels if output.format == "aseg" else found.indices
+        labels.write(names.path(Product.LABELS, ".mgz" if mgz else ""), labels=True)
+        if origin:
+            _write_json(names.path(Product.LABELS, ".json"), origin)
         if output.stats:
-            with atomic_text(name.path("stats", ".stats", plain="aseg")) as file:
+            with atomic_text(names.path(Product.STATS)) as file:
                 table = format_aseg_stats(case.stem, found.scheme, found.voxels, found.voxel_mm3)
                 file.write(table)
         if output.entropy:
-            found.entropy.write(name.path("entropy", ".nii.gz"))
+            found.entropy.write(names.path(Product.ENTROPY))
         if output.probabilities:
-            self._write_probabilities(name, case, found)
+            # One 4D file, background first, and what each of its maps is of, as BIDS has it: by
+            # the abbreviations of the label table that lies beside the label maps.
+            known = [
+                label for label in found.scheme.labels if label.name not in found.not_predicted
+            ]
+            maps = (found.probabilities(label.name) for label in known)
+            write_maps(names.path(Product.PROBABILITIES), maps, len(known))
+            label_map = {"LabelMap": [label.abbreviation for label in known]}
+            _write_json(names.path(Product.PROBABILITIES, ".json"), origin | label_map)
         if not output.picture:
-            return ""
-        picture = name.path("qc", ".png")
-        _draw(picture, case, found)
-        return str(picture.relative_to(root))
-
-    def _write_probabilities(self, name: _Names, case: Case, found: Segmentation) -> None:
-        """One 4D file, background first, and what each of its maps is of, as BIDS has it."""
-        known = [label for label in found.scheme.labels if label.name not in found.not_predicted]
-        path = name.path("probseg", ".nii.gz")
-        write_maps(path, (found.probabilities(label.name) for label in known), len(known))
-        source = _sidecar(case) if self.settings.bids else {}
-        # The abbreviations of the label table that lies beside the label maps.
-        label_map = {"LabelMap": [label.abbreviation for label in known]}
-        _write_json(path, ".nii.gz", source | label_map)
-
-
-@dataclass(frozen=True)
-class _Names:
-    root: Path
-    case: Case
-    bids: bool
-
-    def path(self, suffix: str, ending: str, *, plain: str = "") -> Path:
-        """Where a product of this case goes; `plain` is its suffix where names are not BIDS."""
-        folder = self.root / self.case.folder
-        if not self.bids:
-            return folder / f"{self.case.stem}_{plain or suffix}{ending}"
-        stem = bids_name(self.case.entities, suffix, space="orig", desc="trinat")
-        return folder / f"{stem}{ending}"
-
-
-def failure(case: Case, error: BaseException, settings: RunSettings) -> Entry:
-    """The entry of a case that raised."""
-    if isinstance(error, TrinatError):
-        # The input is named beside it; its full path is nobody's business in a shared table.
-        reason = f"{error.what}: {error.remedy}" if error.remedy else error.what
-    elif isinstance(error, MemoryError | torch.OutOfMemoryError):
-        reason = "out of memory: close other programs or use a machine with more"
-    elif isinstance(error, OSError):
-        # By its name alone, too: which half of a pair it is matters.
-        name = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
-        remedy = "free some space" if error.errno in _FULL else "check that it is there and yours"
-        reason = f"{name}{error.strerror or error}: {remedy}"
-    else:
-        reason = f"{type(error).__name__}: {error}: a fault of trinat"
-    reason = "".join(ch if ch.isprintable() else " " for ch in reason)
-    return _entry(case, settings, status="failed", reason=reason)
-
-
-def _entry(case: Case, settings: RunSettings, **fields: Any) -> Entry:
-    return Entry(
-        case=case.id,
-        input=case.shown,
-        model=settings.model_sha256,
-        settings=settings.output.digest(),
-        finished=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        **fields,
-    )
-
-
-def _result(found: Segmentation, changes: dict[str, float], limits: Limits) -> dict[str, Any]:
-    """All numbers that the group's tables show."""
-    volumes = found.volumes_mm3
-    verdict = grade(found, limits)
-    brain = total_brain_mm3(found.scheme, volumes)
-    result: dict[str, Any] = {
-        "grade": verdict.name,
-        "reasons": list(verdict.reasons),
-        "structure_grades": dict(verdict.structures),
-        "notes": list(found.notes),
-        "total_brain_mm3": round(brain, 3),
-        "volumes_mm3": {name: round(volume, 3) for name, volume in volumes.items()},
-    }
-    result["tissue_contrast"] = _rounded(tissue_contrast(found))
-    if found.agreement is not None:
-        result["mean_agreement"] = _rounded(mean_agreement(found))
-        result["agreement"] = _by_structure(found.scheme, found.agreement, volumes)
-    if found.uncertainty is not None:
-        doubt = found.uncertainty
-        for name in ("iou", "pairwise_dice", "volume_cv"):
-            result[name] = _by_structure(found.scheme, getattr(doubt, name), volumes)
-    cleaned = {name: round(share, 4) for name, share in changes.items() if share > _REPORTED_CHANGE}
-    if cleaned:
-        result["cleaned"] = cleaned
-        changed = ", ".join(f"{name} {share:.0%}" for name, share in cleaned.items())
-        result["notes"].append(f"clean-up changed {changed}")
-    return result
-
-
-def _by_structure(
-    scheme: LabelScheme, values: np.ndarray, known: dict[str, float]
-) -> dict[str, float | None]:
-    names = (label for label in scheme.labels[1:] if label.name in known)
-    return {label.name: _rounded(float(values[label.index])) for label in names}
+            return None
+        picture = names.path(Product.PICTURE)
+        figure = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
+        with atomic_path(picture) as temporary:
+            figure.savefig(temporary, format="png", dpi=80)
+        return picture
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else round(value, 4)
 
 
-def _sidecar(case: Case) -> dict[str, Any]:
-    source = f"bids:raw:{case.shown}"
-    return {"SpatialReference": source, "Sources": [source]}
-
-
-def _write_json(image: Path, ending: str, content: dict[str, Any]) -> None:
-    with atomic_text(image.with_name(image.name.removesuffix(ending) + ".json")) as file:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with atomic_text(path) as file:
         file.write(json.dumps(content, indent=2) + "\n")
-
-
-def _draw(path: Path, case: Case, found: Segmentation) -> None:
-    from segmentation.report.mosaic import draw_mosaic
-
-    figure = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=80)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry
 from pipelines.batch.settings import RunSettings
+from pipelines.discovery import Case
 from pipelines.process import cpu_count
-from segmentation.errors import ConfigError, InterruptedRunError, TrinatError
+from segmentation.errors import ConfigError, InterruptedRunError, reason_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -195,20 +194,10 @@ class DaskEngine:
         return content
 
     def _failed(self, case: Case, error: BaseException) -> Entry:
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error, where=False)
         if type(error).__name__ == "KilledWorker":
             reason = f"killed {_ALLOWED_FAILURES + 1} workers, and was set aside"
-        elif isinstance(error, TrinatError):
-            reason = str(error)
-        return Entry(
-            case.id,
-            "failed",
-            input=case.shown,
-            reason="".join(ch if ch.isprintable() else " " for ch in reason),
-            model=self.settings.model_sha256,
-            settings=self.settings.output.digest(),
-            finished=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        )
+        return Entry.failed(case, self.settings, reason)
 
 
 @contextmanager

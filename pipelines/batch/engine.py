@@ -8,14 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry
 from pipelines.batch.server import WAITING, serve
 from pipelines.batch.settings import RunSettings
+from pipelines.discovery import Case
 from segmentation.errors import DeviceError, TrinatError
 
 __all__ = ["Engine", "LocalEngine"]
@@ -238,15 +237,7 @@ class LocalEngine:
         return next((h for h in worker.in_hand.values() if h.seconds > self._timeout_s), None)
 
     def _failed(self, case: Case, reason: str) -> Entry:
-        return Entry(
-            case.id,
-            "failed",
-            input=case.shown,
-            reason=reason,
-            model=self._settings.model_sha256,
-            settings=self._settings.output.digest(),
-            finished=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        )
+        return Entry.failed(case, self._settings, reason)
 
 
 def _how(worker: _Worker) -> str:

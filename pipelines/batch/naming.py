@@ -5,11 +5,51 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 
-__all__ = ["bids_name", "safe_component", "split_entities"]
+__all__ = [
+    "BIDSIGNORE",
+    "LABEL_TABLE",
+    "RESULT_ENDINGS",
+    "WORK",
+    "CaseNames",
+    "Product",
+    "bids_name",
+    "safe_component",
+]
+
+# What is not finished yet, and locks; in the output folder.
+WORK = ".trinat-work"
+# Of a BIDS dataset: what the numbers in all its label maps mean.
+LABEL_TABLE = "desc-trinat_dseg.tsv"
+
+
+class Product(Enum):
+    """A file of a case: its suffix, its ending, and its suffix where names are not BIDS."""
+
+    LABELS = ("dseg", ".nii.gz")
+    STATS = ("stats", ".stats", "aseg")
+    ENTROPY = ("entropy", ".nii.gz")
+    PROBABILITIES = ("probseg", ".nii.gz")
+    PICTURE = ("qc", ".png")
+
+    def __init__(self, suffix: str, ending: str, plain: str = "") -> None:
+        self.suffix, self.ending, self.plain = suffix, ending, plain or suffix
+
+
+# How the names of results end that may lie beside scans: ours, and the masks of others.
+RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
+# What BIDS has no names for, and nothing else.
+BIDSIGNORE = (
+    *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "report/"),
+    *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
+    f"{WORK}/",
+)
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # The order of entities in a file name, by the BIDS schema.
 _ORDER = (
     *("sub", "tpl", "cohort", "ses", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce"),
@@ -17,6 +57,32 @@ _ORDER = (
     *("hemi", "space", "split", "recording", "chunk", "atlas", "seg", "scale", "res", "den"),
     *("label", "from", "to", "mode", "desc"),
 )
+
+
+@dataclass(frozen=True)
+class CaseNames:
+    """Where the files of one case go: beside one another, below `root`."""
+
+    root: Path
+    id: str  # folder/stem
+    entities: Mapping[str, str]
+    bids: bool
+
+    def path(self, product: Product, ending: str = "") -> Path:
+        folder, _, stem = self.id.rpartition("/")
+        suffix = product.plain
+        if self.bids:
+            stem, suffix = bids_name(self.entities, space="orig", desc="trinat"), product.suffix
+        return self.root / folder / f"{stem}_{suffix}{ending or product.ending}"
+
+
+def bids_name(entities: Mapping[str, str], **added: str) -> str:
+    """A derivative's name without its suffix: the source's entities and ours."""
+    merged = {**entities, **added}
+    rank = {entity: position for position, entity in enumerate(_ORDER)}
+    # Unknown entities keep their order, before the ones that tell derivatives apart.
+    ordered = sorted(merged, key=lambda entity: rank.get(entity, rank["hemi"]))
+    return "_".join(f"{entity}-{merged[entity]}" for entity in ordered)
 
 
 def safe_component(name: str) -> str:
@@ -30,18 +96,3 @@ def safe_component(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", plain).lstrip(".-_")[:56].rstrip(".-_")
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:6]
     return f"{plain or 'scan'}-{digest}"
-
-
-def split_entities(stem: str) -> dict[str, str]:
-    """{"sub": "01", "run": "1"} of "sub-01_run-1"; empty if any part is no entity."""
-    matches = [_ENTITY.fullmatch(part) for part in stem.split("_")]
-    return {m[1]: m[2] for m in matches if m} if all(matches) else {}
-
-
-def bids_name(entities: dict[str, str], suffix: str, **added: str) -> str:
-    """A derivative's file name without its ending: the source's entities, ours added."""
-    merged = entities | added
-    rank = {entity: position for position, entity in enumerate(_ORDER)}
-    # Unknown entities keep their order, before the ones that tell derivatives apart.
-    ordered = sorted(merged, key=lambda entity: rank.get(entity, rank["hemi"]))
-    return "_".join([*(f"{entity}-{merged[entity]}" for entity in ordered), suffix])

@@ -12,16 +12,20 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from pipelines.batch.inputs import Case
+from pipelines.batch.ledger import Entry
 from pipelines.batch.settings import RunSettings
+from pipelines.discovery import Case
 
 if TYPE_CHECKING:
     from pipelines.batch.case_worker import CaseWorker, Job
 
 __all__ = ["WAITING", "serve"]
+
+_T = TypeVar("_T")
 
 # The stage of a case that waits for its turn: its clock stands still.
 WAITING = "waiting"
@@ -95,35 +99,37 @@ class _Server:
     def _read_all(self) -> None:
         while (case := self._given.get()) is not None:
             if not self._stopping.is_set():
-                self._step(case, "reading", lambda case=case: self._worker.read(case), self._read)
+                self._step("reading", self._worker.read, case, case, self._read)
         self._read.put(None)
 
     def _infer_all(self) -> None:
         while (job := self._read.get()) is not None:
             if not self._stopping.is_set():
-                self._step(
-                    job.case, "networks", lambda job=job: self._worker.infer(job), self._segmented
-                )
+                self._step("networks", self._worker.infer, job, job.case, self._segmented)
             del job
         self._segmented.put(None)
 
     def _write_all(self) -> None:
         while (job := self._segmented.get()) is not None:
-            self._step(job.case, "writing", lambda job=job: self._worker.write(job), None)
+            self._step("writing", self._worker.write, job, job.case)
             del job
 
-    def _step(self, case: Case, stage: str, work: Any, following: queue.Queue[Any] | None) -> None:
-        from pipelines.batch.case_worker import failure
-
+    def _step(
+        self,
+        stage: str,
+        work: Callable[[_T], Entry | Job],
+        item: _T,
+        case: Case,
+        following: queue.Queue[Job | None] | None = None,
+    ) -> None:
         self._say((case.id, stage))
         try:
-            result = work()
+            result = work(item)
         except Exception as error:
-            self._say(failure(case, error, self._worker.settings))
-            return
-        if following is None:
+            result = self._worker.failed(case, error)
+        if isinstance(result, Entry):
             self._say(result)
-        else:
+        elif following is not None:
             self._say((case.id, WAITING))
             following.put(result)
 

@@ -45,7 +45,6 @@ class RunSettings:
     staging: Path  # on the disk of `out`; emptied at start and end
     output: OutputSettings = field(default_factory=OutputSettings)
     bids: bool = False
-    source_link: str = ""  # the dataset's place as seen from `out`
     threads: int | None = None
     batch: int | None = None
     allow_cpu: bool = False

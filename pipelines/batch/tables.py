@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from natsort import natsorted
 
 from pipelines.batch.ledger import Entry
+from pipelines.batch.naming import BIDSIGNORE, LABEL_TABLE
 from segmentation.files import atomic_text, write_tsv
 from segmentation.report.page import render
 
 if TYPE_CHECKING:
     from segmentation.labels import LabelScheme
 
-__all__ = ["write_bids_files", "write_tables"]
+__all__ = ["write_bids_files", "write_label_table", "write_tables"]
+
+_T = TypeVar("_T")
 
 # Numbers of BIDS' standard labels for our groups of structures.
 _BIDS_LABELS = {
@@ -33,11 +37,6 @@ _BIDS_LABELS = {
 }
 # What is known of each structure: always, then where samples were drawn.
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
-# What BIDS has no names for, and nothing else.
-_BIDSIGNORE = (
-    *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "report/"),
-    *("*_qc.png", "*_entropy.nii.gz", "*_stats.stats", ".trinat-work/"),
-)
 
 
 def write_tables(out: Path, entries: Iterable[Entry]) -> None:
@@ -57,8 +56,10 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
     _write_report(out, ordered)
 
 
-def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: bool) -> None:
-    """dataset_description.json, the label table that all maps inherit, .bidsignore."""
+def write_bids_files(out: Path, raw: Path) -> None:
+    """dataset_description.json and .bidsignore; `raw` is the dataset that was segmented."""
+    # As seen from the output, so that no path of this machine is told.
+    link = Path(os.path.relpath(raw.resolve(), out.resolve())).as_posix() + "/"
     description = {
         "Name": "trinat segmentations",
         "BIDSVersion": "1.10.0",
@@ -68,8 +69,14 @@ def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: boo
     }
     with atomic_text(out / "dataset_description.json") as file:
         file.write(json.dumps(description, indent=2) + "\n")
+    with atomic_text(out / ".bidsignore") as file:
+        file.write("\n".join(BIDSIGNORE) + "\n")
+
+
+def write_label_table(out: Path, scheme: LabelScheme, *, by_index: bool) -> None:
+    """The table of labels that all label maps of a BIDS dataset inherit."""
     write_tsv(
-        out / "desc-trinat_dseg.tsv",
+        out / LABEL_TABLE,
         ("index", "name", "abbreviation", "color", "mapping"),
         [
             (
@@ -82,58 +89,49 @@ def write_bids_files(out: Path, scheme: LabelScheme, link: str, *, by_index: boo
             for label in scheme.labels
         ],
     )
-    with atomic_text(out / ".bidsignore") as file:
-        file.write("\n".join(_BIDSIGNORE) + "\n")
 
 
 def _write_quality(path: Path, done: Sequence[Entry]) -> None:
     """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
-    names = _keys(done, "structure_grades")
-    known = (
-        (measure, name) for e in done for measure in _DOUBTS for name in e.result.get(measure, ())
+    results = [entry.result for entry in done]
+    names = _union(result.get("structure_grades", ()) for result in results)
+    measures = _union(
+        [(measure, name) for measure in _DOUBTS for name in result.get(measure, ())]
+        for result in results
     )
-    measures = list(dict.fromkeys(known))
-    header = ("case", "grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
-    rows = []
-    for entry in done:
-        result = entry.result
-        grades = result.get("structure_grades", {})
-        rows.append(
-            (
-                entry.case,
-                *(result.get(name) for name in header[1:]),
-                "; ".join(result["reasons"]),
-                "; ".join(result["notes"]),
-                *(grades.get(name) for name in names),
-                *(result.get(measure, {}).get(name) for measure, name in measures),
-            )
+    facts = ("grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
+    rows = [
+        (
+            entry.case,
+            *(result.get(name) for name in facts),
+            "; ".join(result["reasons"]),
+            "; ".join(result["notes"]),
+            *(result.get("structure_grades", {}).get(name) for name in names),
+            *(result.get(measure, {}).get(name) for measure, name in measures),
         )
+        for entry, result in zip(done, results, strict=True)
+    ]
     columns = (f"{name}_{measure}" for measure, name in measures)
-    write_tsv(path, (*header, "reasons", "notes", *names, *columns), rows)
+    write_tsv(path, ("case", *facts, "reasons", "notes", *names, *columns), rows)
 
 
 def _write_volumes(path: Path, done: Sequence[Entry]) -> None:
     """A row a scan: volumes in mm³, then each as a share of the total brain."""
-    names = _keys(done, "volumes_mm3")
+    names = _union(entry.result["volumes_mm3"] for entry in done)
     rows = []
     for entry in done:
         volumes, total = entry.result["volumes_mm3"], entry.result["total_brain_mm3"]
         shares = [
             round(volumes[name] / total, 6) if name in volumes and total else None for name in names
         ]
-        rows.append((entry.case, total, *(volumes.get(name) for name in names), *shares))
-    header = (
-        "case",
-        "total_brain_mm3",
-        *(f"{n}_mm3" for n in names),
-        *(f"{n}_share" for n in names),
-    )
-    write_tsv(path, header, rows)
+        rows.append((entry.case, total, *map(volumes.get, names), *shares))
+    columns = [f"{name}_{unit}" for unit in ("mm3", "share") for name in names]
+    write_tsv(path, ("case", "total_brain_mm3", *columns), rows)
 
 
-def _keys(entries: Sequence[Entry], table: str) -> list[str]:
-    """The structures that a table of any scan has."""
-    return list(dict.fromkeys(name for entry in entries for name in entry.result.get(table, ())))
+def _union(groups: Iterable[Iterable[_T]]) -> list[_T]:
+    """Each once, in the order in which they come first."""
+    return list(dict.fromkeys(item for group in groups for item in group))
 
 
 def _seconds(entry: Entry) -> float | None:

@@ -6,9 +6,7 @@ Modules here import only what is light; the work is imported inside each command
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import sys
 from typing import NoReturn
 
@@ -36,7 +34,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.lists import ListOptions
 from pipelines.exits import Exit, exit_code
-from segmentation.errors import TrinatError, one_line
+from segmentation.errors import TrinatError, one_line, reason_of
 
 __all__ = ["app", "main", "run"]
 
@@ -135,21 +133,9 @@ def _failure(error: Exception) -> Exit:
     """Say in one line what ended a command."""
     if isinstance(error, TrinatError):
         return _say(str(error), exit_code(error))
-    what = str(error).strip().partition("\n")[0]
-    if isinstance(error, OSError):
-        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        remedy = "free some space there" if error.errno in _FULL else "check path and permissions"
-        what = f"{where}{error.strerror or what}: {remedy}"
-    elif isinstance(error, MemoryError):
-        what = "out of memory: close other programs, or use a larger machine"
-    elif isinstance(error, ImportError):
-        what = f"{what}: trinat doctor says what is missing"
-    else:
-        what = f"{type(error).__name__}: {what}: a fault of trinat; report what --debug prints"
-    return _say(what, Exit.ALL_FAILED)
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+    told = reason_of(error)
+    report = "; report what --debug prints" if told.endswith("a fault of trinat") else ""
+    return _say(f"{told}{report}", Exit.ALL_FAILED)
 
 
 def _say(message: str, code: Exit) -> Exit:

@@ -19,9 +19,9 @@ from segmentation.data.source import (
 )
 from segmentation.errors import DatasetError
 
-__all__ = ["entities", "find"]
+__all__ = ["anat_files", "entities", "find", "misnamed"]
 
-_ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9]+)")
+_ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # A label map in these spaces lies on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 ADVICE = "no labels were found under derivatives/: only images for prediction can be prepared"
@@ -32,14 +32,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
 
     With several pipelines' labels, `options.labels` names the one (derivatives/<name>) to take.
     """
-    scans = sorted(
-        (
-            path
-            for pattern in ("sub-*/anat/*_T1w.nii*", "sub-*/ses-*/anat/*_T1w.nii*")
-            for path in root.glob(pattern)
-        ),
-        key=lambda path: natural_order(path.name),
-    )
+    scans = sorted(anat_files(root, "T1w"), key=lambda path: natural_order(path.name))
     if not scans:
         raise DatasetError(
             "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
@@ -51,7 +44,11 @@ def find(root: Path, options: SourceOptions) -> Listing:
     subjects: list[Subject] = []
     exclusions: list[Exclusion] = []
     for path in scans:
-        own = entities(path)
+        name = without_suffix(path).removesuffix("_T1w")
+        if reason := misnamed(path, root):
+            exclusions.append(Exclusion(without_suffix(path), reason, broken=True))
+            continue
+        own = entities(name)
         pairs = {pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)}
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
@@ -63,7 +60,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
         facts = people.get(person)
         subjects.append(
             Subject(
-                id=safe_name(without_suffix(path).removesuffix("_T1w")),
+                id=safe_name(name),
                 person=person,
                 session=own.get("ses"),
                 image=image,
@@ -79,9 +76,29 @@ def find(root: Path, options: SourceOptions) -> Listing:
     return Listing(tuple(subjects), tuple(exclusions), advice="" if labelled else ADVICE)
 
 
-def entities(path: Path) -> dict[str, str]:
-    """{"sub": "01", "ses": "a", ...} of a BIDS file name."""
-    return dict(_ENTITY.findall(without_suffix(path)))
+def anat_files(root: Path, suffix: str) -> Iterator[Path]:
+    """The images `*_<suffix>.nii[.gz]` of every subject and session of a dataset."""
+    for folder in ("sub-*/anat", "sub-*/ses-*/anat"):
+        for ending in (".nii.gz", ".nii"):
+            yield from root.glob(f"{folder}/*_{suffix}{ending}")
+
+
+def entities(name: str) -> dict[str, str]:
+    """{"sub": "01", "ses": "a", ...} of a BIDS file's name without its ending."""
+    matches = (_ENTITY.fullmatch(part) for part in name.split("_"))
+    return {match[1]: match[2] for match in matches if match}
+
+
+def misnamed(path: Path, root: Path) -> str:
+    """Why an image in `root` cannot be told by its name and place; empty where it can."""
+    parts = without_suffix(path).split("_")[:-1]
+    own = entities("_".join(parts))
+    if "sub" not in own or len(own) < len(parts):
+        return "its name is not made of BIDS entities"
+    folders = [f"{key}-{own[key]}" for key in ("sub", "ses") if key in own]
+    if path.parent.relative_to(root).parts != (*folders, "anat"):
+        return "its name is of another subject or session than its folder"
+    return ""
 
 
 def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
@@ -105,7 +122,7 @@ def _labels_of(scan: Path, own: dict[str, str], pipeline: Path) -> Iterator[tupl
             return
     anat = pipeline / scan.parent.relative_to(scan.parents[2 + ("ses" in own)])
     for labels in sorted(anat.glob("*_dseg.nii*")):
-        theirs = entities(labels)
+        theirs = entities(without_suffix(labels))
         same = all(theirs.get(key) == own.get(key) for key in ("sub", "ses", "run", "acq"))
         # Tissue maps and cortical parcellations are other things than a segmentation.
         if not same or theirs.get("space") not in _OWN_SPACES or "desc" not in theirs:

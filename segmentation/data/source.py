@@ -10,6 +10,7 @@ from pathlib import Path
 from natsort import natsort_keygen
 
 from segmentation.errors import DatasetError
+from segmentation.streams import SCAN_SUFFIXES
 
 __all__ = [
     "Exclusion",
@@ -93,11 +94,10 @@ def safe_name(text: str) -> str:
 
 
 def without_suffix(path: Path) -> str:
-    """The file's name without .nii.gz, .nii or .mgz."""
-    for suffix in IMAGE_SUFFIXES:
-        if path.name.endswith(suffix):
-            return path.name.removesuffix(suffix)
-    return path.stem
+    """The file's name without the ending of a scan, such as .nii.gz, or else without its last."""
+    lower = path.name.lower()
+    suffix = next((ending for ending in SCAN_SUFFIXES if lower.endswith(ending)), path.suffix)
+    return path.name[: len(path.name) - len(suffix)]
 
 
 def first_existing(folder: Path, *names: str) -> Path | None:

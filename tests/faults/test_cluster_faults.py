@@ -20,10 +20,10 @@ from poison import IN_HAND, segment_poison, segment_without_end
 from serial import SerialEngine, run_serially, write_scans
 
 from pipelines.batch.cluster import DaskEngine
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import Entry, digest_files, read_entries
 from pipelines.batch.settings import RunSettings
 from pipelines.cli.choices import engine_on
+from pipelines.discovery import Case
 from pipelines.exits import Exit
 from segmentation.errors import ConfigError, InterruptedRunError
 

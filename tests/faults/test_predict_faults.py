@@ -17,12 +17,12 @@ from poison import serve_poison, serve_without_end
 from serial import run_serially, write_scans
 
 from pipelines.batch.engine import LocalEngine
-from pipelines.batch.inputs import Case
 from pipelines.batch.ledger import digest_files, read_entries
 from pipelines.batch.lock import run_lock
+from pipelines.batch.naming import WORK
 from pipelines.batch.settings import RunSettings
+from pipelines.discovery import Case
 from pipelines.exits import Exit
-from pipelines.predict import WORK
 from segmentation.errors import LockedError
 
 TRINAT = Path(sys.executable).with_name("trinat")

@@ -221,7 +221,7 @@ def test_an_error_that_nobody_foresaw_is_its_subjects_own(
     monkeypatch.setattr(pipelines.prepare, "prepare_subject", stumbles)
     summary = run(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.made, summary.failed) == (1, 1)
-    assert summary.rows[0].reason == "KeyError: 'of all things'"
+    assert summary.rows[0].reason == "KeyError: 'of all things': a fault of trinat"
 
 
 def test_until_it_is_complete_a_store_does_not_open(tmp_path: Path) -> None:

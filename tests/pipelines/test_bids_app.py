@@ -15,9 +15,9 @@ from serial import run_serially, write_scans
 
 from pipelines.batch.ledger import read_entries
 from pipelines.batch.lock import run_lock
+from pipelines.batch.naming import WORK
 from pipelines.cli import bids, main
 from pipelines.exits import Exit
-from pipelines.predict import WORK
 from segmentation.errors import LockedError
 from segmentation.models import zoo
 

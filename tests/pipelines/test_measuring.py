@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pipelines.discovery import ScanFile
 from pipelines.measuring import Mappings, Task, measure_all
-from pipelines.pairing import Pair, ScanFile
+from pipelines.pairing import Pair
 
 
 class Deadly(str):

@@ -10,8 +10,8 @@ import pytest
 from pipelines.batch import ledger
 from pipelines.batch.ledger import Entry, Ledger, read_entries
 from pipelines.batch.lock import run_lock
+from pipelines.batch.naming import WORK
 from pipelines.merge import merge
-from pipelines.predict import WORK
 from segmentation.errors import InputError, IntegrityError, LockedError
 
 FAILED = Entry("a", "failed", "a.nii", "is damaged", finished="2026-01-01")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.pairing import Pairing, find_files, pair_files
+from pipelines.discovery import find_files
+from pipelines.pairing import Pairing, pair_files
 from segmentation.errors import ConfigError, EvaluationError
 
 

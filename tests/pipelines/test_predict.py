@@ -99,6 +99,21 @@ def test_a_changed_input_is_done_again(again) -> None:
     assert run_serially(scans, out).done == 1
 
 
+def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
+    scans, out = again
+    miniature("RAS", seed=8)[0].write(scans / "a.nii.gz")
+    monkeypatch.setattr("pipelines.batch.ledger._now", lambda: "2099-01-01")
+    run_serially(scans, out)
+    monkeypatch.undo()
+    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    assert run_serially(scans, out).done == 1
+    assert run_serially(scans, out).done == 0
+    fresh = run_serially([str(scans / "a.nii.gz")], out / "fresh")
+    assert fresh.done == 1
+    rows = {row["case"]: row for row in table(out / "volumes.tsv")}
+    assert rows["a"] == table(out / "fresh/volumes.tsv")[0]
+
+
 def test_a_touched_input_is_not_done_again(again) -> None:
     scans, out = again
     (scans / "a.nii.gz").touch()
@@ -233,10 +248,11 @@ def test_what_a_killed_run_left_of_a_table_is_removed(again) -> None:
 
 def test_half_a_pair_is_told_by_name_and_without_a_path(tmp_path: Path) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
-    (scans / "x.hdr").touch()
+    nib.save(nib.Nifti1Pair.from_image(nib.load(scans / "a.nii.gz")), scans / "x.hdr")
+    (scans / "x.img").unlink()
     assert run_serially(scans, out).exit == Exit.SOME_FAILED
     reason = read_entries([out / "run.jsonl"])["x"].reason
-    assert reason == "x.img: No such file or directory: check that it is there and yours"
+    assert reason == "its other half x.img is missing: put it beside it"
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/", "-1/2"])

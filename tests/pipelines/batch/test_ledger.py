@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.batch.ledger import Entry, Ledger, digest_files, ledgers_in, read_entries
+from pipelines.batch.settings import OutputSettings, RunSettings
+from pipelines.discovery import Case
 from segmentation.errors import IntegrityError
 
 DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
@@ -50,27 +52,50 @@ def test_a_name_with_a_newline_stays_on_one_line(tmp_path: Path) -> None:
     assert read_entries([path])["a"].input == "a\nb \udcff.nii"
 
 
-@pytest.mark.parametrize(
-    ("input_", "model", "settings", "content", "current"),
-    [
-        ("i", "m", "s", b"x", True),
-        ("other", "m", "s", b"x", False),
-        ("i", "other", "s", b"x", False),
-        ("i", "m", "other", b"x", False),
-        ("i", "m", "s", b"changed", False),
-        ("i", "m", "s", None, False),
-    ],
-)
-def test_done_means_same_input_model_settings_and_output(
-    tmp_path: Path, input_: str, model: str, settings: str, content: bytes | None, current: bool
-) -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Case, RunSettings, Entry]:
+    """A scan, the settings of a run, and the entry of its result."""
+    for name in ("scan", "o"):
+        (tmp_path / name).write_bytes(b"x")
+    case = Case("a", tmp_path / "scan", "scan")
+    settings = RunSettings(tmp_path, Path("model"), "m", tmp_path / "staging")
+    digest = digest_files([tmp_path / "o"])
+    entry = Entry.of(case, settings, "done", input_sha256=digest, outputs={"o": digest})
+    return case, settings, entry
+
+
+def test_done_means_same_input_model_settings_and_output(run) -> None:
+    case, settings, entry = run
+    assert entry.is_current(case, settings)
+    assert not replace(entry, status="failed").is_current(case, settings)
+    assert not entry.is_current(case, replace(settings, model_sha256="other"))
+    assert not entry.is_current(case, replace(settings, output=OutputSettings(clean=True)))
+
+
+@pytest.mark.parametrize("file", ["scan", "o"])
+@pytest.mark.parametrize("content", [b"changed", None])
+def test_what_was_changed_or_removed_since_is_not_current(run, file: str, content) -> None:
+    case, settings, entry = run
+    (settings.out / file).unlink()
+    if content:
+        (settings.out / file).write_bytes(content)
+    assert not entry.is_current(case, settings)
+
+
+def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        ledger.add(replace(DONE, finished="2027-01-01"))
+        ledger.add(replace(DONE, reason="newer"))
+        held = ledger.entries
+    assert read_entries([tmp_path / "run.jsonl"]) == held
+    assert held["a"].reason == "newer"
+
+
+def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path: Path) -> None:
     (tmp_path / "o").write_bytes(b"x")
-    entry = replace(DONE, outputs={"o": digest_files([tmp_path / "o"])})
-    (tmp_path / "o").unlink()
-    if content is not None:
-        (tmp_path / "o").write_bytes(content)
-    assert entry.is_current(tmp_path, input_, model, settings) is current
-
-
-def test_a_failure_is_never_current(tmp_path: Path) -> None:
-    assert not replace(DONE, status="failed").is_current(tmp_path, "i", "m", "s")
+    there = replace(DONE, outputs={"o": digest_files([tmp_path / "o"])})
+    for number, entry in enumerate((there, replace(DONE, outputs={"o": ""}, finished="2027"))):
+        with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
+            ledger.add(entry)
+    ledgers = ledgers_in(tmp_path)
+    assert read_entries(ledgers) == read_entries(reversed(ledgers)) == {"a": there}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pipelines.batch.naming import bids_name, split_entities
+from pipelines.batch.naming import bids_name
 from pipelines.batch.stats import format_aseg_stats
+from segmentation.data.bids import entities
 from segmentation.labels import load_scheme
 
 
 def test_all_entities_are_kept_and_ours_stand_where_the_schema_wants_them() -> None:
-    entities = split_entities("sub-01_ses-x_acq-hi_run-1_chunk-2")
-    name = bids_name(entities, "dseg", space="orig", desc="trinat")
-    assert name == "sub-01_ses-x_acq-hi_run-1_space-orig_chunk-2_desc-trinat_dseg"
-
-
-def test_a_stem_with_a_part_that_is_no_entity_has_none() -> None:
-    assert split_entities("sub-01_foo") == {}
+    own = entities("sub-01_ses-x_acq-hi+lo_run-1_chunk-2")
+    name = bids_name(own, space="orig", desc="trinat")
+    assert name == "sub-01_ses-x_acq-hi+lo_run-1_space-orig_chunk-2_desc-trinat"
 
 
 def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:

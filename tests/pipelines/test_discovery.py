@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.batch.inputs import Found, find_cases
+from pipelines.discovery import Found, find_cases
 from segmentation.errors import ConfigError, InputError
 
 

@@ -1,0 +1,58 @@
+"""What a run reads, and how often: a new scan once, a model once a process."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from overfitted import random_model
+from serial import run_serially, write_scans
+
+_opened: list[str] | None = None
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    # os.open, which has no mode, is heard besides where it stands behind `open`.
+    if _opened is not None and event == "open" and arguments[1] is not None:
+        _opened.append(Path(str(arguments[0])).name)
+
+
+# A hook of Python's cannot be taken back.
+sys.addaudithook(_hear)
+
+
+@contextmanager
+def opened() -> Iterator[Counter[str]]:
+    """How often the block opens files, by name."""
+    global _opened
+    _opened, counts = [], Counter[str]()
+    try:
+        yield counts
+    finally:
+        counts.update(_opened)
+        _opened = None
+
+
+def test_a_new_scan_and_the_weights_are_read_once(tmp_path: Path) -> None:
+    names = [f"sub-0{n}_T1w.nii.gz" for n in (1, 2)]
+    raw = write_scans(tmp_path / "raw", *(f"{name[:6]}/anat/{name}" for name in names))
+    model = random_model()
+    with opened() as counts:
+        assert run_serially(raw, tmp_path / "out").done == 2
+    assert [counts[name] for name in names] == [1, 1]
+    assert {counts[path.name] for path in model.glob("*.safetensors")} == {1}
+    # Its hash by the run, its content by the process that computes.
+    assert counts["model.yaml"] == 2
+
+
+def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    run_serially(scans, tmp_path / "out")
+    with opened() as counts:
+        assert run_serially(scans, tmp_path / "out").skipped == 1
+    assert counts["a.nii.gz"] == counts["a_dseg.nii.gz"] == counts["model.yaml"] == 1
+    assert counts["run.jsonl"] == 2  # to be read, and to be added to
+    assert not any(name.endswith(".safetensors") for name in counts)
