@@ -71,11 +71,12 @@ def _network_of(model: Path, views: Sequence[View]) -> QuickNatConfig:
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
     """All trainings of a run, in order: stage by stage, and view by view unless together."""
-    return [
-        Job(stage, group)
-        for stage in recipe.stages
-        for group in ([tuple(views)] if stage.together else [(view,) for view in views])
-    ]
+    jobs = []
+    for stage in recipe.stages:
+        own = tuple(view for view in views if view in (stage.views or views))
+        groups = [own] if stage.together and own else [(view,) for view in own]
+        jobs += [Job(stage, group) for group in groups]
+    return jobs
 
 
 def train(

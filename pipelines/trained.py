@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from segmentation.errors import IntegrityError, TrainingError
@@ -29,17 +29,29 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
 
 
 def trained(
-    recipe: Recipe, stage: StageConfig, view: View, out: Path, say: Callable[[str], None]
-) -> QuickNat:
-    """One view's network as a finished stage left it: the best, or the last."""
-    folder = _finished(out, stage, view)
-    if folder is None:
-        raise TrainingError(f"stage {stage.name} left no {view.value} network", where=out)
+    recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path, say: Callable[[str], None]
+) -> tuple[QuickNat, View]:
+    """A view's network as the last of some stages that trained it left it: the best, or the last.
+
+    A view that none has trained gets the network of another view, which is named.
+    """
+    found = (
+        (stage, folder, each)
+        for each in (view, *recipe.views)
+        for stage in reversed(stages)
+        for folder in [_finished(out, stage, each)]
+        if folder is not None
+    )
+    try:
+        stage, folder, view = next(found)
+    except StopIteration:
+        names = ", ".join(stage.name for stage in stages)
+        raise TrainingError(f"{names} left no {view.value} network", where=out) from None
     views = [View(name) for name in folder.name.split("-")]
     state, scheme = _best_or_last(folder, say), load_scheme(recipe.scheme)
     network = ViewsNet(recipe.network, {each: len(classes_of(each, scheme)) for each in views})
     network.load_state_dict(state.average if stage.ema else state.network)
-    return network.extract(view)
+    return network.extract(view), view
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
@@ -61,10 +73,12 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
 
 def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) -> list[str]:
     """Write the model folder of all views that are finished so far; returns their names."""
-    stage = recipe.stages[-1]
-    views = [view for view in recipe.views if _finished(out, stage, view)]
     scheme = load_scheme(recipe.scheme)
-    networks = {view: trained(recipe, stage, view, out, say) for view in views}
+    networks = {}
+    for view in recipe.views:
+        stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
+        if stages and _finished(out, stages[-1], view):
+            networks[view] = trained(recipe, stages, view, out, say)[0]
     slices = 0
     for done in out.glob(f"*/*/{DONE}"):
         config = next(s for s in recipe.stages if s.name == done.parent.parent.name)
@@ -87,7 +101,7 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
         precision=recipe.stored,
         overwrite=True,
     )
-    return [view.value for view in views]
+    return [view.value for view in networks]
 
 
 def _seen(recipe: Recipe, *, synthetic: bool) -> str:

@@ -312,5 +312,5 @@ class JobRun:
         if index == 0:
             return None
         say = self.watcher.say
-        network = trained(self.recipe, self.recipe.stages[index - 1], view, self.out, say)
-        return network, classes_of(view, self.scheme)
+        network, other = trained(self.recipe, self.recipe.stages[:index], view, self.out, say)
+        return network, classes_of(other, self.scheme)

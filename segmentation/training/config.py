@@ -112,6 +112,9 @@ class StageConfig(_Config):
 
     name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")
     together: bool = False
+    # Views that this stage trains; if not given, all of the run. A view that no stage before has
+    # trained starts from another's weights.
+    views: tuple[View, ...] | None = Field(default=None, min_length=1)
     data: DataConfig
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig
@@ -159,7 +162,7 @@ class Recipe(_Config):
         if not isinstance(values, Mapping):
             return values
         own = {k: v for k, v in values.items() if k in cls.model_fields}
-        shared = {k: v for k, v in values.items() if k in StageConfig.model_fields and k != "name"}
+        shared = {k: v for k, v in values.items() if k in StageConfig.model_fields and k not in own}
         rest = {k: v for k, v in values.items() if k not in own and k not in shared}
         stages = own.get("stages") or [{}]
         if not isinstance(stages, list | tuple) or not all(
@@ -176,6 +179,9 @@ class Recipe(_Config):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("two stages have the same name")
+        for stage in self.stages:
+            if stage.views and not set(stage.views) <= set(self.views):
+                raise ValueError(f"stage {stage.name} trains a view that the recipe does not name")
         return self
 
 

@@ -281,6 +281,33 @@ def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
     assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
 
 
+def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(tmp_path: Path) -> None:
+    still = {"rate": 1e-30, "weight_decay": 0, "parts": FROZEN}
+    content = {
+        **TINY,
+        "views": ["coronal", "axial"],
+        "ema": 0,
+        "network": NETWORK | {"unshuffle": 2},
+    }
+    content["stages"] = [
+        {"name": "first", "views": ["coronal"], "schedule": {"steps": 2}},
+        {"name": "others", "views": ["axial"], "schedule": {"steps": 1}, "optimiser": still},
+    ]
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    model = load_model(train(read_recipe(str(tmp_path / "r.yaml")), tmp_path / "run", SILENT))
+    assert [job.name for job in summarise(tmp_path / "run")] == ["first/coronal", "others/axial"]
+    coronal, axial = (model.networks[view].state_dict() for view in (View.CORONAL, View.AXIAL))
+    counters = {name for name in coronal if name.endswith("num_batches_tracked")}
+    assert [k for k in coronal.keys() - counters if not torch.equal(coronal[k], axial[k])] == []
+
+
+def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(tmp_path: Path) -> None:
+    content = {**TINY, "views": ["coronal"], "stages": [{"views": ["axial"]}]}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="a view that the recipe does not name"):
+        read_recipe(str(tmp_path / "r.yaml"))
+
+
 def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
     content = {**TINY, "views": ["coronal"], "ema": 0}
     (tmp_path / "first.yaml").write_text(yaml.safe_dump(content))
