@@ -147,6 +147,7 @@ class Heads:
     is_brain: Tensor  # (E,) bool
     is_outside: Tensor  # (E,) bool: scalp, skull, face and neck
     is_lining: Tensor  # (E,) bool: partial volume around the ventricles
+    is_deep: Tensor  # (E,) bool: structures, but not cerebral cortex and white matter
     white_matter: int  # its class of intensity
     points: Tensor  # (M, T, P, 3) voxels of each class to learn
     extent: Tensor  # (M, 2, 3) first and last voxel of the head
@@ -175,6 +176,8 @@ def aim(
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(array)).to(device)
 
+    cerebral = ("background", "cortical", "white-matter", "csf")
+    is_deep = np.array([label.group not in cerebral for label in scheme.labels])
     full = Heads(
         labels=tensor(maps.labels),
         classes=tensor(maps.classes),
@@ -190,6 +193,7 @@ def aim(
         ),
         is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
         is_lining=tensor(np.isin(maps.numbers, _LININGS)),
+        is_deep=tensor(is_deep[targets]),
         white_matter=int(maps.classes[_entry_of(maps.numbers, _WHITE_MATTER)]),
         points=tensor(points),
         extent=tensor(extent),

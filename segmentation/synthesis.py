@@ -107,7 +107,7 @@ def synthesise(
     if not config.learn_linings:
         classes = classes.masked_fill(heads.is_lining[middle], IGNORE)
     # Where the image shows them: away from the target's borders, and anywhere within a voxel.
-    shown = plane + _stray(config, count, size, draw)[:, :, None]
+    shown = plane + _stray(heads, config, head, plane, draw)
     entries = [
         _look_up(heads, head, shown + draw.uniform(-0.5, 0.5, 1, 3, 1, *size)) * seen
         for _ in range(config.places if config.places > 1 else 0)
@@ -222,11 +222,19 @@ def _look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
     return entries * inside
 
 
-def _stray(config: SynthesisConfig, count: int, size: tuple[int, int], draw: _Draw) -> Tensor:
-    """How far from its place a voxel's content is shown, (B, 3, H, W) voxels."""
+def _stray(
+    heads: Heads, config: SynthesisConfig, head: Tensor, plane: Tensor, draw: _Draw
+) -> Tensor:
+    """How far from its place what a voxel shows is, (B, 3, C, H, W) voxels.
+
+    Near deep structures only: cerebral cortex is delineated where the image shows it.
+    """
+    count, size = len(plane), plane.shape[3:]
     knots = [max(2, round(n / config.border_spacing_mm) + 1) for n in size]
     away = draw.normal(count, 3, *knots) * draw.uniform(0, config.border_mm, count, 1, 1, 1)
-    return interpolate(away, size, mode="bicubic", align_corners=True)
+    away = interpolate(away, size, mode="bicubic", align_corners=True)
+    near = _grow(heads.is_deep[_look_up(heads, head, plane).long()], 3)
+    return away[:, :, None] * near[:, None]
 
 
 def _choose_centres(
