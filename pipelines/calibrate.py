@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from segmentation.conform import conform
-from segmentation.data.freesurfer import find_image, find_labels
+from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import ConfigError, DatasetError, EvaluationError
 from segmentation.files import atomic_path
 from segmentation.inference.quality import ENOUGH_MM3

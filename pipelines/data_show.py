@@ -49,7 +49,7 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
             remedy="add --whole-head to show the face too",
         )
     view = next((v for v in store.views if v is not View.SAGITTAL), View.SAGITTAL)
-    count, scheme = file.slice_count(view), store.scheme_of(view)
+    count, scheme = file.slice_count(view), store.scheme.seen_in(view)
     if entry.has_labels:
         labels = from_slices(file.labels(view, 0, count), view)
     if entry.has_image:

@@ -16,10 +16,10 @@ from pathlib import Path
 from natsort import natsorted
 
 from pipelines.batch.naming import RESULT_ENDINGS, Product, safe_component
-from segmentation.data.bids import anat_files, entities, misnamed
-from segmentation.data.freesurfer import find_image, find_labels, person_and_session
-from segmentation.data.pairs import image_files
-from segmentation.data.source import natural_order, without_suffix
+from segmentation.data.sources.base import natural_order, without_suffix
+from segmentation.data.sources.bids import anat_files, entities, misnamed
+from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
+from segmentation.data.sources.pairs import image_files
 from segmentation.errors import ConfigError, EvaluationError, InputError
 from segmentation.streams import SCAN_SUFFIXES
 

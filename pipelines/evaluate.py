@@ -32,7 +32,7 @@ from pipelines.process import cpu_count
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.files import atomic_text, atomic_write
 from segmentation.labels import LabelScheme, load_scheme
-from segmentation.metrics.grid import on_grid_of
+from segmentation.metrics.common_grid import on_grid_of
 from segmentation.report.tables import metrics_frame, write_table
 from segmentation.volume import TrustAffine, Volume
 

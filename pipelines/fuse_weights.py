@@ -24,7 +24,7 @@ from segmentation.files import atomic_text
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
 from segmentation.inference.segmenter import Segmenter
 from segmentation.labels import LabelScheme
-from segmentation.metrics.grid import on_grid_of
+from segmentation.metrics.common_grid import on_grid_of
 from segmentation.metrics.overlap import dice
 from segmentation.models.checkpoint import class_weights, read_info, update_info
 from segmentation.models.model_info import Fusion, Mean

@@ -15,7 +15,7 @@ from segmentation.data.participants import read_rows
 from segmentation.errors import ConfigError, GeometryError, TrinatError
 from segmentation.labels import load_scheme
 from segmentation.metrics import Measurement, compare
-from segmentation.metrics.grid import on_grid_of
+from segmentation.metrics.common_grid import on_grid_of
 from segmentation.metrics.sparse import drawn_slices
 from segmentation.volume import TrustAffine, Volume
 

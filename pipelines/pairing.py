@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pipelines.discovery import ScanFile
-from segmentation.data.source import natural_order
+from segmentation.data.sources.base import natural_order
 
 __all__ = ["Pair", "Pairing", "pair_files"]
 

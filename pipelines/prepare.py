@@ -21,8 +21,8 @@ from segmentation.data.participants import Facts, read_participants, read_rows
 from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
 from segmentation.data.preparing import Cut, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
-from segmentation.data.source import Listing, SourceOptions, Subject, safe_name
-from segmentation.data.sources import list_subjects
+from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.registry import list_subjects
 from segmentation.data.store import (
     LedgerRow,
     Store,

@@ -12,9 +12,9 @@ from pipelines.process import cpu_count
 from segmentation.errors import ConfigError
 from segmentation.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.labels import LabelScheme
+from segmentation.training.batches import MixedSource, Source, SyntheticSource
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
-from segmentation.training.sources import MixedSource, Source, SyntheticSource
-from segmentation.training.stores import StoreSource, store_scans
+from segmentation.training.store_batches import StoreSource, store_scans
 from segmentation.training.validation import Scan, synthetic_scans
 from segmentation.views import View
 

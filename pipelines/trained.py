@@ -12,7 +12,7 @@ from segmentation.models.checkpoint import save_model
 from segmentation.models.model_info import Description, Training
 from segmentation.models.quicknat import QuickNat
 from segmentation.training.config import Recipe, StageConfig
-from segmentation.training.network import ViewsNet, classes_of
+from segmentation.training.network import ViewsNet
 from segmentation.training.state import State, read_latest, read_state
 from segmentation.views import View
 
@@ -49,7 +49,7 @@ def trained(
         raise TrainingError(f"{names} left no {view.value} network", where=out) from None
     views = [View(name) for name in folder.name.split("-")]
     state, scheme = _best_or_last(folder, say), load_scheme(recipe.scheme)
-    network = ViewsNet(recipe.network, {each: len(classes_of(each, scheme)) for each in views})
+    network = ViewsNet(recipe.network, {each: len(scheme.seen_in(each)) for each in views})
     network.load_state_dict(state.average if stage.ema else state.network)
     return network.extract(view), view
 

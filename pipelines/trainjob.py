@@ -24,10 +24,10 @@ from segmentation.models.checkpoint import load_model
 from segmentation.models.model_info import Preprocessing
 from segmentation.models.quicknat import QuickNat
 from segmentation.models.zoo import find_model
+from segmentation.training.batches import Source
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.loop import StepReport, Trainer
-from segmentation.training.network import ViewsNet, classes_of, copy_matching
-from segmentation.training.sources import Source
+from segmentation.training.network import ViewsNet, copy_matching
 from segmentation.training.state import (
     check_identity,
     from_bytes,
@@ -262,7 +262,7 @@ class JobRun:
         torch.manual_seed(self.recipe.seed)
         network = ViewsNet(
             self.recipe.network,
-            {view: len(classes_of(view, self.scheme)) for view in self.job.views},
+            {view: len(self.scheme.seen_in(view)) for view in self.job.views},
         )
         # The others get theirs from the leader.
         for view in self.job.views if self.workers.leads else ():
@@ -270,7 +270,7 @@ class JobRun:
             if beginning is None:
                 continue
             source, theirs = beginning
-            ours = classes_of(view, self.scheme)
+            ours = self.scheme.seen_in(view)
             kept, anew = copy_matching(network, view, source, theirs, ours)
             if self.job.stage.start is not None:
                 more = f"; anew begin {', '.join(anew)}" if anew else ""
@@ -291,7 +291,7 @@ class JobRun:
                 "teaches other labels, or from scans made ready otherwise", where=where
             )
         for view, teacher in model.networks.items():
-            if teacher.config.classes != len(classes_of(view, self.scheme)):
+            if teacher.config.classes != len(self.scheme.seen_in(view)):
                 raise ConfigError(f"has other {view.value} classes than are trained", where=where)
             if teacher.config.channels > self.recipe.network.channels:
                 raise ConfigError(
@@ -313,4 +313,4 @@ class JobRun:
             return None
         say = self.watcher.say
         network, other = trained(self.recipe, self.recipe.stages[:index], view, self.out, say)
-        return network, classes_of(other, self.scheme)
+        return network, self.scheme.seen_in(other)

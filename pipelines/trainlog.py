@@ -14,7 +14,6 @@ from segmentation.errors import ConfigError
 from segmentation.files import atomic_text
 from segmentation.labels import LabelScheme
 from segmentation.training.loop import StepReport
-from segmentation.training.network import classes_of
 from segmentation.training.validation import Scores
 from segmentation.views import View
 
@@ -189,9 +188,7 @@ def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: L
     added = [
         (step, view.value, name, f"{dice:.4f}", f"{iou:.4f}")
         for view, score in scores.items()
-        for name, dice, iou in zip(
-            classes_of(view, scheme).names, score.dice, score.iou, strict=True
-        )
+        for name, dice, iou in zip(scheme.seen_in(view).names, score.dice, score.iou, strict=True)
         if np.isfinite(dice)
     ]
     with atomic_text(path) as file:

@@ -16,7 +16,6 @@ from segmentation.errors import InterruptedRunError
 from segmentation.labels import LabelScheme
 from segmentation.training.config import ValidationConfig
 from segmentation.training.loop import Trainer
-from segmentation.training.network import classes_of
 from segmentation.training.state import write_state
 from segmentation.training.validation import Scan, Scores, validate
 from segmentation.training.workers import Workers
@@ -79,7 +78,7 @@ class TrainScores:
         counters = self.trainer.counters
         mean = float(np.mean([score.mean_dice for score in scores.values()]))
         for view, score in scores.items():
-            scheme = classes_of(view, self.scheme)
+            scheme = self.scheme.seen_in(view)
             write_examples(self.folder, counters.step, view.value, score.examples, scheme)
         append_scores(self.folder, counters.step, scores, self.scheme)
         if self.metrics is not None:
@@ -107,7 +106,7 @@ class TrainScores:
         return validate(
             network,
             self.scans(view),
-            len(classes_of(view, self.scheme)),
+            len(self.scheme.seen_in(view)),
             self.channels,
             self.trainer.device,
             bf16=self.trainer.bf16,

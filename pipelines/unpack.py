@@ -10,7 +10,7 @@ from natsort import natsorted
 
 from pipelines.catalogue import archives_of
 from segmentation.data.archive import extract
-from segmentation.data.sources import SOURCES, Source
+from segmentation.data.sources.registry import SOURCES, Source
 from segmentation.errors import DatasetError, TrinatError
 from segmentation.volume import Volume
 

@@ -6,20 +6,17 @@ none: a scan of 1 mm whose axes are only ordered otherwise keeps every voxel, th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from nibabel.affines import apply_affine
 from numpy.typing import NDArray
 
 from segmentation.errors import FormatError, GeometryError
+from segmentation.grid import Box, Grid, Shape, to_shape
 from segmentation.localise import foreground, head_box
 from segmentation.resample import (
-    Box,
     GridMap,
-    Shape,
     occupied_box,
     resample_image,
     resample_labels,
@@ -28,8 +25,6 @@ from segmentation.resample import (
 from segmentation.volume import Volume
 
 __all__ = ["ConformPlan", "Conformed", "conform", "restore", "restore_probabilities"]
-
-Matrix = tuple[tuple[float, float, float, float], ...]
 
 _GRID_MM = 1.0
 _DEFAULT_SHAPE = (256, 256, 256)
@@ -46,42 +41,17 @@ _SAMPLE_MM = 2.0
 _BRIGHTEST = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConformPlan:
-    """A scan's own grid and the working grid that it was brought to."""
+    """A scan's own grid, with the codes of its header, and the working grid it was brought to."""
 
-    scan_shape: Shape
-    scan_affine: Matrix
-    scan_codes: tuple[int, int]
-    shape: Shape
-    affine: Matrix
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and names, for JSON and the like."""
-        return {key: np.asarray(value).tolist() for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> ConformPlan:
-        """Inverts `to_dict`."""
-        return cls(
-            scan_shape=_shape(fields["scan_shape"]),
-            scan_affine=_matrix(fields["scan_affine"]),
-            scan_codes=(int(fields["scan_codes"][0]), int(fields["scan_codes"][1])),
-            shape=_shape(fields["shape"]),
-            affine=_matrix(fields["affine"]),
-        )
+    scan: Grid
+    codes: tuple[int, int]
+    working: Grid
 
     def cropped(self, box: Box) -> ConformPlan:
         """The plan of a part of the working grid: what is found there restores by itself."""
-        affine = np.array(self.affine)
-        affine[:3, 3] = apply_affine(affine, [s.start for s in box])
-        return ConformPlan(
-            self.scan_shape,
-            self.scan_affine,
-            self.scan_codes,
-            _shape([s.stop - s.start for s in box]),
-            _matrix(affine),
-        )
+        return replace(self, working=self.working.cut(box))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +78,10 @@ def conform(
     if plan is None:
         plan = _plan(volume, labels, shape)
     else:
-        _require(volume, plan.scan_shape, plan.scan_affine, "the scan that its plan was made for")
-    to = GridMap.between(volume.affine, plan.affine, plan.shape)
+        _require(volume, plan.scan, "the scan that its plan was made for")
+    to = GridMap.between(volume.grid, plan.working)
     data = resample_labels(volume.data, to) if labels else resample_image(_scaled(volume), to)
-    return Conformed(Volume(data, np.array(plan.affine), volume.codes, volume.notes), plan)
+    return Conformed(Volume(data, plan.working.affine, volume.codes, volume.notes), plan)
 
 
 def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
@@ -119,10 +89,10 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
 
     Beyond the working grid all is 0. Values come back as float32.
     """
-    _require(volume, plan.shape, plan.affine, "the working grid of its plan")
-    back = GridMap.between(plan.affine, plan.scan_affine, plan.scan_shape)
+    _require(volume, plan.working, "the working grid of its plan")
+    back = GridMap.between(plan.working, plan.scan)
     data = resample_labels(volume.data, back) if labels else resample_image(volume.data, back)
-    return Volume(data, np.array(plan.scan_affine), plan.scan_codes, volume.notes)
+    return Volume(data, plan.scan.affine, plan.codes, volume.notes)
 
 
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
@@ -131,14 +101,14 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
     Probabilities are interpolated, not labels, one class after another. They sum to 1, or to 0
     where nothing is known, which becomes class 0, as all does beyond the working grid.
     """
-    if probabilities.shape[1:] != plan.shape:
+    if probabilities.shape[1:] != plan.working.shape:
         raise GeometryError(
-            f"probabilities of {probabilities.shape[1:]} voxels on a working grid of {plan.shape}",
+            f"probabilities of {probabilities.shape[1:]} voxels on a grid of {plan.working.shape}",
             remedy="restore them with the plan that they were made by",
         )
-    back = GridMap.between(plan.affine, plan.scan_affine, plan.scan_shape)
+    back = GridMap.between(plan.working, plan.scan)
     classes = resample_probabilities(probabilities, back)
-    return Volume(classes, np.array(plan.scan_affine), plan.scan_codes)
+    return Volume(classes, plan.scan.affine, plan.codes)
 
 
 def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
@@ -146,14 +116,15 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
 
     Grid and scan share a face, so that equal spacings need no interpolation and halves nest.
     """
-    low, high = _extent_mm(volume, tuple(slice(0, n) for n in volume.shape))
+    grid = volume.grid
+    low, high = grid.extent_mm(grid.box)
     face = low
     box = low, high
     if shape is None or (high - low > np.array(shape) * _GRID_MM + _SAME_MM).any():
-        box = _extent_mm(volume, _content(volume, labels))
+        box = grid.extent_mm(_content(volume, labels))
     if shape is None:
         sides = np.ceil((box[1] - box[0]) / _GRID_MM / _SIDE_MULTIPLE - _SAME_MM) * _SIDE_MULTIPLE
-        shape = _shape(np.minimum(sides, _LARGEST).astype(int))
+        shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
         low, high = box
     size = np.array(shape) * _GRID_MM
     fits = high - low <= size + _SAME_MM
@@ -167,7 +138,7 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
     origin = face + shift + _GRID_MM / 2
     affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
     affine[:3, 3] = origin
-    return ConformPlan(volume.shape, _matrix(volume.affine), volume.codes, shape, _matrix(affine))
+    return ConformPlan(grid, volume.codes, Grid(shape, affine))
 
 
 def _content(volume: Volume, labels: bool) -> Box:
@@ -175,19 +146,7 @@ def _content(volume: Volume, labels: bool) -> Box:
     if not labels:
         return head_box(volume, margin_mm=_MARGIN_MM)
     box = occupied_box(volume.data != 0)
-    if box[0].start < box[0].stop:
-        return box
-    x, y, z = (slice(0, n) for n in volume.shape)
-    return x, y, z
-
-
-def _extent_mm(
-    volume: Volume, box: tuple[slice, ...]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lowest and highest world coordinates of the outer faces of a box of voxels."""
-    faces = list(product(*((s.start - 0.5, s.stop - 0.5) for s in box)))
-    corners = apply_affine(volume.affine, np.array(faces))
-    return corners.min(axis=0), corners.max(axis=0)
+    return box if box[0].start < box[0].stop else volume.grid.box
 
 
 def _scaled(volume: Volume) -> NDArray[np.float32]:
@@ -213,22 +172,12 @@ def _scaled(volume: Volume) -> NDArray[np.float32]:
     return values
 
 
-def _require(volume: Volume, shape: Shape, affine: Matrix, what: str) -> None:
+def _require(volume: Volume, grid: Grid, what: str) -> None:
     """Refuse a volume that does not lie on a grid, to a thousandth of a millimetre."""
-    corners = np.array(list(product(*((0, n - 1) for n in shape))), np.float64)
-    offset = apply_affine(volume.affine, corners) - apply_affine(np.array(affine), corners)
-    if volume.shape != shape or np.abs(offset).max() > _SAME_MM:
+    apart_mm = volume.grid.apart_mm(grid)
+    if apart_mm > _SAME_MM:
         raise GeometryError(
-            f"its grid of {volume.shape} voxels is not that of {what}, {shape}"
-            + (f", but up to {np.abs(offset).max():.3g} mm off" if volume.shape == shape else ""),
+            f"its grid of {volume.shape} voxels is not that of {what}, {grid.shape}"
+            + (f", but up to {apart_mm:.3g} mm off" if volume.shape == grid.shape else ""),
             remedy="give volumes that belong together",
         )
-
-
-def _matrix(affine: Any) -> Matrix:
-    return tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in affine)
-
-
-def _shape(sides: Any) -> Shape:
-    x, y, z = (int(side) for side in sides)
-    return x, y, z

@@ -13,7 +13,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from nibabel.orientations import apply_orientation, io_orientation
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from segmentation.folding import (
     GENERATION_SURROUNDINGS,
 )
 from segmentation.labels import LabelScheme, load_scheme
+from segmentation.views import reoriented
 from segmentation.volume import Volume
 
 __all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
@@ -207,17 +207,14 @@ def aim(
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
     """One label map, turned to RAS axes, as entries."""
-    volume = Volume.read(path, labels=True)
+    volume = reoriented(Volume.read(path, labels=True), "RAS")
     if not np.allclose(volume.spacing_mm, 1, atol=0.01):
         raise DatasetError("is not on a grid of 1 mm", where=path, remedy="resample it")
     entry = np.searchsorted(numbers, volume.data).clip(max=len(numbers) - 1)
     unknown = volume.data[numbers[entry] != volume.data]
     if unknown.size:
         raise DatasetError(f"label {unknown.flat[0]} is not in {_PRIORS['numbers']}", where=path)
-    turned: NDArray[np.uint8] = apply_orientation(
-        entry.astype(np.uint8), io_orientation(volume.affine)
-    )
-    return turned
+    return entry.astype(np.uint8)
 
 
 def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:

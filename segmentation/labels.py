@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from segmentation.errors import LabelError
 from segmentation.folding import MAX_CLASSES, Folding, outer_rim
+from segmentation.views import View
 
 __all__ = ["IGNORE", "Label", "LabelScheme", "MergedScheme", "load_scheme"]
 
@@ -167,6 +168,10 @@ class LabelScheme:
             ),
         )
         return MergedScheme(scheme, _frozen(to_merged))
+
+    def seen_in(self, view: View) -> LabelScheme:
+        """The classes that slices of a view tell apart: sagittal ones show no left and right."""
+        return self.merged.scheme if view is View.SAGITTAL else self
 
     @cached_property
     def _classes(self) -> dict[int, int]:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.resample import Box, occupied_box
+from segmentation.grid import Box
+from segmentation.resample import occupied_box
 from segmentation.volume import Volume
 
 __all__ = ["foreground", "head_box"]
@@ -67,8 +68,7 @@ def head_box(volume: Volume, *, margin_mm: float = 10.0) -> Box:
     solid = ndimage.binary_opening(np.pad(tissue, 1, mode="edge"))[1:-1, 1:-1, 1:-1]
     parts, count = ndimage.label(solid)
     if not count:
-        x, y, z = (slice(0, n) for n in volume.shape)
-        return x, y, z
+        return volume.grid.box
     head = parts == 1 + np.bincount(parts.ravel())[1:].argmax()
     # What opening took from the head's own surface comes back.
     head = ndimage.binary_dilation(head) & tissue

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import nibabel as nib
 import numpy as np
-from nibabel.affines import apply_affine
 from numpy.typing import NDArray
 
 from segmentation.errors import GeometryError
+from segmentation.grid import Grid, world_axes
 from segmentation.headers import SPACING_RANGE_MM, Form, Header
 
 __all__ = ["Place", "TrustAffine", "place"]
@@ -64,7 +63,7 @@ def place(header: Header, trust: TrustAffine | None, axes: str | None, where: Pa
         raise GeometryError(
             "q- and s-form disagree about which side is left", where=where, remedy=_TRUST
         )
-    distance = _farthest_mm(taken.affine, other, header.shape)
+    distance = Grid(header.shape, taken.affine).apart_mm(Grid(header.shape, other))
     if distance <= _SAME_MM:
         return taken._replace(codes=(qform.code, sform.code))
     note = f"q- and s-form differ by up to {distance:.1f} mm; the s-form is used"
@@ -125,23 +124,12 @@ def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
     return bool(right_one @ right_two < 0.5)
 
 
-def _farthest_mm(
-    one: NDArray[np.float64], two: NDArray[np.float64], shape: tuple[int, int, int]
-) -> float:
-    """The largest distance between the places of one corner voxel under two affines."""
-    corners = np.array(list(product(*((0, side - 1) for side in shape))), dtype=np.float64)
-    difference = apply_affine(one, corners) - apply_affine(two, corners)
-    return float(np.linalg.norm(difference, axis=1).max())
-
-
 def _from_axes(axes: str, header: Header) -> NDArray[np.float64]:
     """Axes that a dataset's documentation gives, the header's voxel sizes, centred at 0 mm."""
-    affine = np.eye(4)
-    affine[:3, :3] = 0
-    for voxel_axis, letter in enumerate(axes):
-        world_axis = next((i for i, pair in enumerate(("LR", "PA", "IS")) if letter in pair), None)
-        if world_axis is None or affine[world_axis, :3].any() or len(axes) != 3:
-            raise ValueError(f"axes {axes!r} are not three of L/R, P/A, I/S")
-        affine[world_axis, voxel_axis] = header.zooms[voxel_axis] * (1 if letter in "RAS" else -1)
+    affine = np.diag([0.0, 0, 0, 1])
+    for axis, ((world, direction), zoom) in enumerate(
+        zip(world_axes(axes), header.zooms, strict=True)
+    ):
+        affine[world, axis] = direction * zoom
     affine[:3, 3] = -affine[:3, :3] @ ((np.array(header.shape) - 1) / 2)
     return affine

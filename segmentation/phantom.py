@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from nibabel.orientations import axcodes2ornt
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates, uniform_filter
 from torch.nn import functional
 
 from segmentation.anatomy import MIXED, Anatomy, load_anatomy
 from segmentation.errors import ConfigError
+from segmentation.grid import world_axes
 from segmentation.labels import load_scheme
 from segmentation.volume import Volume
 
@@ -176,10 +176,9 @@ def _draw_grid(
     orientation: str,
     oblique_deg: float,
 ) -> _Grid:
-    axes = axcodes2ornt(tuple(orientation))  # of each array axis: its world axis, its direction
-    world = axes[:, 0].astype(int)
+    world, signs = zip(*world_axes(orientation), strict=True)
     directions = np.zeros((3, 3))
-    directions[world, [0, 1, 2]] = axes[:, 1]
+    directions[world, [0, 1, 2]] = signs
     diagonal = rng.choice([-1.0, 1.0], 3) / np.sqrt(3)
     centre = _draw(rng, CENTRE_SD_MM, 3)
     x, y, z = (
@@ -348,11 +347,12 @@ def _check(spacing_mm: tuple[float, float, float], orientation: str, oblique_deg
     low, high = SPACING_MM
     if len(spacing_mm) != 3 or not all(low <= mm <= high for mm in spacing_mm):
         raise ConfigError(f"spacing {spacing_mm} is not three numbers from {low} to {high} mm")
-    axes = ["RL", "AP", "SI"]
-    if sorted(pair for letter in orientation for pair in axes if letter in pair) != sorted(axes):
+    try:
+        world_axes(orientation)
+    except ValueError:
         raise ConfigError(
             f"{orientation!r} is no orientation",
             remedy="three letters such as RAS or LIA: one of R L, one of A P, one of S I",
-        )
+        ) from None
     if not 0 <= oblique_deg <= MAX_OBLIQUE_DEG:
         raise ConfigError(f"oblique angle {oblique_deg} is not in 0 to {MAX_OBLIQUE_DEG} degrees")

@@ -23,11 +23,10 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from segmentation.errors import LabelError
+from segmentation.grid import Box, Grid, Shape
+from segmentation.views import turned
 
 __all__ = ["GridMap", "occupied_box", "resample_image", "resample_labels", "resample_probabilities"]
-
-Shape = tuple[int, int, int]
-Box = tuple[slice, slice, slice]
 
 # Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
 _SAME_VOXELS = 0.01
@@ -52,9 +51,8 @@ class GridMap:
     shape: Shape
 
     @classmethod
-    def between(cls, source_affine: Any, target_affine: Any, target_shape: Shape) -> GridMap:
-        """Both affines take voxel indices to RAS mm."""
-        return cls(np.linalg.solve(source_affine, np.asarray(target_affine)), target_shape)
+    def between(cls, source: Grid, target: Grid) -> GridMap:
+        return cls(np.asarray(np.linalg.solve(source.affine, target.affine)), target.shape)
 
     def cut(self, source: Box, target: Box) -> GridMap:
         """The same map for parts of both grids."""
@@ -86,6 +84,20 @@ class GridMap:
         drift = steps * self.shape
         drift[order, range(3)] = 0
         return order if sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS else None
+
+    @property
+    def reordering(self) -> list[tuple[int, int, int]] | None:
+        """Source axis, direction (1 or -1) and first source voxel along each target axis, if each
+        voxel of the target is one of the source or lies beyond it."""
+        order = self.source_axes
+        if order is None:
+            return None
+        steps, starts = self.matrix[order, range(3)], self.matrix[order, 3]
+        signs, whole = np.sign(steps), np.rint(starts)
+        error = np.abs(steps - signs) * self.shape + np.abs(starts - whole)
+        if error.max() >= _SAME_VOXELS:
+            return None
+        return [(a, int(b), int(c)) for a, b, c in zip(order, signs, whole, strict=True)]
 
     @property
     def points(self) -> list[NDArray[np.float64]]:
@@ -202,29 +214,20 @@ def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
 
 def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
     """The data with axes exchanged, turned round, cut and padded, if the map asks no more."""
-    order = to.source_axes
-    if order is None:
+    way = to.reordering
+    if way is None:
         return None
-    steps = to.matrix[order, range(3)]
-    starts = to.matrix[order, 3]
-    signs, whole = np.sign(steps), np.rint(starts)
-    error = np.abs(steps - signs) * to.shape + np.abs(starts - whole)
-    if error.max() >= _SAME_VOXELS:
-        return None
-    source = data.transpose(order)
-    taken, filled = [], []
-    for sign, start, length, size in zip(signs, whole, source.shape, to.shape, strict=True):
-        at = (sign * np.arange(size) + start).astype(int)
-        hits = np.flatnonzero((at >= 0) & (at < length))
-        if not len(hits):
-            return np.zeros(to.shape, data.dtype)
-        filled.append(slice(int(hits[0]), int(hits[-1]) + 1))
-        first, last = int(at[hits[0]]), int(at[hits[-1]])
-        # A slice that runs down to the first voxel has no stop that is a number.
-        taken.append(
-            slice(first, last + 1) if sign > 0 else slice(first, (last or None) and last - 1, -1)
-        )
+    source = turned(data, [(axis, sign) for axis, sign, _ in way])
     out = np.zeros(to.shape, data.dtype)
+    taken, filled = [], []
+    for (_, sign, start), length, size in zip(way, source.shape, to.shape, strict=True):
+        # Of an axis that is turned round, voxels are counted from its other end.
+        first = start if sign > 0 else length - 1 - start
+        inside = slice(max(0, -first), min(size, length - first))
+        if inside.start >= inside.stop:
+            return out
+        filled.append(inside)
+        taken.append(slice(inside.start + first, inside.stop + first))
     out[tuple(filled)] = source[tuple(taken)]
     return out
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from segmentation.errors import FormatError, InputError, IntegrityError
 from segmentation.files import atomic_write
+from segmentation.grid import Grid, Shape
 from segmentation.headers import Header, announce, read_mgh, read_nifti, read_pair
 from segmentation.orientation import TrustAffine, place
 from segmentation.streams import SCAN_SUFFIXES, Source
@@ -49,24 +50,25 @@ class Volume:
             raise ValueError(f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}")
         if min(self.codes) < 1:
             raise ValueError(f"codes {self.codes} would write a file without orientation")
-        affine = np.array(self.affine, dtype=np.float64)
-        affine.flags.writeable = False
-        object.__setattr__(self, "affine", affine)
+        object.__setattr__(self, "affine", self.grid.affine)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def grid(self) -> Grid:
+        return Grid(self.shape, self.affine)
+
+    @property
+    def shape(self) -> Shape:
         x, y, z = self.data.shape
         return x, y, z
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
-        return x, y, z
+        return self.grid.spacing_mm
 
     @property
     def axcodes(self) -> str:
         """Where each voxel axis grows to, as "RAS" or "LIA"."""
-        return "".join(nib.aff2axcodes(self.affine))
+        return self.grid.axcodes
 
     @classmethod
     def read(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from segmentation.training.sources import Batch, Source
+from segmentation.training.batches import Batch, Source
 from segmentation.training.state import seeded
 from segmentation.views import View
 

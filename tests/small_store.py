@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from segmentation.data.slices import quantise, scheme_table, write_subject
-from segmentation.data.source import Subject
+from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
     Store,

@@ -62,7 +62,7 @@ def _steps(scan: Volume, labels: Volume) -> dict[str, Callable[[], Any]]:
     grid = conform(labels, labels=True, plan=conformed.plan).volume
     box = (slice(32, 224),) * 3
     plan = conformed.plan.cropped(box)
-    shares = np.empty((_CLASSES, *plan.shape), np.float16)
+    shares = np.empty((_CLASSES, *plan.working.shape), np.float16)
     for k in range(_CLASSES):
         np.equal(grid.data[box], k, out=shares[k], casting="unsafe")
     return {

@@ -33,9 +33,9 @@ from segmentation.heads import HeadMaps, aim, load_heads, phantom_heads
 from segmentation.labels import load_scheme
 from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
 from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.training.batches import SyntheticSource
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
-from segmentation.training.sources import SyntheticSource
 from segmentation.training.state import seeded
 from segmentation.views import View
 

@@ -8,15 +8,14 @@ OUT is a SUBJECTS_DIR too, with T1.mgz (or brainmask.mgz) and aseg.mgz of each h
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
-from nibabel.affines import apply_affine
 
 from pipelines.calibrate import bias, noise
-from segmentation.data.freesurfer import find_image, find_labels
-from segmentation.metrics.grid import on_grid_of
+from segmentation.data.sources.freesurfer import find_image, find_labels
+from segmentation.grid import Grid
+from segmentation.metrics.common_grid import on_grid_of
 from segmentation.resample import GridMap, resample_image, resample_labels
 from segmentation.volume import Volume
 
@@ -53,13 +52,11 @@ def run(subjects_dir: str, out: str) -> None:
 
 def made_raw(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     """A conformed head as a scanner gives it, and its truth there."""
-    faces = product(*((-0.5, n - 0.5) for n in scan.shape))
-    corners = apply_affine(scan.affine, np.array(list(faces)))
-    low, high = corners.min(0), corners.max(0)
+    low, high = scan.grid.extent_mm(scan.grid.box)
     x, y, z = (int((b - a) / mm + 1e-6) for a, b, mm in zip(low, high, _MM, strict=True))
     affine = np.diag([*np.multiply(_AXES, _MM), 1.0])
     affine[:3, 3] = (low + high) / 2 - affine[:3, :3] @ (np.array([x, y, z]) - 1) / 2
-    to = GridMap.between(scan.affine, affine, (x, y, z))
+    to = GridMap.between(scan.grid, Grid((x, y, z), affine))
     white = np.median(scan.data[np.isin(truth.data, _WHITE_MATTER)])
     image = resample_image(scan.data, to) / np.float32(white)
     draw = np.random.default_rng(0)

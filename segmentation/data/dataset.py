@@ -62,7 +62,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         if view not in store.views:
             raise DatasetError(f"holds no {view.value} slices", where=store.root)
         self.view, self.thick = view, thick
-        self.scheme: LabelScheme = store.scheme_of(view)
+        self.scheme: LabelScheme = store.scheme.seen_in(view)
         self.subjects = tuple(subjects)
         self.files = SubjectFiles([store.file(subject) for subject in subjects])
         self.subject_of, self.slice_of, self.class_counts = self._index(store, empty)

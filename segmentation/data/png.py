@@ -61,7 +61,7 @@ def export_png(
     target = folder / f".{subject}.partial"
     shutil.rmtree(target, ignore_errors=True)
     for view in file.views:
-        palette_of = scheme.merged.scheme if view is View.SAGITTAL else scheme
+        palette = [c for label in scheme.seen_in(view).labels for c in label.color]
         if file.has(view, "image"):
             greys = file.codes(view).codes * np.uint16(_SPREAD)
             for path, slice_ in _named(target, view, "images", subject, greys):
@@ -73,7 +73,7 @@ def export_png(
                 target, view, "labels", subject, file.labels(view, 0, count)
             ):
                 picture = Image.fromarray(slice_, "P")
-                picture.putpalette([c for label in palette_of.labels for c in label.color])
+                picture.putpalette(palette)
                 picture.save(path, compress_level=1)
                 written += 1
     has_image = any(file.has(view, "image") for view in file.views)

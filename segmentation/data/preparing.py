@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from nibabel.affines import apply_affine
 from numpy.typing import NDArray
 
 from segmentation.conform import conform
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
-from segmentation.data.source import Subject
+from segmentation.data.sources.base import Subject
 from segmentation.errors import GeometryError
 from segmentation.labels import LabelScheme
 from segmentation.views import View
@@ -143,9 +142,7 @@ def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:
             where=subject.labels,
             remedy=remedy,
         )
-    corners = np.stack(np.meshgrid(*[(0, n - 1) for n in image.shape]), -1).reshape(-1, 3)
-    apart = apply_affine(image.affine, corners) - apply_affine(labels.affine, corners)
-    distance_mm = float(np.linalg.norm(apart, axis=1).max())
+    distance_mm = image.grid.apart_mm(labels.grid)
     if distance_mm > SAME_GRID_MM:
         raise GeometryError(
             f"labels lie up to {distance_mm:.3g} mm away from the image",

@@ -79,12 +79,22 @@ class SubjectFiles:
         return f"{self._files[place.file].path.stem}:{place.middle}"
 
 
+@dataclass(eq=False)
+class Part:
+    """What one process reads of an order: which of its places; its answer, once it is here."""
+
+    reader: _Reader
+    every: slice
+    places: Sequence[Place]
+    answer: list[StoredSlice] | TrinatError | None = None
+
+
 @dataclass(frozen=True)
 class Order:
     """Slices that were asked for, and who reads which of them."""
 
     places: Sequence[Place]
-    parts: Sequence[tuple[_Reader, int, slice]]
+    parts: Sequence[Part]
 
 
 class SliceReaders:
@@ -109,7 +119,8 @@ class SliceReaders:
             # In turn, also from one order to the next: a batch may be smaller than their number.
             every = slice((number - self._turn) % len(self._readers), None, len(self._readers))
             if places[every]:
-                parts.append((reader, reader.ask(places[every]), every))
+                parts.append(Part(reader, every, places[every]))
+                reader.ask(parts[-1])
         if self._readers:
             self._turn = (self._turn + len(places)) % len(self._readers)
         return Order(places, parts)
@@ -119,8 +130,8 @@ class SliceReaders:
         if not order.parts:
             return [self.files.read(place) for place in order.places]
         slices: list[Any] = [None] * len(order.places)
-        for reader, ticket, every in order.parts:
-            slices[every] = reader.fetch(ticket)
+        for part in order.parts:
+            slices[part.every] = part.reader.fetch(part)
         return slices
 
 
@@ -129,9 +140,7 @@ class _Reader:
 
     def __init__(self, files: SubjectFiles, where: Path) -> None:
         self._files, self._where = files, where
-        self._asked: deque[tuple[int, Sequence[Place]]] = deque()
-        self._answers: dict[int, list[StoredSlice] | TrinatError] = {}
-        self._tickets = 0
+        self._asked: deque[Part] = deque()
         # Not forked: this process has threads, and perhaps a GPU.
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -145,26 +154,23 @@ class _Reader:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
-    def ask(self, places: Sequence[Place]) -> int:
-        self._tickets += 1
-        self._asked.append((self._tickets, places))
+    def ask(self, part: Part) -> None:
+        self._asked.append(part)
         # If it is dead, that is said where the slices are missed.
         with suppress(ConnectionError):
-            self._pipe.send(places)
-        return self._tickets
+            self._pipe.send(part.places)
 
-    def fetch(self, ticket: int) -> list[StoredSlice]:
-        while ticket not in self._answers:
+    def fetch(self, part: Part) -> list[StoredSlice]:
+        while part.answer is None:
             try:
                 answer = _receive(self._pipe)
             except (EOFError, OSError, RuntimeError) as error:
                 # The last: its handle did not arrive, as too many files are open here.
                 raise self._death(error) from error
-            self._answers[self._asked.popleft()[0]] = answer
-        answer = self._answers.pop(ticket)
-        if isinstance(answer, TrinatError):
-            raise answer
-        return answer
+            self._asked.popleft().answer = answer
+        if isinstance(part.answer, TrinatError):
+            raise part.answer
+        return part.answer
 
     def close(self) -> None:
         self._pipe.close()
@@ -184,7 +190,7 @@ class _Reader:
             how = f"lives, but its answer was not received ({error})"
         elif code < 0:
             how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
-        places = self._asked[0][1]
+        places = self._asked[0].places
         names = " ".join(self._files.name(place) for place in places)
         return DatasetError(
             f"the process {self._process.pid}, which read ahead, {how} "

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from segmentation.data.participants import read_participants, read_rows
 from segmentation.data.slices import FORMAT, SubjectFile
-from segmentation.data.source import Subject
+from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Participant
 from segmentation.errors import DatasetError
 from segmentation.files import atomic_text, write_tsv
@@ -101,11 +101,8 @@ class Store:
 
     @cached_property
     def scheme(self) -> LabelScheme:
-        """The scheme of coronal and axial slices; sagittal ones have `scheme.merged.scheme`."""
+        """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
         return scheme_from_table(self.info.scheme)
-
-    def scheme_of(self, view: View) -> LabelScheme:
-        return self.scheme.merged.scheme if view is View.SAGITTAL else self.scheme
 
     def file(self, subject: str) -> SubjectFile:
         if subject not in self.info.subjects:

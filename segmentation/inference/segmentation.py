@@ -17,13 +17,11 @@ from segmentation.errors import LabelError
 from segmentation.inference.cleanup import clean_up
 from segmentation.inference.uncertainty import Uncertainty, entropy_of
 from segmentation.labels import LabelScheme
+from segmentation.resample import GridMap
 from segmentation.views import View
 from segmentation.volume import Volume
 
 __all__ = ["Segmentation"]
-
-# Voxels of two grids that are this close lie on one another.
-_SAME_VOXELS = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +46,17 @@ class Segmentation:
         indices = torch.cat(
             [slab.argmax(-1).to(torch.uint8) for slab in torch.split(self.fused, 8)]
         )
-        return Volume(np.asarray(indices.numpy()), np.array(self.plan.affine))
+        return Volume(np.asarray(indices.numpy()), self.plan.working.affine)
 
     @cached_property
     def indices(self) -> Volume:
         """Class indices in the scan's own space, uint8."""
         start = time.perf_counter()
-        if self._needs_interpolation:
-            found = restore_probabilities(self.fused.permute(3, 0, 1, 2).numpy(), self.plan)
-        else:
+        if GridMap.between(self.plan.working, self.plan.scan).reordering:
             # Every voxel of the scan is one of the working grid: the most probable stays so.
             found = restore(self.working, self.plan, labels=True)
+        else:
+            found = restore_probabilities(self.fused.permute(3, 0, 1, 2).numpy(), self.plan)
         self.timings["restore"] = time.perf_counter() - start
         return Volume(found.data, found.affine, found.codes, self.notes)
 
@@ -74,7 +72,7 @@ class Segmentation:
 
         Those of a view that cannot tell sides are of the merged scheme.
         """
-        working = Volume(self.maps[view].numpy(), np.array(self.plan.affine))
+        working = Volume(self.maps[view].numpy(), self.plan.working.affine)
         return restore(working, self.plan, labels=True)
 
     @cached_property
@@ -89,7 +87,7 @@ class Segmentation:
 
     @property
     def voxel_mm3(self) -> float:
-        return float(abs(np.linalg.det(self.indices.affine[:3, :3])))
+        return self.indices.grid.voxel_mm3
 
     @property
     def volumes_mm3(self) -> dict[str, float]:
@@ -104,13 +102,13 @@ class Segmentation:
                 remedy=f"such as {self.scheme.names[1]}",
             )
         values = self.fused[..., self.scheme.names.index(structure)].float().numpy()
-        return restore(Volume(values, np.array(self.plan.affine)), self.plan, labels=False)
+        return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
 
     @cached_property
     def entropy(self) -> Volume:
         """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
         values = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
-        return restore(Volume(values, np.array(self.plan.affine)), self.plan, labels=False)
+        return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
 
     def cleaned(self) -> tuple[Segmentation, dict[str, float]]:
         """With one piece a structure and no holes, and the changed share of each structure."""
@@ -120,12 +118,3 @@ class Segmentation:
         # What `indices` would compute is known already.
         tidy.__dict__["indices"] = Volume(data, given.affine, given.codes, given.notes)
         return tidy, {self.scheme.names[k]: share for k, share in changed.items()}
-
-    @property
-    def _needs_interpolation(self) -> bool:
-        to_working = np.linalg.solve(np.array(self.plan.affine), np.array(self.plan.scan_affine))
-        off = np.abs(to_working - np.rint(to_working))
-        off[:, :3] *= self.plan.scan_shape
-        turned = np.abs(np.rint(to_working[:3, :3]))
-        is_permutation = bool((turned.sum(0) == 1).all() and (turned.sum(1) == 1).all())
-        return not is_permutation or bool(off.max() >= _SAME_VOXELS)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import nibabel as nib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from segmentation.conform import Conformed, ConformPlan, conform
 from segmentation.errors import DeviceError, ModelError
+from segmentation.grid import to_shape
 from segmentation.inference.disagreement import view_agreement
 from segmentation.inference.fusion import Fusion
 from segmentation.inference.network import (
@@ -37,8 +37,8 @@ from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.models.zoo import find_model
-from segmentation.resample import GridMap, Shape, resample_image
-from segmentation.views import View, to_slices
+from segmentation.resample import GridMap, resample_image
+from segmentation.views import View, reoriented, source_axes, to_slices
 from segmentation.volume import Volume
 
 __all__ = ["Prepared", "Segmenter"]
@@ -122,10 +122,15 @@ class Segmenter:
         start = time.perf_counter()
         wanted = self.model.info.preprocessing
         whole = wanted.scaling == "minimum-maximum"
-        conformed = conform(volume, shape=_in_ras(wanted.shape, wanted.axes) if whole else None)
+        in_ras = to_shape(wanted.shape[axis] for axis, _ in source_axes(wanted.axes, "RAS"))
+        conformed = conform(volume, shape=in_ras if whole else None)
+        seen, plan = conformed.volume, conformed.plan
         if whole:
-            conformed = _rescaled(volume, conformed)
-        conformed = _turned(conformed, wanted.axes)
+            seen = replace(seen, data=_rescaled(volume, GridMap.between(plan.scan, plan.working)))
+        # The working grid with its array's axes in another order; places stay where they are.
+        seen = reoriented(seen, wanted.axes)
+        seen = replace(seen, data=np.ascontiguousarray(seen.data))
+        conformed = Conformed(seen, replace(plan, working=seen.grid))
         return Prepared(conformed, time.perf_counter() - start)
 
     def infer(
@@ -158,7 +163,7 @@ class Segmenter:
             fused.sum.cpu(),
             fused.scheme,
             plan,
-            Volume(conformed.volume.data[room.box], np.array(plan.affine)),
+            Volume(conformed.volume.data[room.box], plan.working.affine),
             (*conformed.volume.notes, *([problem] if problem else [])),
             agreement if fused.scheme is self.model.scheme else None,
             uncertainty,
@@ -173,7 +178,7 @@ class Segmenter:
         wanted = self.model.info.preprocessing
         weights = self.model.fusion_weights(self.views)
         fusion = Fusion(
-            _shape(image),
+            to_shape(image.shape),
             self.model.scheme,
             self.views,
             dict(zip(self.views, weights, strict=True)),
@@ -183,7 +188,7 @@ class Segmenter:
             mean=self.model.info.fusion.mean,
         )
         maps = {
-            view: torch.zeros(_shape(image), dtype=torch.uint8, device=self.device)
+            view: torch.zeros(to_shape(image.shape), dtype=torch.uint8, device=self.device)
             for view in self.views
         }
         for view, part in self.each_view(image, mirror=mirror, within=room.mask):
@@ -199,8 +204,10 @@ class Segmenter:
         """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view, the
         sagittal one last; only around what is set in `within`, all else is background."""
         wanted = self.model.info.preprocessing
+        from_side_to_side = source_axes(wanted.axes, "RAS")[0][0]
         for view in self.views:
-            side = (_side_axis(wanted.axes), self._partners(view)) if mirror else None
+            partners = self.model.classes_of(view).partner_permutation.copy()
+            side = (from_side_to_side, partners) if mirror else None
             for part in self._networks[view].probabilities(
                 image, wanted.slice_axes(view), mirror=side, within=within
             ):
@@ -212,7 +219,7 @@ class Segmenter:
             return Room.whole(image.shape)
         view = self.views[0]
         axes = self.model.info.preprocessing.slice_axes(view)
-        seen = torch.zeros(_shape(image), dtype=torch.bool)
+        seen = torch.zeros(to_shape(image.shape), dtype=torch.bool)
         looked = []
         for part in self._networks[view].probabilities(image, axes, every=_EVERY):
             to_slices(seen, axes)[part.first] = (part.probabilities[0].argmax(-1) != 0).cpu()
@@ -225,7 +232,7 @@ class Segmenter:
         # Classes without sides have no template.
         if prior is None or template is None or fused.is_merged:
             return ""
-        return apply_prior(fused.sum, template, prior, fused.scheme, np.array(plan.affine))
+        return apply_prior(fused.sum, template, prior, fused.scheme, plan.working.affine)
 
     def _sample(
         self, image: Tensor, room: Room, count: int, seed: int, plan: ConformPlan
@@ -253,23 +260,14 @@ class Segmenter:
     def _merged_views(self) -> tuple[View, ...]:
         return tuple(view for view in self.views if self.model.is_merged(view))
 
-    def _partners(self, view: View) -> NDArray[np.int64]:
-        scheme = self.model.scheme
-        return (
-            scheme.merged.scheme if self.model.is_merged(view) else scheme
-        ).partner_permutation.copy()
-
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
         dtype = choose_precision(self._precision, device)
-        never = self.model.not_predicted
         return {
             view: ViewNetwork(
                 self.model.networks[view],
                 device,
                 dtype,
-                never=np.unique(self.model.scheme.merged.to_merged[never])
-                if self.model.is_merged(view)
-                else never,
+                never=self.model.not_predicted_in(view),
                 batch=self._batch,
             )
             for view in self.views
@@ -296,51 +294,12 @@ class Segmenter:
                     ) from error
 
 
-def _rescaled(volume: Volume, conformed: Conformed) -> Conformed:
+def _rescaled(volume: Volume, to: GridMap) -> NDArray[np.float32]:
     """Intensities from the least to the greatest as 0 to 1, over the whole working grid."""
-    plan = conformed.plan
-    to = GridMap.between(volume.affine, plan.affine, plan.shape)
     values = resample_image(volume.data, to)
     low, high = float(values.min()), float(values.max())
-    scaled = (values - low) / max(high - low, 1e-6)
-    given = conformed.volume
-    return Conformed(Volume(scaled, given.affine, given.codes, given.notes), plan)
-
-
-def _turned(conformed: Conformed, axes: str) -> Conformed:
-    """The working grid with its array's axes in another order; places stay where they are."""
-    if axes == "RAS":
-        return conformed
-    volume, plan = conformed.volume, conformed.plan
-    turn = nib.orientations.ornt_transform(
-        nib.orientations.axcodes2ornt("RAS"), nib.orientations.axcodes2ornt(axes)
-    )
-    data = np.ascontiguousarray(nib.orientations.apply_orientation(volume.data, turn))
-    affine = volume.affine @ nib.orientations.inv_ornt_aff(turn, volume.shape)
-    moved = Volume(data, affine, volume.codes, volume.notes)
-    return Conformed(
-        moved,
-        ConformPlan.from_dict(
-            {**plan.to_dict(), "shape": moved.shape, "affine": moved.affine.tolist()}
-        ),
-    )
-
-
-def _in_ras(shape: Shape, axes: str) -> Shape:
-    """The shape of an array whose axes run as `axes` say, once they run R, A, S."""
-    order = nib.orientations.axcodes2ornt(axes)[:, 0]
-    x, y, z = (shape[list(order).index(axis)] for axis in range(3))
-    return x, y, z
-
-
-def _side_axis(axes: str) -> int:
-    """The array's axis that runs from one side of the head to the other."""
-    return next(i for i, code in enumerate(axes) if code in "LR")
-
-
-def _shape(image: Tensor) -> tuple[int, int, int]:
-    x, y, z = image.shape
-    return x, y, z
+    scaled: NDArray[np.float32] = (values - low) / max(high - low, 1e-6)
+    return scaled
 
 
 @contextmanager

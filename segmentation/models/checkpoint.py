@@ -80,7 +80,12 @@ class Model:
 
     def classes_of(self, view: View) -> LabelScheme:
         """The classes that a view's network tells apart, in the order of its channels."""
-        return self.scheme.merged.scheme if self.is_merged(view) else self.scheme
+        return self.scheme.seen_in(view) if self.is_merged(view) else self.scheme
+
+    def not_predicted_in(self, view: View) -> NDArray[np.int64]:
+        """Of those classes, the ones that the model was never taught."""
+        never = self.not_predicted
+        return np.unique(self.scheme.merged.to_merged[never]) if self.is_merged(view) else never
 
     def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
         """(V, K) weights of these views for each class of the scheme; columns sum to 1."""
@@ -267,8 +272,8 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
             raise ModelError(f"{name} is no structure of {info.labels}", where=where)
     for view, architecture in info.architectures.items():
         allowed = {len(scheme)}
-        if view is View.SAGITTAL and not scheme.has_unpartnered_sides:
-            allowed.add(len(scheme.merged.scheme))
+        if not scheme.has_unpartnered_sides:
+            allowed.add(len(scheme.seen_in(view)))
         if architecture.classes not in allowed:
             counts = " or ".join(str(count) for count in sorted(allowed))
             raise ModelError(

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from segmentation.grid import world_axes
 from segmentation.models.quicknat import QuickNatConfig
 from segmentation.views import SliceAxes, View, slice_axes
 
@@ -40,12 +41,10 @@ PRIOR_FILE = "prior.npz"
 Precision = Literal["float32", "float16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-_SIDES = ("LR", "PA", "IS")
 
 
 def _axis_codes(axes: str) -> str:
-    if len(axes) != 3 or any(sum(axes.count(end) for end in pair) != 1 for pair in _SIDES):
-        raise ValueError("must name three axes, one of each pair L/R, P/A, I/S, as in RAS or LIA")
+    world_axes(axes)
     return axes
 
 

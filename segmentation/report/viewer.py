@@ -11,14 +11,13 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
 from segmentation.labels import LabelScheme
 from segmentation.report.mosaic import label_colors, overlay
-from segmentation.views import View, to_slices
+from segmentation.views import View, reoriented, to_slices
 from segmentation.volume import Volume
 
 __all__ = ["ERROR_COLORS", "CaseView", "view_case"]
@@ -64,8 +63,10 @@ def view_case(
     The first slices shown pass through the largest error in class `focus`, else of all. A scan is
     blackened away from the brain unless `show_head`.
     """
-    true, predicted = (_upright(volume.data, volume) for volume in (truth, prediction))
-    gray = None if image is None else _upright(image.data, image)
+    # Slightly oblique scans stay so.
+    truth, prediction = (reoriented(volume, "RAS") for volume in (truth, prediction))
+    true, predicted = truth.data, prediction.data
+    gray = None if image is None else reoriented(image, "RAS").data
     box = _box(true, predicted, truth, everything=show_head and gray is not None)
     zoom = _zoom(truth, tuple(s.stop - s.start for s in box))
     true, predicted = (_scaled(x[box], zoom, order=0) for x in (true, predicted))
@@ -89,28 +90,13 @@ def view_case(
     )
 
 
-def _upright(data: NDArray[Any], volume: Volume) -> NDArray[Any]:
-    """Axes in RAS order and direction; slightly oblique scans stay so."""
-    turned: NDArray[Any] = nib.orientations.apply_orientation(
-        data, nib.io_orientation(volume.affine)
-    )
-    return turned
-
-
-def _upright_spacing(volume: Volume) -> NDArray[np.float64]:
-    order = nib.io_orientation(volume.affine)[:, 0].astype(int)
-    spacing = np.empty(3)
-    spacing[order] = volume.spacing_mm
-    return spacing
-
-
 def _box(
     true: NDArray[Any], predicted: NDArray[Any], volume: Volume, *, everything: bool
 ) -> tuple[slice, slice, slice]:
     occupied = (true > 0) | (predicted > 0)
     if everything or not occupied.any():
         return (slice(0, true.shape[0]), slice(0, true.shape[1]), slice(0, true.shape[2]))
-    margins = np.ceil(_MARGIN_MM / _upright_spacing(volume)).astype(int)
+    margins = np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
     sides = []
     for axis, margin in enumerate(margins):
         found = np.flatnonzero(occupied.any(tuple(a for a in range(3) if a != axis)))
@@ -122,7 +108,7 @@ def _box(
 
 def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """To steps of 1 mm, coarser where the picture would grow too large."""
-    extent_mm = np.array(shape) * _upright_spacing(volume)
+    extent_mm = np.array(shape) * np.array(volume.spacing_mm)
     step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
     return np.asarray(np.maximum(1, np.round(extent_mm / step_mm)) / shape, np.float64)
 

@@ -13,12 +13,7 @@ from segmentation.labels import LabelScheme
 from segmentation.models.quicknat import Classifier, QuickNat, QuickNatConfig
 from segmentation.views import View
 
-__all__ = ["ViewsNet", "classes_of", "copy_matching", "update_average"]
-
-
-def classes_of(view: View, scheme: LabelScheme) -> LabelScheme:
-    """The classes that a view's network tells apart: sagittal slices show no left and right."""
-    return scheme.merged.scheme if view is View.SAGITTAL else scheme
+__all__ = ["ViewsNet", "copy_matching", "update_average"]
 
 
 class ViewsNet(nn.Module):

@@ -23,7 +23,7 @@ from pipelines.batch.lock import run_lock
 from pipelines.exits import Exit
 from pipelines.prepare import Outcome, PrepareConfig, run
 from segmentation.data.preparing import Cut
-from segmentation.data.source import Subject
+from segmentation.data.sources.base import Subject
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError, LockedError
 

@@ -20,12 +20,12 @@ from segmentation.heads import Heads, aim, phantom_heads
 from segmentation.labels import load_scheme
 from segmentation.models.quicknat import PUBLISHED, QuickNat
 from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.training.batches import SyntheticSource
 from segmentation.training.config import StoreConfig
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
-from segmentation.training.sources import SyntheticSource
 from segmentation.training.state import seeded
-from segmentation.training.stores import StoreSource
+from segmentation.training.store_batches import StoreSource
 from segmentation.views import View
 
 # Compilers warn of much that is no error.

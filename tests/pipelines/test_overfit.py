@@ -12,7 +12,7 @@ from pipelines.train import read_recipe
 from segmentation.labels import load_scheme
 from segmentation.phantom import phantom
 from segmentation.training.loop import Trainer
-from segmentation.training.network import ViewsNet, classes_of
+from segmentation.training.network import ViewsNet
 from segmentation.training.validation import Scan, validate
 from segmentation.views import View, to_slices
 
@@ -54,7 +54,7 @@ def trainer_of(view: View, scans: list[Scan], *settings: str) -> Trainer:
         "smoke", [f"views=[{view.value}]", f"schedule.steps={steps}", rate, *settings]
     )
     images, labels = (torch.cat([getattr(s, name) for s in scans]) for name in ("images", "labels"))
-    classes = len(classes_of(view, SCHEME))
+    classes = len(SCHEME.seen_in(view))
     torch.manual_seed(recipe.seed)
     return Trainer(
         recipe,
@@ -76,5 +76,5 @@ def test_two_heads_are_learnt_by_heart(view: View) -> None:
     while trainer.progress < 1:
         trainer.step()
     network = trainer.best_weights.extract(view)
-    classes = len(classes_of(view, SCHEME))
+    classes = len(SCHEME.seen_in(view))
     assert validate(network, scans, classes, 1, trainer.device).mean_dice > 0.95

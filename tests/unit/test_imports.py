@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 # inference and metrics, and they know nothing of it.
 STAGES = (
     ("errors", "files"),
-    ("labels", "label_tables", "folding"),
-    ("volume", "orientation", "headers", "streams", "maps"),
-    ("resample", "conform", "localise", "views"),
+    ("grid", "volume", "orientation", "headers", "streams", "maps", "views"),
+    ("labels", "folding"),
+    ("resample", "conform", "localise"),
     ("anatomy", "heads", "synthesis", "phantom"),
     ("data",),
     ("models",),

@@ -12,6 +12,7 @@ from scipy.ndimage import distance_transform_edt
 from segmentation.errors import LabelError
 from segmentation.folding import folding_table, outer_rim
 from segmentation.labels import LabelScheme, load_scheme
+from segmentation.views import View
 from segmentation.volume import Volume
 
 QUICKNAT = load_scheme("quicknat33")
@@ -295,6 +296,11 @@ def test_left4_takes_a_given_exterior_as_it_is() -> None:
 
 def test_left4_sends_sideless_voxels_to_their_side() -> None:
     assert fold(2, 251, 0, 253, 41, scheme=load_scheme("left4")) == [2, 2, 0, 0, 0]
+
+
+def test_only_sagittal_slices_show_no_sides() -> None:
+    scheme = load_scheme("quicknat33")
+    assert [len(scheme.seen_in(view)) for view in View] == [33, 33, 19]
 
 
 def test_a_scheme_of_one_side_has_no_merge() -> None:

@@ -13,9 +13,10 @@ from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
 from segmentation.conform import conform
+from segmentation.grid import Box
 from segmentation.localise import foreground, head_box
 from segmentation.phantom import phantom
-from segmentation.resample import Box, occupied_box
+from segmentation.resample import occupied_box
 from segmentation.volume import Volume
 
 BRAIN_MM = (66.0, 84.0, 62.0)

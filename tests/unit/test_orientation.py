@@ -137,7 +137,7 @@ def test_axes_that_the_header_contradicts_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", ["RA", "RAR", "XRA", "RAX", "RASL", "ras", "RLS"])
 def test_axes_that_are_none_are_a_mistake_of_the_caller(tmp_path: Path, axes: str) -> None:
-    with pytest.raises(ValueError, match="are not three of"):
+    with pytest.raises(ValueError, match="must name three axes"):
         read(tmp_path, axes=axes)
 
 

@@ -10,6 +10,7 @@ from nibabel.processing import resample_from_to
 from scipy.spatial.transform import Rotation
 
 from segmentation.errors import LabelError
+from segmentation.grid import Grid
 from segmentation.resample import (
     GridMap,
     occupied_box,
@@ -55,7 +56,7 @@ def one_line(values: list[float], dtype: type = np.float32) -> np.ndarray:
 def test_a_map_between_grids_goes_from_target_to_source_voxels() -> None:
     source = np.diag([2.0, 2, 2, 1])
     source[:3, 3] = 10
-    between = GridMap.between(source, np.eye(4), (3, 3, 3))
+    between = GridMap.between(Grid((3, 3, 3), source), Grid((3, 3, 3), np.eye(4)))
     # Target voxel (14, 10, 10) lies at 14, 10, 10 mm: source voxel (2, 0, 0).
     np.testing.assert_allclose(between.matrix @ [14, 10, 10, 1], [2, 0, 0, 1])
 

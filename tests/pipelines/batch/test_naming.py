@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.batch.naming import bids_name
 from pipelines.batch.stats import format_aseg_stats
-from segmentation.data.bids import entities
+from segmentation.data.sources.bids import entities
 from segmentation.labels import load_scheme
 
 

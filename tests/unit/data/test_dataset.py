@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from segmentation.data.dataset import BalancedSampler, EmptySlices, SliceDataset, open_slices
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
-from segmentation.data.source import Subject
+from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
     Store,

@@ -69,7 +69,7 @@ def test_two_processes_give_what_this_one_reads_in_the_order_asked(
 
 def test_work_is_divided_evenly_also_of_orders_of_one(two: SliceReaders) -> None:
     orders = [two.order(PLACES[:1]) for _ in range(4)]
-    readers = [reader for order in orders for reader, _, _ in order.parts]
+    readers = [part.reader for order in orders for part in order.parts]
     assert readers[0] is not readers[1]
     assert readers[:2] == readers[2:]
     for order in orders:

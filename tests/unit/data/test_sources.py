@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from miniatures import freesurfer_subject, ixi_scan, neurite_session, oasis_session, write_nifti
 
-from segmentation.data.neurite import SEG35
-from segmentation.data.oasis import TISSUES, wanted_member
-from segmentation.data.source import Listing, SourceOptions, Subject, safe_name
-from segmentation.data.sources import list_subjects
+from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.neurite import SEG35
+from segmentation.data.sources.oasis import TISSUES, wanted_member
+from segmentation.data.sources.registry import list_subjects
 from segmentation.errors import ConfigError, DatasetError
 from segmentation.labels import load_scheme
 from segmentation.volume import Volume

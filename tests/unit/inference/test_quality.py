@@ -11,6 +11,7 @@ from overfitted import miniature, overfitted_model
 
 from pipelines.calibrate import cut, inverted, middle
 from segmentation.conform import ConformPlan
+from segmentation.grid import Grid
 from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
@@ -45,8 +46,8 @@ def by_hand(
 ) -> Segmentation:
     """A segmentation as if each voxel of 1 mm had been labelled so."""
     affine = np.eye(4)
-    rows = tuple(tuple(row) for row in affine.tolist())
-    plan = ConformPlan(labels.shape, rows, (1, 1), labels.shape, rows)
+    grid = Grid(labels.shape, affine)
+    plan = ConformPlan(grid, (1, 1), grid)
     return Segmentation(
         torch.nn.functional.one_hot(torch.from_numpy(labels).long(), 4).half(),
         SCHEME,

@@ -57,7 +57,7 @@ def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(number: int, ax
         *phantom(number % 2, spacing_mm=spacing_mm, orientation=axes, oblique_deg=5 + number % 16)
     )
     found = segmenter().segment(scan)
-    to_working = GridMap.between(truth.affine, found.plan.affine, found.plan.shape)
+    to_working = GridMap.between(truth.grid, found.plan.working)
     own, working = (
         joint_histogram(SCHEME.from_freesurfer(true), predicted.data, len(SCHEME))
         for true, predicted in (

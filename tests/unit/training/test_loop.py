@@ -12,10 +12,10 @@ from segmentation.heads import HeadMaps
 from segmentation.labels import load_scheme
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.winograd import WinogradConv2d
+from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe
 from segmentation.training.loop import AHEAD, Trainer, _divide
-from segmentation.training.network import ViewsNet, classes_of
-from segmentation.training.sources import Batch, Source, SyntheticSource
+from segmentation.training.network import ViewsNet
 from segmentation.training.state import State, read_state, write_state
 from segmentation.training.workers import Workers
 from segmentation.views import View
@@ -42,7 +42,7 @@ def trainer_of(
     data = stage.data
     assert data.synthetic is not None
     size, synthesis = (data.rows, data.columns), data.synthetic.synthesis
-    network = ViewsNet(recipe.network, {view: len(classes_of(view, SCHEME)) for view in views})
+    network = ViewsNet(recipe.network, {view: len(SCHEME.seen_in(view)) for view in views})
     drawn = SyntheticSource(maps, SCHEME, synthesis, size, recipe.network.channels)
     return Trainer(
         recipe,

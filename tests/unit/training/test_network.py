@@ -11,11 +11,11 @@ from torch import Tensor
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.models.quicknat import QuickNat
 from segmentation.training.config import Recipe
-from segmentation.training.network import ViewsNet, classes_of, copy_matching, update_average
+from segmentation.training.network import ViewsNet, copy_matching, update_average
 from segmentation.views import View
 
 SCHEME = load_scheme("quicknat33")
-CLASSES = {view: len(classes_of(view, SCHEME)) for view in View}
+CLASSES = {view: len(SCHEME.seen_in(view)) for view in View}
 
 
 def test_sagittal_networks_tell_no_sides_apart() -> None:

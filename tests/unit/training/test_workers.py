@@ -7,10 +7,10 @@ import torch
 from ranks import exchange, in_both, losses
 
 from segmentation.heads import HeadMaps
+from segmentation.training.batches import SyntheticSource
 from segmentation.training.config import Recipe
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
-from segmentation.training.sources import SyntheticSource
 from segmentation.training.workers import ALONE, Workers
 from segmentation.views import View
 

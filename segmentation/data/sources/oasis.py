@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from segmentation.data.freesurfer import find_image, find_labels
-from segmentation.data.source import Exclusion, Listing, SourceOptions, Subject, natural_order
+from segmentation.data.sources.base import Exclusion, Listing, SourceOptions, Subject, natural_order
+from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import ConfigError, DatasetError
 
 __all__ = ["AXES", "IMAGES", "find", "member_axes", "wanted_member"]

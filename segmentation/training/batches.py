@@ -1,4 +1,4 @@
-"""Where batches come from: drawn from label maps, read from a store (`stores.py`), or mixed."""
+"""Where batches come from: label maps, a store (`store_batches.py`), or both mixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from segmentation.heads import HeadMaps, Heads, aim
 from segmentation.labels import LabelScheme
 from segmentation.synthesis import SynthesisConfig, synthesise
-from segmentation.training.network import classes_of
 from segmentation.views import View
 
 __all__ = ["Batch", "MixedSource", "Source", "SyntheticSource"]
@@ -60,7 +59,7 @@ class SyntheticSource(Source):
         self.config, self.size, self.neighbours = config, size, channels // 2
         self.fingerprint = maps.fingerprint
         self.full, self.merged = aim(maps, scheme, device)
-        self.classes = {view: len(classes_of(view, scheme)) for view in View}
+        self.classes = {view: len(scheme.seen_in(view)) for view in View}
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
         images, labels = synthesise(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
-
-import nibabel as nib
 import numpy as np
-from numpy.typing import NDArray
 
 from segmentation.errors import GeometryError
+from segmentation.grid import Grid
+from segmentation.views import reoriented
 from segmentation.volume import Volume
 
 __all__ = ["on_grid_of"]
@@ -24,11 +22,12 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
     difference is refused, or with `resample` each label's indicator is interpolated linearly and
     the largest wins, as where trinat restores its own results.
     """
-    same_axes = _reordered(labels, reference)
-    if _corners_agree(same_axes, reference):
+    same_axes = reoriented(labels, reference.axcodes)
+    apart_mm = same_axes.grid.apart_mm(reference.grid)
+    if apart_mm <= _TOLERANCE * min(reference.spacing_mm):
         note = "" if same_axes is labels else f"axes reordered from {labels.axcodes}, no loss"
         return Volume(same_axes.data, reference.affine, reference.codes), note
-    difference = _difference(labels, reference)
+    difference = _difference(labels.grid, reference.grid, apart_mm)
     if not resample:
         raise GeometryError(
             f"not on the truth's grid: {difference}",
@@ -36,40 +35,13 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
         )
     from segmentation.resample import GridMap, resample_labels  # brings torch along
 
-    to = GridMap.between(labels.affine, reference.affine, reference.shape)
-    data = resample_labels(labels.data, to)
+    data = resample_labels(labels.data, GridMap.between(labels.grid, reference.grid))
     note = f"resampled to the truth's grid, label by label ({difference})"
     return Volume(data, reference.affine, reference.codes), note
 
 
-def _reordered(labels: Volume, reference: Volume) -> Volume:
-    """The same voxels with axes in the order and direction of the reference's."""
-    if labels.axcodes == reference.axcodes:
-        return labels
-    change = nib.orientations.ornt_transform(
-        nib.io_orientation(labels.affine), nib.io_orientation(reference.affine)
-    )
-    data = nib.orientations.apply_orientation(labels.data, change)
-    affine = labels.affine @ nib.orientations.inv_ornt_aff(change, labels.shape)
-    return Volume(data, affine, labels.codes)
-
-
-def _corners_agree(labels: Volume, reference: Volume) -> bool:
-    if labels.shape != reference.shape:
-        return False
-    apart_mm = np.linalg.norm(_corners(labels) - _corners(reference), axis=1).max()
-    return bool(apart_mm <= _TOLERANCE * min(reference.spacing_mm))
-
-
-def _corners(volume: Volume) -> NDArray[np.float64]:
-    """Places of the eight outermost voxels, (8, 3) in mm."""
-    indices = np.array(list(product(*((0, n - 1) for n in volume.shape))))
-    corners: NDArray[np.float64] = nib.affines.apply_affine(volume.affine, indices)
-    return corners
-
-
-def _difference(labels: Volume, reference: Volume) -> str:
-    """What differs, the most telling first."""
+def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
+    """What differs, the most telling first; `apart_mm` once axes run alike."""
     if labels.shape != reference.shape:
         return f"{_times(labels.shape)} voxels against {_times(reference.shape)}"
     spacings = labels.spacing_mm, reference.spacing_mm
@@ -77,8 +49,6 @@ def _difference(labels: Volume, reference: Volume) -> str:
         return " against ".join(
             _times(tuple(round(s, 3) for s in each)) + " mm" for each in spacings
         )
-    same_axes = _reordered(labels, reference)
-    apart_mm = np.linalg.norm(_corners(same_axes) - _corners(reference), axis=1).max()
     return f"corners up to {apart_mm:.3g} mm apart"
 
 

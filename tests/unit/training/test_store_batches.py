@@ -11,7 +11,7 @@ from small_store import TISSUE4, VIEWS, all_train, small_store
 
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.data.slices import quantise, scheme_table, write_subject
-from segmentation.data.source import Subject
+from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
     Store,
@@ -24,10 +24,10 @@ from segmentation.errors import DatasetError
 from segmentation.heads import HeadMaps
 from segmentation.labels import LabelScheme, load_scheme
 from segmentation.synthesis import SynthesisConfig
+from segmentation.training.batches import Batch, MixedSource, Source, SyntheticSource
 from segmentation.training.config import StoreConfig
-from segmentation.training.sources import Batch, MixedSource, Source, SyntheticSource
 from segmentation.training.state import seeded
-from segmentation.training.stores import StoreSource, _window, store_scans
+from segmentation.training.store_batches import StoreSource, _window, store_scans
 from segmentation.views import View
 
 PLAIN = AugmentationConfig(

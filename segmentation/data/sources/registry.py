@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from segmentation.data import bids, freesurfer, ixi, labelmaps, neurite, oasis, pairs
-from segmentation.data.source import Exclusion, Finder, Listing, SourceOptions
+from segmentation.data.sources import bids, freesurfer, ixi, labelmaps, neurite, oasis, pairs
+from segmentation.data.sources.base import Exclusion, Finder, Listing, SourceOptions
 from segmentation.errors import ConfigError, DatasetError
 
 __all__ = ["SOURCES", "Source", "list_subjects"]

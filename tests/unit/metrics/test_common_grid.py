@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from segmentation.errors import GeometryError
-from segmentation.metrics.grid import on_grid_of
+from segmentation.metrics.common_grid import on_grid_of
 from segmentation.volume import Volume
 
 

@@ -17,9 +17,8 @@ from segmentation.data.splits import read_split
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
 from segmentation.labels import LabelScheme
+from segmentation.training.batches import Batch, Source
 from segmentation.training.config import StoreConfig
-from segmentation.training.network import classes_of
-from segmentation.training.sources import Batch, Source
 from segmentation.training.validation import Scan
 from segmentation.views import View
 
@@ -60,7 +59,7 @@ class StoreSource(Source):
             for view in views
         }
         self.augmenters = {
-            view: Augmenter(store.augmentation, view, classes_of(view, scheme)) for view in views
+            view: Augmenter(store.augmentation, view, scheme.seen_in(view)) for view in views
         }
         self._orders: dict[tuple[View, int], list[int]] = {}
         # Of whatever view: all have the same subjects.

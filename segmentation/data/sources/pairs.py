@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from segmentation.data.participants import read_rows
-from segmentation.data.source import (
+from segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
     Listing,

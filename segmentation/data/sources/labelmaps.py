@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segmentation.data.pairs import image_files
-from segmentation.data.source import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.pairs import image_files
 from segmentation.errors import DatasetError
 from segmentation.folding import (
     GENERATION_FIRST_OUTSIDE,

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from segmentation.data.freesurfer import find_image, find_labels
 from segmentation.data.participants import read_participants
-from segmentation.data.source import (
+from segmentation.data.sources.base import (
     Exclusion,
     Listing,
     SourceOptions,
@@ -17,6 +16,7 @@ from segmentation.data.source import (
     safe_name,
     without_suffix,
 )
+from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import DatasetError
 
 __all__ = ["anat_files", "entities", "find", "misnamed"]

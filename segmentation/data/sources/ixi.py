@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from segmentation.data.freesurfer import find_image, find_labels
-from segmentation.data.source import (
+from segmentation.data.sources.base import (
     Exclusion,
     Listing,
     SourceOptions,
     Subject,
     natural_order,
 )
+from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import DatasetError
 
 __all__ = ["find", "wanted_member"]

@@ -1,0 +1,89 @@
+"""Where an array's voxels lie: its shape and its affine, as one noun that is compared one way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Box", "Grid", "Shape", "to_shape", "world_axes"]
+
+Shape = tuple[int, int, int]
+Box = tuple[slice, slice, slice]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """`shape` voxels; `affine` takes a voxel's indices to RAS mm, and is read-only."""
+
+    shape: Shape
+    affine: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        affine = np.array(self.affine, dtype=np.float64)
+        affine.flags.writeable = False
+        object.__setattr__(self, "affine", affine)
+
+    @property
+    def spacing_mm(self) -> tuple[float, float, float]:
+        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
+        return x, y, z
+
+    @property
+    def voxel_mm3(self) -> float:
+        return float(abs(np.linalg.det(self.affine[:3, :3])))
+
+    @property
+    def axcodes(self) -> str:
+        """Where each voxel axis grows to, as "RAS" or "LIA"."""
+        return "".join(nib.aff2axcodes(self.affine))
+
+    def places(self, indices: Any) -> NDArray[np.float64]:
+        """Where voxels (..., 3) are, in RAS mm."""
+        at: NDArray[np.float64] = np.asarray(indices, np.float64) @ self.affine[:3, :3].T
+        return at + self.affine[:3, 3]
+
+    @property
+    def box(self) -> Box:
+        """All voxels."""
+        x, y, z = (slice(0, n) for n in self.shape)
+        return x, y, z
+
+    def cut(self, box: Box) -> Grid:
+        """The grid of a part of the voxels."""
+        affine = self.affine.copy()
+        affine[:3, 3] = self.places([s.start for s in box])
+        return Grid(to_shape(s.stop - s.start for s in box), affine)
+
+    def extent_mm(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lowest and highest world coordinates of the outer faces of a box of voxels."""
+        faces = list(product(*((s.start - 0.5, s.stop - 0.5) for s in box)))
+        corners = self.places(faces)
+        return corners.min(axis=0), corners.max(axis=0)
+
+    def apart_mm(self, other: Grid) -> float:
+        """The largest distance between the places of one voxel; infinite if shapes differ."""
+        if self.shape != other.shape:
+            return float("inf")
+        corners = list(product(*((0, n - 1) for n in self.shape)))
+        return float(np.linalg.norm(self.places(corners) - other.places(corners), axis=1).max())
+
+
+def to_shape(sides: Any) -> Shape:
+    x, y, z = (int(side) for side in sides)
+    return x, y, z
+
+
+def world_axes(codes: str) -> tuple[tuple[int, int], ...]:
+    """World axis (0, 1 or 2) and direction (1 or -1) of each array axis, of codes such as "LIA"."""
+    pairs = ("LR", "PA", "IS")
+    axes = [(w, pair.find(c)) for c in codes for w, pair in enumerate(pairs) if c in pair]
+    if len(codes) != 3 or sorted(world for world, _ in axes) != [0, 1, 2]:
+        raise ValueError(
+            f"{codes!r} must name three axes, one of each pair L/R, P/A, I/S, as in RAS or LIA"
+        )
+    return tuple((world, 1 if place else -1) for world, place in axes)
