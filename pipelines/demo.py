@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.evaluate import Model, Settings, evaluate
-from pipelines.exits import Exit
-from pipelines.predict import Plan, predict
-from segmentation.phantom import phantom
+from pipelines.common.exits import Exit
+from pipelines.evaluate.run import Model, Settings, evaluate
+from pipelines.predict.run import Plan, predict
+from segmentation.synthetic.phantom import phantom
 
 __all__ = ["GEOMETRIES", "Geometry", "run_demo"]
 

@@ -11,8 +11,8 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from pipelines.exits import Exit
-from pipelines.process import cpu_count, tune_allocation
+from pipelines.common.exits import Exit
+from pipelines.common.process import cpu_count, tune_allocation
 
 Severity = Literal["ok", "note", "wrong"]
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from miniatures import head_image, head_labels, turned
 
-from segmentation.conform import conform
-from segmentation.labels import load_scheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import save_model
 from segmentation.models.model_info import Description
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.views import View, to_slices
-from segmentation.volume import Volume
+from segmentation.space.conform import conform
+from segmentation.space.views import View, to_slices
 
 STEPS = 60
 # Each step sees a third of the slices, in turn.

@@ -7,17 +7,17 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from pipelines.batch.ledger import Entry
-from pipelines.batch.server import serve
-from pipelines.batch.settings import RunSettings
-from pipelines.discovery import Case
+from pipelines.common.discovery import Case
+from pipelines.predict.ledger import Entry
+from pipelines.predict.server import serve
+from pipelines.predict.settings import RunSettings
 
 IN_HAND = "in-hand"  # a file that says so
 
 
 def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
     """What a worker of a cluster does with a scan, or a scan with it."""
-    from pipelines.batch.cluster import segment
+    from pipelines.predict.cluster import segment
 
     if case.stem.startswith("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -38,7 +38,7 @@ def serve_without_end(connection: Connection, settings: RunSettings, device: str
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
-    from pipelines.batch.case_worker import CaseWorker, Job
+    from pipelines.predict.case import CaseWorker, Job
 
     read = CaseWorker.read
 

@@ -15,9 +15,9 @@ from miniatures import (
     write_nifti,
 )
 
-from pipelines.prepare import PrepareConfig, Summary, run
+from pipelines.data.prepare import PrepareConfig, Summary, run
 from segmentation.data.store import Store
-from segmentation.views import View, from_slices
+from segmentation.space.views import View, from_slices
 
 GRID = (64, 64, 64)
 

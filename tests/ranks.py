@@ -14,11 +14,11 @@ import torch
 from known import KnownSlices
 from torch import distributed
 
+from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
 from segmentation.training.workers import Workers
-from segmentation.views import View
 
 
 def in_both(work: Callable[..., Any], *args: object) -> list[Any]:

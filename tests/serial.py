@@ -8,11 +8,11 @@ from typing import Any
 
 from overfitted import miniature, random_model
 
-from pipelines.batch.case_worker import CaseWorker
-from pipelines.batch.ledger import Entry
-from pipelines.batch.settings import OutputSettings, RunSettings
-from pipelines.discovery import Case
-from pipelines.predict import Outcome, Plan, predict
+from pipelines.common.discovery import Case
+from pipelines.predict.case import CaseWorker
+from pipelines.predict.ledger import Entry
+from pipelines.predict.run import Outcome, Plan, predict
+from pipelines.predict.settings import OutputSettings, RunSettings
 
 QUICK = OutputSettings(picture=False)
 

@@ -17,8 +17,8 @@ from segmentation.data.store import (
     subject_path,
     write_participants,
 )
-from segmentation.labels import load_scheme
-from segmentation.views import View
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
 
 TISSUE4 = load_scheme("tissue4")
 VIEWS = (View.CORONAL, View.AXIAL)

@@ -7,8 +7,8 @@ import pkgutil
 import sys
 
 import pipelines.bench
-from pipelines.exits import Exit
-from pipelines.process import prepare_process
+from pipelines.common.exits import Exit
+from pipelines.common.process import prepare_process
 
 
 def main(arguments: list[str]) -> int:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.process import prepare_process
+from pipelines.common.process import prepare_process
 from segmentation.inference.room import Room
 from segmentation.inference.segmenter import Segmenter
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
 
 __all__ = ["Informed", "room_seen", "write_room"]
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.batch.ledger import Entry
-from pipelines.batch.settings import OutputSettings
-from pipelines.predict import Plan, predict
-from pipelines.process import cpu_count
-from segmentation.volume import Volume
+from pipelines.common.process import cpu_count
+from pipelines.predict.ledger import Entry
+from pipelines.predict.run import Plan, predict
+from pipelines.predict.settings import OutputSettings
+from segmentation.io.volume import Volume
 
 __all__ = ["memory_mib", "run"]
 
@@ -105,7 +105,7 @@ def _inputs(folder: Path, count: int) -> list[str]:
 
 def _write_scans(folder: Path, count: int) -> None:
     """Parts of one phantom, each from another place, so that none is like another."""
-    from pipelines.calibrate import middle
+    from pipelines.models.calibrate import middle
 
     folder.mkdir()
     data = (middle(1)[0].data * 500).astype(np.int16)

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from pipelines.bench._steps import processor_s, seconds
-from pipelines.phantom import write_phantoms
-from pipelines.prepare import PrepareConfig
-from pipelines.prepare import run as prepare
+from pipelines.data.phantom import write_phantoms
+from pipelines.data.prepare import PrepareConfig
+from pipelines.data.prepare import run as prepare
 from segmentation.data.artefacts import Artefact, add_artefact
 from segmentation.data.augmentation import AugmentationConfig, Augmenter
 from segmentation.data.dataset import SliceDataset
 from segmentation.data.reading import SliceReaders
 from segmentation.data.store import Store
-from segmentation.views import View
+from segmentation.space.views import View
 
 _SLICES = 1500
 _KINDS = ("flip", "affine", "elastic", "gain", "bias", "gamma", "blur", "low_resolution", "noise")

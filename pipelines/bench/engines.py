@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipelines.bench._steps import matrix_rate, operations, timing
-from pipelines.process import prepare_process
-from segmentation.conform import conform
+from pipelines.common.process import prepare_process
 from segmentation.inference.network import thick
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.overlap import dice, joint_histogram
 from segmentation.models.checkpoint import load_model
 from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
 from segmentation.models.zoo import find_model
-from segmentation.phantom import phantom
-from segmentation.resample import occupied_box
-from segmentation.views import View, to_slices
+from segmentation.space.conform import conform
+from segmentation.space.resample import occupied_box
+from segmentation.space.views import View, to_slices
+from segmentation.synthetic.phantom import phantom
 
 __all__ = ["run"]
 
@@ -202,7 +202,7 @@ def _arranged(network: QuickNat, layout: torch.memory_format) -> Way:
 
 
 def _exported(network: QuickNat, folder: Path) -> Path:
-    from pipelines.export import export_network
+    from pipelines.models.export import export_network
 
     path = folder / "network.onnx"
     with torch.inference_mode(mode=False):

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from pipelines.bench._steps import in_process, seconds
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.metrics import compare
-from segmentation.phantom import phantom
+from segmentation.synthetic.phantom import phantom
 
 _SCHEME = load_scheme("quicknat33")
 _SPACING_MM = (1.0, 1.0, 1.0)
@@ -27,7 +27,7 @@ _PROBE = """
 import json
 from pathlib import Path
 import numpy as np
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.metrics import compare
 with np.load({file!r}) as pair:
     compare(pair["truth"], pair["prediction"], (1.0, 1.0, 1.0), load_scheme("quicknat33"))

@@ -10,8 +10,8 @@ from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from pipelines.bench._steps import seconds
-from segmentation.conform import conform, restore, restore_probabilities
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
+from segmentation.space.conform import conform, restore, restore_probabilities
 
 _SIDE = 256
 _CLASSES = 33

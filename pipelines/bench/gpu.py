@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 from pipelines.bench._steps import operations, step_of
-from pipelines.process import prepare_training
-from pipelines.train import read_recipe
-from segmentation.heads import HeadMaps, aim, load_heads, phantom_heads
-from segmentation.labels import load_scheme
+from pipelines.common.process import prepare_training
+from pipelines.train.run import read_recipe
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
-from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads
+from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 from segmentation.training.batches import SyntheticSource
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import seeded
-from segmentation.views import View
 
 Figures = dict[str, float | str | bool | list[str]]
 SCHEME = load_scheme("quicknat33")

@@ -60,8 +60,8 @@ def run(threads: str = "2", repetitions: str = "1", models: str = "fast,quicknat
 
 def _head(root: Path) -> Path:
     """A phantom in a field of 256³, as scanners and FreeSurfer give it."""
-    from segmentation.conform import conform
-    from segmentation.phantom import phantom
+    from segmentation.space.conform import conform
+    from segmentation.synthetic.phantom import phantom
 
     path = root / "head.nii.gz"
     conform(phantom(0)[0]).volume.write(path)
@@ -74,7 +74,7 @@ def _random_quicknat(folder: Path) -> Path:
     from segmentation.models.checkpoint import save_model
     from segmentation.models.model_info import Description
     from segmentation.models.quicknat import PUBLISHED, QuickNat
-    from segmentation.views import View
+    from segmentation.space.views import View
 
     torch.manual_seed(0)
     networks = {

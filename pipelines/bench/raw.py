@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.calibrate import bias, noise
+from pipelines.models.calibrate import bias, noise
 from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.grid import Grid
+from segmentation.io.volume import Volume
 from segmentation.metrics.common_grid import on_grid_of
-from segmentation.resample import GridMap, resample_image, resample_labels
-from segmentation.volume import Volume
+from segmentation.space.grid import Grid
+from segmentation.space.resample import GridMap, resample_image, resample_labels
 
 __all__ = ["made_raw", "run"]
 

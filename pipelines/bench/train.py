@@ -14,7 +14,7 @@ import json
 import statistics
 
 from pipelines.bench._steps import in_process, matrix_rate, operations, step_of, timing
-from pipelines.process import prepare_process
+from pipelines.common.process import prepare_process
 
 MONAI = "monai 1.6.1"
 MEMBERS = (MONAI, "published", "fast")

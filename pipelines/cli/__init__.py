@@ -33,7 +33,7 @@ from pipelines.cli import (
     train,
 )
 from pipelines.cli.lists import ListOptions
-from pipelines.exits import Exit, exit_code
+from pipelines.common.exits import Exit, exit_code
 from segmentation.errors import TrinatError, one_line, reason_of
 
 __all__ = ["app", "main", "run"]

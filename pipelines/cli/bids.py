@@ -52,11 +52,11 @@ def command(
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from pipelines.batch.progress import listener
-    from pipelines.batch.settings import OutputSettings
     from pipelines.cli.choices import split_devices
-    from pipelines.merge import merge
-    from pipelines.predict import Plan, predict
+    from pipelines.predict.merge import merge
+    from pipelines.predict.progress import listener
+    from pipelines.predict.run import Plan, predict
+    from pipelines.predict.settings import OutputSettings
     from segmentation.errors import ConfigError, InputError
     from segmentation.models.zoo import default_model
 

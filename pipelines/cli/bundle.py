@@ -26,7 +26,7 @@ def command(
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
-    from pipelines.bundle import bundle
+    from pipelines.models.bundle import bundle
 
     info = bundle(
         sources,

@@ -21,8 +21,8 @@ def command(
 
     Example: trinat calibrate models/own
     """
-    from pipelines.calibrate import calibrate
-    from pipelines.process import prepare_process
+    from pipelines.common.process import prepare_process
+    from pipelines.models.calibrate import calibrate
 
     prepare_process(threads)
     say = (lambda line: None) if quiet else (lambda line: typer.echo(line, err=True))

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.batch.settings import OutputSettings
+from pipelines.predict.settings import OutputSettings
 from segmentation.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipelines.predict import EngineMaker
+    from pipelines.predict.run import EngineMaker
 
 __all__ = ["engine_on", "output_settings", "split_devices"]
 
@@ -66,7 +66,7 @@ def engine_on(
     timeout_s: float | None = None,
 ) -> EngineMaker:
     """Makes the engine of a run on a cluster; what a cluster decides itself is refused."""
-    from pipelines.batch.cluster import DaskEngine, is_cluster
+    from pipelines.predict.cluster import DaskEngine, is_cluster
 
     if not is_cluster(cluster):
         raise ConfigError(

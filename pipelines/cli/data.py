@@ -15,8 +15,8 @@ def list_() -> int:
 
     Example: trinat data list
     """
-    from pipelines.catalogue import load_catalogue
-    from pipelines.exits import Exit
+    from pipelines.common.exits import Exit
+    from pipelines.data.catalogue import load_catalogue
 
     for name, dataset in load_catalogue().items():
         parts = ", ".join(
@@ -51,10 +51,10 @@ def get(
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
-    from pipelines.catalogue import load_catalogue
     from pipelines.cli.progress import byte_progress
-    from pipelines.download import CHECKSUMS, fetch
-    from pipelines.exits import Exit
+    from pipelines.common.exits import Exit
+    from pipelines.data.catalogue import load_catalogue
+    from pipelines.data.download import CHECKSUMS, fetch
     from segmentation.errors import ConfigError
 
     catalogue = load_catalogue()
@@ -97,8 +97,8 @@ def show(
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from pipelines.data_show import show_augmented, show_subject
-    from pipelines.exits import Exit
+    from pipelines.common.exits import Exit
+    from pipelines.data.show import show_augmented, show_subject
 
     path = out or Path(f"{subject}.png")
     if augment:
@@ -118,8 +118,8 @@ def report(
 
     Example: trinat data report store
     """
-    from pipelines.data_report import write_report
-    from pipelines.exits import Exit
+    from pipelines.common.exits import Exit
+    from pipelines.data.report import write_report
 
     path = out or store / "report.html"
     write_report(store, path)

@@ -18,8 +18,8 @@ def command(
     """
     import time
 
+    from pipelines.common.process import prepare_process
     from pipelines.demo import run_demo
-    from pipelines.process import prepare_process
 
     prepare_process()
     start = time.monotonic()

@@ -52,7 +52,7 @@ def command(
     import sys
 
     from pipelines.cli.progress import batch_progress
-    from pipelines.evaluate import Settings, evaluate, named_models
+    from pipelines.evaluate.run import Settings, evaluate, named_models
 
     settings = Settings(
         truth=truth,

@@ -16,7 +16,7 @@ def command(
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """
-    from pipelines.export import export_model
+    from pipelines.models.export import export_model
 
     for path in export_model(model, out, format_=format_):
         typer.echo(path)

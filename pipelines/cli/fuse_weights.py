@@ -30,8 +30,8 @@ def command(
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
-    from pipelines.fuse_weights import BEFORE, Settings, fuse_weights
-    from pipelines.process import prepare_process
+    from pipelines.common.process import prepare_process
+    from pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
 
     prepare_process(threads)
     settings = Settings(model, scans, truth, out, mapping, trust_affine, device, seed)

@@ -23,8 +23,8 @@ def command(
 
     Example: trinat import-weights coronal.pth.tar --view coronal --out models/port-coronal
     """
-    from pipelines.import_weights import import_weights
-    from segmentation.views import View
+    from pipelines.models.import_weights import import_weights
+    from segmentation.space.views import View
 
     info = import_weights(file, view=View(view), out=out, labels=labels, licence=licence)
     (config,) = info.architectures.values()

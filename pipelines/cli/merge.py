@@ -14,7 +14,7 @@ def command(
 
     Example: trinat merge labels/
     """
-    from pipelines.merge import merge
+    from pipelines.predict.merge import merge
 
     outcome = merge(out)
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")

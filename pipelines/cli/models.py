@@ -10,6 +10,6 @@ def command(json_: bool = typer.Option(False, "--json", help="Print for machines
 
     Example: trinat models
     """
-    from pipelines.models import run
+    from pipelines.models.shipped import run
 
     return run(as_json=json_)

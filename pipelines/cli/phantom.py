@@ -22,8 +22,8 @@ def command(
 
     Example: trinat phantom heads --subjects 3 --seed 7 --spacing 0.9 0.9 1.2 --orientation LIA
     """
-    from pipelines.phantom import write_phantoms
-    from pipelines.process import prepare_process
+    from pipelines.common.process import prepare_process
+    from pipelines.data.phantom import write_phantoms
 
     prepare_process()
     for image, labels in write_phantoms(

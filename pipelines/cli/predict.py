@@ -53,9 +53,9 @@ def command(
 
     Example: trinat predict scans/ --out labels/
     """
-    from pipelines.batch.progress import listener
     from pipelines.cli.choices import engine_on, output_settings, split_devices
-    from pipelines.predict import Plan, Shard, predict
+    from pipelines.predict.progress import listener
+    from pipelines.predict.run import Plan, Shard, predict
     from segmentation.models.zoo import default_model
 
     devices = split_devices(device)

@@ -50,9 +50,9 @@ def command(
     Example: trinat prepare --source oasis1 --root oasis --labels tissue4 --out store --jobs 4
     """
     from pipelines.cli.progress import batch_progress
-    from pipelines.prepare import export as export_slices
-    from pipelines.prepare import read_config, run, run_from_png
-    from pipelines.process import prepare_process
+    from pipelines.common.process import prepare_process
+    from pipelines.data.prepare import export as export_slices
+    from pipelines.data.prepare import read_config, run, run_from_png
     from segmentation.errors import ConfigError
 
     prepare_process()

@@ -41,7 +41,7 @@ def command(
     import sys
 
     from pipelines.cli.progress import batch_progress
-    from pipelines.report import Settings, report
+    from pipelines.evaluate.cohort import Settings, report
 
     settings = Settings(
         predictions=predictions,

@@ -18,7 +18,7 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
-    from pipelines.runs import compare
+    from pipelines.train.runs import compare
 
     changed, summaries = compare(runs, out)
     table = Table("Run", "Job", "Steps", "Hours", "Final loss", "Best Dice")

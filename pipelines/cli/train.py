@@ -34,8 +34,8 @@ def command(
     from functools import partial
 
     from pipelines.cli.training_progress import training_progress
-    from pipelines.launch import launch
-    from pipelines.train import read_recipe
+    from pipelines.train.launch import launch
+    from pipelines.train.run import read_recipe
 
     recipe = read_recipe(config, settings or ())
     launch(

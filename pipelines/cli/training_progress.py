@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from pipelines.trainjob import Job, Watcher
+    from pipelines.train.job import Job, Watcher
     from segmentation.training.loop import StepReport
 
 _LINE_SECONDS = 60.0
@@ -33,7 +33,7 @@ def training_progress(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from pipelines.trainjob import Watcher
+    from pipelines.train.job import Watcher
 
     console = Console(stderr=True)
     bar = Progress(

@@ -16,8 +16,8 @@ from torch.nn.functional import grid_sample, interpolate
 
 from segmentation.data.artefacts import Artefact, add_artefact
 from segmentation.errors import ConfigError
-from segmentation.labels import LabelScheme
-from segmentation.views import View
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View
 
 __all__ = ["AugmentationConfig", "Augmenter"]
 

@@ -17,8 +17,8 @@ from segmentation.data.reading import Place, SubjectFiles
 from segmentation.data.splits import Part, read_split
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, DatasetError
-from segmentation.labels import LabelScheme
-from segmentation.views import View
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View
 
 __all__ = ["BalancedSampler", "EmptySlices", "SliceDataset", "open_slices"]
 

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from segmentation.data.slices import FORMAT, Quantised, SubjectFile, write_subject
 from segmentation.data.store import scheme_from_table
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.labels import LabelScheme
-from segmentation.views import View, from_slices
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View, from_slices
 
 __all__ = ["PngInfo", "export_png", "import_png", "png_fingerprint", "read_png_info"]
 

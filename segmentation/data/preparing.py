@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.conform import conform
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from segmentation.data.sources.base import Subject
 from segmentation.errors import GeometryError
-from segmentation.labels import LabelScheme
-from segmentation.views import View
-from segmentation.volume import TrustAffine, Volume
+from segmentation.io.volume import TrustAffine, Volume
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.conform import conform
+from segmentation.space.views import View
 
 __all__ = ["Cut", "Prepared", "fingerprint", "prepare_subject", "read_on_working_grid"]
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from segmentation.data.slices import Quantised, SubjectFile
 from segmentation.errors import DatasetError, TrinatError
-from segmentation.views import View
+from segmentation.space.views import View
 
 __all__ = ["Order", "Place", "SliceReaders", "StoredSlice", "SubjectFiles"]
 

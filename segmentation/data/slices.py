@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.files import atomic_write
-from segmentation.labels import LabelScheme
-from segmentation.views import View, slice_axes, to_slices
+from segmentation.io.files import atomic_write
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View, slice_axes, to_slices
 
 __all__ = ["FORMAT", "Quantised", "Statistics", "SubjectFile", "quantise", "write_subject"]
 

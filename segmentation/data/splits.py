@@ -14,7 +14,7 @@ from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from segmentation.errors import DatasetError
-from segmentation.files import atomic_text
+from segmentation.io.files import atomic_text
 
 __all__ = ["PARTS", "Part", "Participant", "Split", "make_folds", "make_split", "read_split"]
 

@@ -22,9 +22,9 @@ from segmentation.data.slices import FORMAT, SubjectFile
 from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Participant
 from segmentation.errors import DatasetError
-from segmentation.files import atomic_text, write_tsv
-from segmentation.labels import Label, LabelScheme
-from segmentation.views import View
+from segmentation.io.files import atomic_text, write_tsv
+from segmentation.labels.scheme import Label, LabelScheme
+from segmentation.space.views import View
 
 __all__ = ["LedgerRow", "Store", "StoreInfo", "StoredSubject", "subject_path", "write_participants"]
 

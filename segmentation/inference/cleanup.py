@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.resample import occupied_box
+from segmentation.space.resample import occupied_box
 
 __all__ = ["clean_up"]
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.labels import LabelScheme
-from segmentation.views import View
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View
 
 __all__ = ["dice_of_maps", "view_agreement"]
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.errors import ConfigError
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import Mean
-from segmentation.views import SliceAxes, View, slice_axes, to_slices
+from segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
 __all__ = ["DEFAULT_WEIGHTS", "Fusion", "view_weights"]
 

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import Mean
-from segmentation.views import SliceAxes, View
+from segmentation.space.views import SliceAxes, View
 
 __all__ = ["CLASS_PRIOR", "VIEW_PRIOR", "Contested", "Evidence", "contest", "fit_weights"]
 

@@ -14,7 +14,7 @@ from segmentation.errors import DeviceError
 from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.quicknat import QuickNat
 from segmentation.models.winograd import save_products
-from segmentation.views import SliceAxes, to_slices
+from segmentation.space.views import SliceAxes, to_slices
 
 __all__ = ["Part", "Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
 

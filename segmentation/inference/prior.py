@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.heads import HeadMaps, aim
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import Prior
 from segmentation.models.template import Template
+from segmentation.synthetic.heads import HeadMaps, aim
 
 __all__ = ["apply_prior", "build_template", "default_prior"]
 

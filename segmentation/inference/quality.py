@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from segmentation.inference.segmentation import Segmentation
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import ModelInfo
 
 __all__ = [

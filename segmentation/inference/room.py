@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segmentation.grid import Box
-from segmentation.resample import occupied_box
+from segmentation.space.grid import Box
+from segmentation.space.resample import occupied_box
 
 __all__ = ["Room", "room_around"]
 

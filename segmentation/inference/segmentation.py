@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.conform import ConformPlan, restore, restore_probabilities
 from segmentation.errors import LabelError
 from segmentation.inference.cleanup import clean_up
 from segmentation.inference.uncertainty import Uncertainty, entropy_of
-from segmentation.labels import LabelScheme
-from segmentation.resample import GridMap
-from segmentation.views import View
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.conform import ConformPlan, restore, restore_probabilities
+from segmentation.space.resample import GridMap
+from segmentation.space.views import View
 
 __all__ = ["Segmentation"]
 

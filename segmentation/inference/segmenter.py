@@ -19,9 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.conform import Conformed, ConformPlan, conform
 from segmentation.errors import DeviceError, ModelError
-from segmentation.grid import to_shape
 from segmentation.inference.disagreement import view_agreement
 from segmentation.inference.fusion import Fusion
 from segmentation.inference.network import (
@@ -35,11 +33,13 @@ from segmentation.inference.prior import apply_prior
 from segmentation.inference.room import Room, room_around
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty
+from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.models.zoo import find_model
-from segmentation.resample import GridMap, resample_image
-from segmentation.views import View, reoriented, source_axes, to_slices
-from segmentation.volume import Volume
+from segmentation.space.conform import Conformed, ConformPlan, conform
+from segmentation.space.grid import to_shape
+from segmentation.space.resample import GridMap, resample_image
+from segmentation.space.views import View, reoriented, source_axes, to_slices
 
 __all__ = ["Prepared", "Segmenter"]
 

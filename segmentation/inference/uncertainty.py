@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.inference.disagreement import dice_of_maps
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 
 __all__ = ["Samples", "Uncertainty", "entropy_of"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from segmentation.errors import GeometryError
-from segmentation.grid import Grid
-from segmentation.views import reoriented
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
+from segmentation.space.grid import Grid
+from segmentation.space.views import reoriented
 
 __all__ = ["on_grid_of"]
 
@@ -33,7 +33,7 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
             f"not on the truth's grid: {difference}",
             remedy="use --resample to bring it there, and the report will say so",
         )
-    from segmentation.resample import GridMap, resample_labels  # brings torch along
+    from segmentation.space.resample import GridMap, resample_labels  # brings torch along
 
     data = resample_labels(labels.data, GridMap.between(labels.grid, reference.grid))
     note = f"resampled to the truth's grid, label by label ({difference})"

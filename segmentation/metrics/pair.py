@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics import overlap, surface, volume
 from segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS, TOLERANCES_MM, Absence
 

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from segmentation.errors import LabelError, ModelError, OutputError
-from segmentation.files import atomic_write
-from segmentation.labels import LabelScheme, load_scheme
+from segmentation.io.files import atomic_write
+from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.model_info import (
     FORMAT,
     PRIOR_FILE,
@@ -36,7 +36,7 @@ from segmentation.models.model_info import (
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.template import Template
 from segmentation.models.zoo import MODEL_FILE
-from segmentation.views import View
+from segmentation.space.views import View
 
 __all__ = [
     "MODEL_FILE",

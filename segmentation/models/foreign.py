@@ -14,7 +14,7 @@ from segmentation.errors import ModelError
 from segmentation.models.model_info import Preprocessing
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.unpickling import Stub, read_torch_file
-from segmentation.views import SliceAxes, View
+from segmentation.space.views import SliceAxes, View
 
 __all__ = ["PORT_PREPROCESSING", "read_port"]
 

@@ -16,9 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from segmentation.grid import world_axes
 from segmentation.models.quicknat import QuickNatConfig
-from segmentation.views import SliceAxes, View, slice_axes
+from segmentation.space.grid import world_axes
+from segmentation.space.views import SliceAxes, View, slice_axes
 
 __all__ = [
     "FORMAT",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.statistics import robust_z
 
 __all__ = ["OUTLIER_Z", "Cohort", "Range", "Scan", "cohort_of", "volume_frame"]

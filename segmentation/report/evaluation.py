@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from segmentation.files import spreadsheet_safe
-from segmentation.labels import LabelScheme
+from segmentation.io.files import spreadsheet_safe
+from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.metrics.statistics import BOOTSTRAP_SAMPLES, FEWEST_PERSONS
 from segmentation.report import evaluation_tables as tables

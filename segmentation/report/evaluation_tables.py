@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.report import summary
 from segmentation.report.figures import short_name

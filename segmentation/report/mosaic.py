@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segmentation.errors import GeometryError
-from segmentation.labels import LabelScheme
-from segmentation.views import View, to_slices
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View, to_slices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from segmentation.files import atomic_text, spreadsheet_safe
+from segmentation.io.files import atomic_text, spreadsheet_safe
 from segmentation.metrics import Measurement
 
 __all__ = ["METRICS_COLUMNS", "metrics_frame", "write_table"]

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.labels import LabelScheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import LabelScheme
 from segmentation.report.mosaic import label_colors, overlay
-from segmentation.views import View, reoriented, to_slices
-from segmentation.volume import Volume
+from segmentation.space.views import View, reoriented, to_slices
 
 __all__ = ["ERROR_COLORS", "CaseView", "view_case"]
 

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from segmentation.heads import HeadMaps, Heads, aim
-from segmentation.labels import LabelScheme
-from segmentation.synthesis import SynthesisConfig, synthesise
-from segmentation.views import View
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps, Heads, aim
+from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 
 __all__ = ["Batch", "MixedSource", "Source", "SyntheticSource"]
 

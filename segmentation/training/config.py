@@ -12,8 +12,8 @@ from segmentation.data.augmentation import AugmentationConfig
 from segmentation.models.losses import LossConfig
 from segmentation.models.model_info import Precision
 from segmentation.models.quicknat import QuickNatConfig
-from segmentation.synthesis import SynthesisConfig
-from segmentation.views import View
+from segmentation.space.views import View
+from segmentation.synthetic.synthesis import SynthesisConfig
 
 __all__ = [
     "DataConfig",

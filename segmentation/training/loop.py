@@ -18,13 +18,13 @@ from segmentation.models.hardware import computes_bfloat16, training_layout
 from segmentation.models.losses import build_loss, divergence
 from segmentation.models.quicknat import QuickNat
 from segmentation.models.winograd import save_products
+from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
 from segmentation.training.schedule import Position, learning_rate, progress
 from segmentation.training.state import Counters, State, seeded
 from segmentation.training.workers import ALONE, Workers
-from segmentation.views import View
 
 __all__ = ["StepReport", "Trainer"]
 

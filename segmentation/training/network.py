@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.models.quicknat import Classifier, QuickNat, QuickNatConfig
-from segmentation.views import View
+from segmentation.space.views import View
 
 __all__ = ["ViewsNet", "copy_matching", "update_average"]
 

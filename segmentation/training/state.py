@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from segmentation.errors import IntegrityError, TrainingError
-from segmentation.files import atomic_write
+from segmentation.io.files import atomic_write
 
 __all__ = [
     "Counters",

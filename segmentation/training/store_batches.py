@@ -16,11 +16,11 @@ from segmentation.data.reading import Order, SliceReaders, StoredSlice
 from segmentation.data.splits import read_split
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source
 from segmentation.training.config import StoreConfig
 from segmentation.training.validation import Scan
-from segmentation.views import View
 
 __all__ = ["StoreSource", "store_scans"]
 

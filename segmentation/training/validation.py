@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from segmentation.errors import TrainingError
-from segmentation.heads import HeadMaps, aim
-from segmentation.labels import LabelScheme
+from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.overlap import dice, iou, joint_histogram
-from segmentation.synthesis import SynthesisConfig, synthesise_volume
+from segmentation.space.views import View, to_slices
+from segmentation.synthetic.heads import HeadMaps, aim
+from segmentation.synthetic.synthesis import SynthesisConfig, synthesise_volume
 from segmentation.training.state import seeded
-from segmentation.views import View, to_slices
 
 __all__ = ["Examples", "Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
 

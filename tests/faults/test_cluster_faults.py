@@ -19,12 +19,12 @@ from overfitted import random_model
 from poison import IN_HAND, segment_poison, segment_without_end
 from serial import SerialEngine, run_serially, write_scans
 
-from pipelines.batch.cluster import DaskEngine
-from pipelines.batch.ledger import Entry, digest_files, read_entries
-from pipelines.batch.settings import RunSettings
 from pipelines.cli.choices import engine_on
-from pipelines.discovery import Case
-from pipelines.exits import Exit
+from pipelines.common.discovery import Case
+from pipelines.common.exits import Exit
+from pipelines.predict.cluster import DaskEngine
+from pipelines.predict.ledger import Entry, digest_files, read_entries
+from pipelines.predict.settings import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def test_an_address_where_no_scheduler_answers_is_told() -> None:
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])
 def test_workers_on_one_machine_share_its_processors(monkeypatch, given, threads: int) -> None:
-    monkeypatch.setattr("pipelines.batch.cluster.cpu_count", lambda: 9)
+    monkeypatch.setattr("pipelines.predict.cluster.cpu_count", lambda: 9)
     settings = RunSettings(Path(), Path(), "", Path(), threads=given)
     assert DaskEngine(settings, "local:4").settings.threads == threads
 

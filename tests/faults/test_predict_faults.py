@@ -16,13 +16,13 @@ from overfitted import random_model
 from poison import serve_poison, serve_without_end
 from serial import run_serially, write_scans
 
-from pipelines.batch.engine import LocalEngine
-from pipelines.batch.ledger import digest_files, read_entries
-from pipelines.batch.lock import run_lock
-from pipelines.batch.naming import WORK
-from pipelines.batch.settings import RunSettings
-from pipelines.discovery import Case
-from pipelines.exits import Exit
+from pipelines.common.discovery import Case
+from pipelines.common.exits import Exit
+from pipelines.common.lock import run_lock
+from pipelines.predict.engine import LocalEngine
+from pipelines.predict.ledger import digest_files, read_entries
+from pipelines.predict.naming import WORK
+from pipelines.predict.settings import RunSettings
 from segmentation.errors import LockedError
 
 TRINAT = Path(sys.executable).with_name("trinat")

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from small_store import all_train, damage, small_store
 
-from pipelines.exits import Exit, exit_code
-from pipelines.train import read_recipe, train
-from pipelines.trainjob import Watcher
+from pipelines.common.exits import Exit, exit_code
+from pipelines.train.job import Watcher
+from pipelines.train.run import read_recipe, train
 from segmentation.errors import DatasetError, IntegrityError, InterruptedRunError
+from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.state import read_latest
-from segmentation.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 JOB = "train/coronal-axial"

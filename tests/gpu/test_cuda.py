@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from pipelines.bench._steps import step_of
-from pipelines.train import read_recipe, train
-from pipelines.trainjob import Watcher
+from pipelines.train.job import Watcher
+from pipelines.train.run import read_recipe, train
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.errors import DeviceError
-from segmentation.heads import Heads, aim, phantom_heads
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.quicknat import PUBLISHED, QuickNat
-from segmentation.synthesis import SynthesisConfig, synthesise
+from segmentation.space.views import View
+from segmentation.synthetic.heads import Heads, aim, phantom_heads
+from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 from segmentation.training.batches import SyntheticSource
 from segmentation.training.config import StoreConfig
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import seeded
 from segmentation.training.store_batches import StoreSource
-from segmentation.views import View
 
 # Compilers warn of much that is no error.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

@@ -29,7 +29,7 @@ import numpy as np
 from oracle.careful import MGH, NIFTI1, NIFTI2, Fields, Reading, read_mgh, read_nifti
 
 from segmentation.errors import InputError
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
 
 __all__ = ["Tally", "fuzz_cuts", "fuzz_flips", "fuzz_headers", "main", "odd_scan", "scans"]
 

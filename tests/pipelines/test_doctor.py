@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pipelines import doctor
-from pipelines.exits import Exit
+from pipelines.common.exits import Exit
 
 
 def test_a_missing_package_is_wrong_and_the_remedy_installs_it() -> None:

@@ -15,9 +15,9 @@ from loopback import Server, serve
 from miniatures import freesurfer_subject, pack
 from typer.testing import CliRunner
 
-from pipelines.catalogue import load_catalogue
 from pipelines.cli import app
-from pipelines.exits import Exit
+from pipelines.common.exits import Exit
+from pipelines.data.catalogue import load_catalogue
 
 VIEWS = ("coronal", "axial", "sagittal")
 DISC = "oasis_cs_freesurfer_disc1"
@@ -67,7 +67,7 @@ def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     md5 = {1: hashlib.md5(archive).hexdigest()}
     local = part.model_copy(update={"urls": (url,), "md5": md5})
     entry = catalogue["oasis1"].model_copy(update={"archives": (local,)})
-    monkeypatch.setattr("pipelines.catalogue.load_catalogue", lambda: {"oasis1": entry})
+    monkeypatch.setattr("pipelines.data.catalogue.load_catalogue", lambda: {"oasis1": entry})
     yield
     server.close()
 

@@ -15,8 +15,8 @@ import pytest
 from overfitted import random_model
 from serial import write_scans
 
-from pipelines.batch.ledger import digest_files, read_entries
-from pipelines.merge import merge
+from pipelines.predict.ledger import digest_files, read_entries
+from pipelines.predict.merge import merge
 
 ARRAY = Path(__file__).parents[2] / "scripts/slurm/array.sh"
 

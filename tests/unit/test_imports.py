@@ -16,11 +16,9 @@ ROOT = Path(__file__).parents[2]
 # from earlier ones. Training comes late, because it validates on whole volumes: it uses
 # inference and metrics, and they know nothing of it.
 STAGES = (
-    ("errors", "files"),
-    ("grid", "volume", "orientation", "headers", "streams", "maps", "views"),
-    ("labels", "folding"),
-    ("resample", "conform", "localise"),
-    ("anatomy", "heads", "synthesis", "phantom"),
+    ("errors",),
+    ("labels", "io", "space"),
+    ("synthetic",),
     ("data",),
     ("models",),
     ("inference",),
@@ -69,6 +67,32 @@ def test_the_library_imports_nothing_that_stands_above_or_after_it(path: Path) -
         top = module.split(".")[0]
         assert top not in {"pipelines", "scripts", "tests", "typer", "rich", "argparse"}
         assert stage_of(module) <= own, f"{relative(path)} imports {module}, a later stage"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    files = [*python_files("segmentation"), *python_files("pipelines")]
+    modules = {module_name(path): imported_modules(path) for path in files}
+    # `from package import module` names the module; `from module import name` its name too.
+    known = {
+        name: {x if x in modules else x.rpartition(".")[0] for x in found} & modules.keys()
+        for name, found in modules.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in sorted(known[name] - {name}):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in modules:
+        visit(name, ())
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @pytest.mark.parametrize("path", python_files("pipelines"), ids=relative)

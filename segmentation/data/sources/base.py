@@ -10,7 +10,7 @@ from pathlib import Path
 from natsort import natsort_keygen
 
 from segmentation.errors import DatasetError
-from segmentation.streams import SCAN_SUFFIXES
+from segmentation.io.streams import SCAN_SUFFIXES
 
 __all__ = [
     "Exclusion",

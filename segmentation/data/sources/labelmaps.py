@@ -11,7 +11,7 @@ from pathlib import Path
 from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
 from segmentation.data.sources.pairs import image_files
 from segmentation.errors import DatasetError
-from segmentation.folding import (
+from segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_FOLDED,
     GENERATION_SURROUNDINGS,

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from segmentation.data.artefacts import Artefact
 from segmentation.data.augmentation import AugmentationConfig, Augmenter
 from segmentation.errors import ConfigError
-from segmentation.labels import load_scheme
-from segmentation.views import View
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
 
 QUICKNAT = load_scheme("quicknat33")
 LEFT, RIGHT = (QUICKNAT.names.index(f"{side}-Hippocampus") for side in ("Left", "Right"))
@@ -258,8 +258,8 @@ def test_training_runs_without_torchio() -> None:
     probe = (
         "import sys\nsys.modules['torchio'] = sys.modules['monai'] = None\nimport torch\n"
         "from segmentation.data.augmentation import *\n"
-        "from segmentation.labels import load_scheme\n"
-        "from segmentation.views import View\n"
+        "from segmentation.labels.scheme import load_scheme\n"
+        "from segmentation.space.views import View\n"
         "a = Augmenter(AugmentationConfig(), View.AXIAL, load_scheme('quicknat33'))\n"
         "a(torch.rand(2, 1, 32, 32), torch.zeros(2, 32, 32).byte(), torch.Generator())\n"
     )

@@ -22,8 +22,8 @@ from segmentation.data.store import (
     write_participants,
 )
 from segmentation.errors import ConfigError, DatasetError
-from segmentation.labels import load_scheme
-from segmentation.views import View
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
 
 TISSUE4 = load_scheme("tissue4")
 N = 20  # axial slices of each subject, 16 x 16

@@ -18,7 +18,7 @@ from small_store import damage, small_store
 from segmentation.data.reading import Place, SliceReaders, SubjectFiles
 from segmentation.data.slices import SubjectFile
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.views import View
+from segmentation.space.views import View
 
 SHAPES = {"a": (16, 18, 20), "b": (17, 15, 13)}
 PLACES = [

@@ -16,8 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from segmentation.data.slices import SubjectFile, quantise, write_subject
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.labels import LabelScheme, load_scheme
-from segmentation.views import View, from_slices
+from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.space.views import View, from_slices
 
 QUICKNAT = load_scheme("quicknat33")
 SHAPE = (10, 12, 14)

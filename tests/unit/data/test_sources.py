@@ -13,8 +13,8 @@ from segmentation.data.sources.neurite import SEG35
 from segmentation.data.sources.oasis import TISSUES, wanted_member
 from segmentation.data.sources.registry import list_subjects
 from segmentation.errors import ConfigError, DatasetError
-from segmentation.labels import load_scheme
-from segmentation.volume import Volume
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
 
 TISSUE4 = SourceOptions(scheme="tissue4")
 DEFAULT = SourceOptions()

@@ -11,8 +11,8 @@ import torch
 from segmentation.inference.cleanup import clean_up
 from segmentation.inference.disagreement import dice_of_maps, view_agreement
 from segmentation.inference.uncertainty import Samples, entropy_of
-from segmentation.labels import Label, LabelScheme
-from segmentation.views import View
+from segmentation.labels.scheme import Label, LabelScheme
+from segmentation.space.views import View
 
 
 def label(index: int, name: str, partner: int | None = None, side=None) -> Label:

@@ -9,9 +9,9 @@ from fourclass import SCHEME
 
 from segmentation.errors import ConfigError
 from segmentation.inference.fusion import Fusion, view_weights
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.model_info import Mean
-from segmentation.views import View, to_slices
+from segmentation.space.views import View, to_slices
 
 ALL = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 SHAPE = (2, 3, 4)

@@ -10,7 +10,7 @@ from fourclass import SCHEME
 from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
 from segmentation.models.model_info import Mean
-from segmentation.views import View, to_slices
+from segmentation.space.views import View, to_slices
 
 C, A, S = View
 SHAPE = (6, 20, 20)

@@ -10,7 +10,7 @@ from segmentation.inference.network import ViewNetwork
 from segmentation.models.checkpoint import load_model
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.winograd import WinogradConv2d
-from segmentation.views import View, slice_axes, to_slices
+from segmentation.space.views import View, slice_axes, to_slices
 
 SHAPE = (40, 12, 56)  # coronal slices of 56 rows and 40 columns
 AXES = slice_axes(View.CORONAL)

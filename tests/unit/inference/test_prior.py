@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from segmentation.errors import ModelError
-from segmentation.heads import aim, phantom_heads
 from segmentation.inference.prior import apply_prior, build_template, default_prior
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.model_info import Prior
 from segmentation.models.template import Template
+from segmentation.synthetic.heads import aim, phantom_heads
 
 SCHEME = load_scheme("quicknat33")
 HEADS = phantom_heads(2)

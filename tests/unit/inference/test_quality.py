@@ -9,16 +9,16 @@ import pytest
 import torch
 from overfitted import miniature, overfitted_model
 
-from pipelines.calibrate import cut, inverted, middle
-from segmentation.conform import ConformPlan
-from segmentation.grid import Grid
+from pipelines.models.calibrate import cut, inverted, middle
 from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
-from segmentation.labels import Label, LabelScheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.models.model_info import Quality
 from segmentation.models.zoo import find_model
-from segmentation.volume import Volume
+from segmentation.space.conform import ConformPlan
+from segmentation.space.grid import Grid
 
 
 def label(index: int, name: str, group: str) -> Label:

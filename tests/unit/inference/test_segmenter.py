@@ -11,15 +11,15 @@ import torch
 from miniatures import head_image, head_labels, turned
 from overfitted import miniature, overfitted_model, random_model
 
-from segmentation.conform import conform
 from segmentation.errors import DeviceError, LabelError, ModelError
 from segmentation.inference.network import choose_device
 from segmentation.inference.segmenter import Segmenter
-from segmentation.labels import load_scheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.model_info import Description, Fusion, Preprocessing
-from segmentation.views import View
-from segmentation.volume import Volume
+from segmentation.space.conform import conform
+from segmentation.space.views import View
 
 SCHEME = load_scheme("quicknat33")
 LARGE = (2, 3, 41, 42)  # white matter and cortex of either side

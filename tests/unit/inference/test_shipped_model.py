@@ -12,13 +12,13 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from segmentation.conform import conform
 from segmentation.inference.segmenter import Segmenter
-from segmentation.labels import load_scheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
 from segmentation.metrics.overlap import dice, joint_histogram, side_swap
-from segmentation.phantom import phantom
-from segmentation.resample import GridMap, occupied_box, resample_labels
-from segmentation.volume import Volume
+from segmentation.space.conform import conform
+from segmentation.space.resample import GridMap, occupied_box, resample_labels
+from segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
 ORIENTATIONS = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from segmentation.errors import GeometryError
+from segmentation.io.volume import Volume
 from segmentation.metrics.common_grid import on_grid_of
-from segmentation.volume import Volume
 
 
 def oblique(shape: tuple[int, int, int] = (6, 7, 8)) -> Volume:

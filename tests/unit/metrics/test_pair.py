@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from segmentation.labels import LabelScheme, load_scheme
+from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics import METRICS, PairMeasurements, compare
 from segmentation.metrics.surface import hausdorff_mm, surface_distances
 

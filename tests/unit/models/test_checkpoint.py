@@ -17,11 +17,11 @@ import yaml
 from pydantic import ValidationError
 
 from segmentation.errors import ModelError, OutputError
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import Model, load_model, read_info, save_model
 from segmentation.models.model_info import Description, Fusion, Preprocessing, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.views import SliceAxes, View
+from segmentation.space.views import SliceAxes, View
 
 SCHEME = load_scheme("quicknat33")
 MERGED = len(SCHEME.merged.scheme)

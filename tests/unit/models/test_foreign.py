@@ -15,7 +15,7 @@ from torch import nn
 from segmentation.errors import ModelError
 from segmentation.models.foreign import PORT_PREPROCESSING, read_port
 from segmentation.models.quicknat import QuickNat
-from segmentation.views import View, to_slices
+from segmentation.space.views import View, to_slices
 
 X = torch.randn(2, 1, 32, 16, generator=torch.Generator().manual_seed(0))
 

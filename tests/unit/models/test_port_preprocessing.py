@@ -16,11 +16,11 @@ import torch
 from miniatures import SHAPE, head_image, head_labels, turned
 
 from segmentation.inference.segmenter import Segmenter
+from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import save_model
 from segmentation.models.foreign import PORT_PREPROCESSING, read_port
 from segmentation.models.model_info import Description
-from segmentation.views import View
-from segmentation.volume import Volume
+from segmentation.space.views import View
 
 SIDE = 48  # for 256
 # How the port's loader turns a volume into slices of each view.

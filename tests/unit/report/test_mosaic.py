@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from segmentation.errors import GeometryError
-from segmentation.labels import load_scheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
 from segmentation.report.mosaic import draw_mosaic, label_colors, overlay
-from segmentation.volume import Volume
 
 SCHEME = load_scheme("quicknat33")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from segmentation.files import spreadsheet_safe
+from segmentation.io.files import spreadsheet_safe
 from segmentation.metrics.pair import Measurement
 from segmentation.report import summary
 from segmentation.report.figures import short_name

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from segmentation.labels import LabelScheme, load_scheme
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.report.viewer import CaseView, view_case
-from segmentation.volume import Volume
 
 AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis grows to the left
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segmentation.heads import HeadMaps
+from segmentation.synthetic.heads import HeadMaps
 from segmentation.training.config import Recipe
 
 # Entries: air, left and right white matter, left and right cortex, CSF around, scalp.

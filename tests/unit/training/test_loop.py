@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from segmentation.errors import DeviceError, TrainingError
-from segmentation.heads import HeadMaps
-from segmentation.labels import load_scheme
+from segmentation.labels.scheme import load_scheme
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.winograd import WinogradConv2d
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps
 from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe
 from segmentation.training.loop import AHEAD, Trainer, _divide
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import State, read_state, write_state
 from segmentation.training.workers import Workers
-from segmentation.views import View
 
 SCHEME = load_scheme("quicknat33")
 VIEWS = (View.CORONAL, View.SAGITTAL)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segmentation.labels import LabelScheme, load_scheme
+from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.quicknat import QuickNat
+from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.network import ViewsNet, copy_matching, update_average
-from segmentation.views import View
 
 SCHEME = load_scheme("quicknat33")
 CLASSES = {view: len(SCHEME.seen_in(view)) for view in View}

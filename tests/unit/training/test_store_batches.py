@@ -21,14 +21,14 @@ from segmentation.data.store import (
     write_participants,
 )
 from segmentation.errors import DatasetError
-from segmentation.heads import HeadMaps
-from segmentation.labels import LabelScheme, load_scheme
-from segmentation.synthesis import SynthesisConfig
+from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps
+from segmentation.synthetic.synthesis import SynthesisConfig
 from segmentation.training.batches import Batch, MixedSource, Source, SyntheticSource
 from segmentation.training.config import StoreConfig
 from segmentation.training.state import seeded
 from segmentation.training.store_batches import StoreSource, _window, store_scans
-from segmentation.views import View
 
 PLAIN = AugmentationConfig(
     flip=0, affine=0, elastic=0, gain=0, bias=0, gamma=0, blur=0, low_resolution=0, noise=0

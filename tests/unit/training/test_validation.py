@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from segmentation.errors import TrainingError
-from segmentation.heads import HeadMaps
-from segmentation.labels import load_scheme
-from segmentation.synthesis import SynthesisConfig
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps
+from segmentation.synthetic.synthesis import SynthesisConfig
 from segmentation.training.validation import Scan, predict_classes, synthetic_scans, validate
-from segmentation.views import View
 
 
 class Threshold(nn.Module):

@@ -1,1 +1,0 @@
-"""From many scans to one output folder: what to do, doing it, and what was done."""

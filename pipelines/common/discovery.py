@@ -1,0 +1,369 @@
+"""Where scans and label maps are: a file, a folder, a glob, a list, a BIDS dataset, a SUBJECTS_DIR.
+
+`find_cases` is for what is segmented: nothing given is lost, what cannot become a case is returned
+with the reason. `find_files` is for what is compared or measured.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from natsort import natsorted
+
+from pipelines.predict.naming import RESULT_ENDINGS, Product, safe_component
+from segmentation.data.sources.base import natural_order, without_suffix
+from segmentation.data.sources.bids import anat_files, entities, misnamed
+from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
+from segmentation.data.sources.pairs import image_files
+from segmentation.errors import ConfigError, EvaluationError, InputError
+from segmentation.io.streams import SCAN_SUFFIXES
+
+__all__ = ["Case", "Found", "Refusal", "ScanFile", "find_cases", "find_files"]
+
+_LISTS = (".txt", ".list")
+# What a file is, not whose: these may differ between the two files of a pair.
+_NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scan: where it lies, and what its outputs are called.
+
+    `id` is unique and stands for the case in ledger and tables; it is also folder/stem.
+    """
+
+    id: str
+    path: Path
+    shown: str  # path below the input's root, for people
+    entities: Mapping[str, str] = field(default_factory=dict)  # only in a BIDS dataset
+
+    @property
+    def stem(self) -> str:
+        return self.id.rpartition("/")[2]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that the scan consists of, a header before its image."""
+        suffix = self.path.suffix
+        if suffix.lower() not in (".hdr", ".img"):
+            return (self.path,)
+        halves = (".HDR", ".IMG") if suffix.isupper() else (".hdr", ".img")
+        return tuple(self.path.with_suffix(half) for half in halves)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that was given and is not segmented; `harmless`: nothing is missing without it."""
+
+    shown: str
+    reason: str
+    harmless: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    cases: tuple[Case, ...]
+    refusals: tuple[Refusal, ...] = ()
+    bids_root: Path | None = None
+
+    @classmethod
+    def of(
+        cls, cases: Iterable[Case], refusals: Iterable[Refusal], bids_root: Path | None = None
+    ) -> Found:
+        """Cases in natural order; those that would write the same output are refused."""
+        by_id: dict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            by_id[case.id].append(case)
+        alone = natsorted((same[0] for same in by_id.values() if len(same) == 1), key=_id)
+        twins = [
+            Refusal(
+                case.shown, f"{_others(case, same)} beside it would get the same output: keep one"
+            )
+            for same in by_id.values()
+            if len(same) > 1
+            for case in same
+        ]
+        return cls(tuple(alone), (*refusals, *twins), bids_root)
+
+
+@dataclass(frozen=True)
+class ScanFile:
+    """A label map or image, and whose it is by its name."""
+
+    name: str
+    path: Path
+    subject: str
+    session: str = ""
+    identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
+
+    @property
+    def scan(self) -> str:
+        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say."""
+        rest = dict(self.identity)
+        rest.pop("sub", None)
+        first = [("ses", rest.pop("ses"))] if "ses" in rest else []
+        return "_".join(f"{k}-{v}" for k, v in [*first, *rest.items()]) or self.session
+
+
+# To segment ---------------------------------------------------------------------------------
+
+
+def find_cases(
+    inputs: Sequence[str | Path],
+    *,
+    exclude: Path | None = None,
+    participants: Collection[str] = (),
+) -> Found:
+    """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output)."""
+    if len(inputs) == 1:
+        root = Path(inputs[0])
+        if _is_bids(root):
+            return _find_bids(_absolute(root), participants)
+        if _is_subjects_dir(root):
+            return _find_subjects(_absolute(root))
+    # Their scans are told by where they lie, which a walk through all files does not.
+    elif given := next((i for i in map(Path, inputs) if _is_bids(i) or _is_subjects_dir(i)), None):
+        raise ConfigError(
+            "a BIDS dataset or SUBJECTS_DIR is given alone",
+            where=given,
+            remedy="run once for each, with an --out of its own",
+        )
+    refusals: list[Refusal] = []
+    paths: list[Path] = []
+    roots: list[Path] = []
+    for text in map(str, inputs):
+        try:
+            root, found = _expand(text, exclude)
+        except InputError as error:
+            refusals.append(Refusal(text, error.what))
+        else:
+            roots.append(root)
+            paths += found
+    root = _absolute(os.path.commonpath(roots)) if roots else Path.cwd()
+    named = {_absolute(given) for given in inputs}
+    results = {path for path in paths if path not in named and _is_result(path)}
+    if len(results) < len(set(paths)):
+        # Scans alone, unless results are all there is or were named one by one.
+        refusals += [
+            Refusal(path.name, "a result by its name, not a scan", harmless=True)
+            for path in paths
+            if path in results
+        ]
+        paths = [path for path in paths if path not in results]
+    return Found.of(_name_cases(root, paths, refusals), refusals)
+
+
+def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
+    """(the folder that output paths mirror from, scans) of one INPUT."""
+    path = _absolute(given)
+    if path.is_dir():
+        if exclude and path.resolve() == exclude.resolve():
+            raise InputError("is the output folder, too: choose another --out", where=path)
+        if image := find_image(path):
+            # A subject of FreeSurfer's: its other images are results.
+            return path.parent, [image]
+        # A header stands for its pair.
+        scans = (scan for scan in _walk(path, exclude) if scan.suffix.lower() != ".img")
+        if found := natsorted(scans, key=str):
+            return path, found
+        raise InputError(f"no scan in this folder ({', '.join(SCAN_SUFFIXES[:4])})", where=path)
+    if path.suffix.lower() in _LISTS and path.is_file():
+        return _read_list(path)
+    if not path.exists() and glob.has_magic(given):
+        return _expand_glob(given, exclude)
+    return path.parent, [path]
+
+
+def _read_list(path: Path) -> tuple[Path, list[Path]]:
+    """One path a line, relative to the list; empty lines and # comments are passed over."""
+    lines = path.read_text("utf-8-sig", errors="surrogateescape").splitlines()
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not names:
+        raise InputError("the list names no scan", where=path)
+    found = [_absolute(path.parent / name) for name in names]
+    return _absolute(os.path.commonpath([scan.parent for scan in found])), found
+
+
+def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
+    # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
+    matches = natsorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    scans = [path for path in map(_absolute, matches) if path.is_file() and _is_scan(path)]
+    if exclude and (kept := [p for p in scans if not p.is_relative_to(_absolute(exclude))]):
+        # Unless all lies there: then names tell scans from results.
+        scans = kept
+    if not scans:
+        raise InputError("no scan matches this pattern", where=pattern)
+    parts = Path(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return _absolute(Path(*parts[:fixed])), scans
+
+
+def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> Iterator[Case]:
+    """Cases that mirror the tree below `root`."""
+    seen: set[Path] = set()
+    for path in paths:
+        relative = path.relative_to(root)
+        # Not resolved: in some archives equal scans of two sessions are links to one file.
+        same = path.with_suffix(".hdr") if path.suffix == ".img" else path
+        if same in seen:
+            refusals.append(Refusal(str(relative), "given twice", harmless=True))
+        elif not path.is_file():
+            refusals.append(Refusal(str(relative), "no such file"))
+        elif not _is_scan(path):
+            reason = f"not a known kind of scan ({', '.join(SCAN_SUFFIXES)})"
+            refusals.append(Refusal(str(relative), reason))
+        else:
+            parts = (*relative.parts[:-1], without_suffix(path))
+            yield Case("/".join(map(safe_component, parts)), path, str(relative))
+        seen.add(same)
+
+
+def _is_bids(root: Path) -> bool:
+    return root.is_dir() and (
+        (root / "dataset_description.json").is_file() or any(anat_files(root, "T1w"))
+    )
+
+
+def _find_bids(root: Path, participants: Collection[str]) -> Found:
+    wanted = {label.removeprefix("sub-") for label in participants}
+    cases: list[Case] = []
+    refusals: list[Refusal] = []
+    present: set[str] = set()
+    for path in natsorted(anat_files(root, "T1w"), key=str):
+        place = path.relative_to(root)
+        if reason := misnamed(path, root):
+            refusals.append(Refusal(str(place), reason))
+            continue
+        stem = without_suffix(path).removesuffix("_T1w")
+        facts = entities(stem)
+        present.add(facts["sub"])
+        if not wanted or facts["sub"] in wanted:
+            cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
+    refusals += [
+        Refusal(f"sub-{label}", "no such participant with a T1w scan")
+        for label in natsorted(wanted - present)
+    ]
+    if not cases and not refusals:
+        raise InputError("no sub-*/[ses-*/]anat/*_T1w.nii[.gz] in this BIDS dataset", where=root)
+    return Found.of(cases, refusals, root)
+
+
+def _is_subjects_dir(root: Path) -> bool:
+    return root.is_dir() and any(map(find_image, root.iterdir()))
+
+
+def _find_subjects(root: Path) -> Found:
+    cases, refusals = [], []
+    for folder in natsorted(root.iterdir(), key=str):
+        if not (folder / "mri").is_dir() or folder.name.startswith("."):
+            continue
+        if image := find_image(folder):
+            name = safe_component(folder.name)
+            cases.append(Case(f"{name}/{name}", image, f"{folder.name}/mri/{image.name}"))
+        else:
+            refusals.append(Refusal(folder.name, "mri/ has no image to segment"))
+    return Found.of(cases, refusals)
+
+
+# To compare ---------------------------------------------------------------------------------
+
+
+def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[ScanFile]:
+    """Label maps (or with suffix "T1w" images) under a folder, in natural order.
+
+    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
+    files called *_dseg; a folder of files.
+    """
+    if place.is_file():
+        return [_named(place)]
+    if not place.is_dir():
+        raise ConfigError(
+            "no such file or folder",
+            where=place,
+            remedy="check the path; a relative one starts at the current folder",
+        )
+    labels = suffix == Product.LABELS.suffix
+    finders: list[Callable[[], list[ScanFile]]] = [
+        lambda: [_named(path) for path in anat_files(place, suffix)],
+        lambda: _of_subjects_dir(place, find_labels if labels else find_image),
+        # Beside label maps, a run may have written entropies and probabilities.
+        lambda: [_named(p) for p in _walk(place) if labels and _stem_ends(p, f"_{suffix}")],
+        lambda: [_named(path) for path in image_files(place).values()],
+    ]
+    for find in finders:
+        if found := find():
+            return sorted(found, key=lambda file: natural_order(file.name))
+    raise EvaluationError(
+        "no label map here" if labels else "no image here",
+        where=place,
+        remedy="give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files",
+    )
+
+
+def _named(path: Path) -> ScanFile:
+    name = without_suffix(path)
+    facts = entities(name) if name.startswith("sub-") else {}
+    if "sub" not in facts:
+        name = name.removesuffix(f"_{Product.LABELS.suffix}")
+        return ScanFile(name, path, name)
+    identity = tuple(sorted((k, v) for k, v in facts.items() if k not in _NOT_IDENTITY))
+    session = f"ses-{facts['ses']}" if "ses" in facts else ""
+    return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
+
+
+def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
+    found = []
+    for folder in root.iterdir():
+        if folder.is_dir() and (path := find(folder)):
+            person, session = person_and_session(folder.name)
+            facts = entities(folder.name) if folder.name.startswith("sub-") else {}
+            identity = tuple(sorted(facts.items()))
+            found.append(ScanFile(folder.name, path, person, session or "", identity))
+    return found
+
+
+# Both ---------------------------------------------------------------------------------------
+
+
+def _walk(root: Path, exclude: Path | None = None) -> Iterator[Path]:
+    """Scans below a folder, through links to folders but never twice round."""
+    seen = {exclude.resolve()} if exclude else set()
+    for folder, subfolders, names in os.walk(root, followlinks=True):
+        here = Path(folder)
+        real = here.resolve()
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        yield from filter(_is_scan, (here / name for name in names))
+
+
+def _is_scan(path: Path) -> bool:
+    return path.name.lower().endswith(SCAN_SUFFIXES) and not path.name.startswith(".")
+
+
+def _is_result(path: Path) -> bool:
+    return _is_scan(path) and _stem_ends(path, *RESULT_ENDINGS)
+
+
+def _stem_ends(path: Path, *endings: str) -> bool:
+    return without_suffix(path).lower().endswith(endings)
+
+
+def _id(case: Case) -> str:
+    return case.id
+
+
+def _others(case: Case, same: Sequence[Case]) -> str:
+    return ", ".join(other.path.name for other in same if other is not case)
+
+
+def _absolute(path: str | Path) -> Path:
+    """Absolute, without `..`, links kept."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links

@@ -1,0 +1,1 @@
+"""The jobs about data: download, prepare, split, report, show, phantom."""

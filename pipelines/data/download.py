@@ -1,0 +1,361 @@
+"""Fetching a large file whole: resumed where it broke off, checked before it gets its name."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from pipelines.data.catalogue import RemoteFile
+from segmentation.errors import DownloadError, LockedError
+from segmentation.io.files import atomic_text
+
+__all__ = ["CHECKSUMS", "Fetched", "Policy", "fetch"]
+
+CHECKSUMS = "checksums.json"
+
+Progress = Callable[[int, int | None], None]
+
+_CHUNK = 1 << 20
+_HTML_STARTS = (b"<!doctype html", b"<html", b"<?xml")
+# Statuses after which the same request may well succeed.
+_TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How patient a download is. An attempt that brought bytes starts the count anew."""
+
+    attempts: int = 6
+    timeout_s: float = 60.0
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    pause: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Fetched:
+    path: Path
+    checksum: str  # "md5 ..." or "sha256 ..."
+    published: bool  # whether the checksum had been known beforehand
+    was_there: bool
+
+
+class _RetryError(Exception):
+    """This attempt failed in a way that another may not."""
+
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+def fetch(
+    remote: RemoteFile,
+    folder: Path,
+    *,
+    policy: Policy = Policy(),
+    progress: Progress = lambda done, total: None,
+) -> Fetched:
+    """Bring `remote` to `folder` under its own name, complete and checked, or raise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / remote.name
+    expected = _expected_checksum(remote, folder)
+    if target.exists():
+        checksum = _check(target, remote, expected, remedy="move it away and run this again")
+        return Fetched(target, checksum, remote.md5 is not None, was_there=True)
+
+    # One name per source and folder, so that the next run finds it; the lock keeps it ours.
+    key = hashlib.sha256("\n".join(remote.urls).encode()).hexdigest()[:12]
+    part = folder / f".{remote.name}.{key}.part"
+    with _locked(part) as stream:
+        if target.exists():  # another process finished between the look and the lock
+            part.unlink()
+            checksum = _check(target, remote, expected, remedy="move it away and run this again")
+            return Fetched(target, checksum, remote.md5 is not None, was_there=True)
+        checksum = _from_any_mirror(remote, part, stream, expected, policy, progress)
+        os.fsync(stream.fileno())
+        part.replace(target)
+        _validator_file(part).unlink(missing_ok=True)
+    if remote.md5 is None:
+        _record_checksum(folder, remote.name, checksum)
+    return Fetched(target, checksum, remote.md5 is not None, was_there=False)
+
+
+def _from_any_mirror(
+    remote: RemoteFile,
+    part: Path,
+    stream: IO[bytes],
+    expected: str | None,
+    policy: Policy,
+    progress: Progress,
+) -> str:
+    """Fill `part` from the first mirror that serves a good copy; return its checksum."""
+    reasons = []
+    for url in remote.urls:
+        for trial in ("resumed", "fresh"):
+            try:
+                _fill(url, remote, part, stream, policy, progress)
+                return _check(part, remote, expected, remedy="try again later")
+            except DownloadError as error:
+                reasons.append(f"{urlsplit(url).hostname}: {error.what}")
+                if not isinstance(error, _WrongContentError):
+                    break  # this server will not do better
+                # Damaged bytes cannot be told from good ones: nothing of them is kept.
+                _start_over(part, stream)
+                if trial == "fresh":
+                    break
+    raise DownloadError(
+        "; ".join(dict.fromkeys(reasons)),
+        where=remote.name,
+        remedy="the same command resumes it" if stream.seek(0, os.SEEK_END) else "",
+    )
+
+
+class _WrongContentError(DownloadError):
+    """The bytes arrived, but they are not the file's."""
+
+
+def _fill(
+    url: str,
+    remote: RemoteFile,
+    part: Path,
+    stream: IO[bytes],
+    policy: Policy,
+    progress: Progress,
+) -> None:
+    """Append to `part` until it is as long as the server says the file is."""
+    failures = 0
+    while True:
+        before = stream.seek(0, os.SEEK_END)
+        try:
+            _attempt(url, remote, part, stream, policy.timeout_s, progress)
+            return
+        except (_RetryError, OSError, HTTPException) as error:
+            reason, asked_wait_s = _reason(error), getattr(error, "wait_s", 0.0)
+        failures = 1 if stream.seek(0, os.SEEK_END) > before else failures + 1
+        if failures >= policy.attempts:
+            raise DownloadError(f"gave up after {failures} attempts ({reason})", where=remote.name)
+        wait_s = max(policy.first_wait_s * 2 ** (failures - 1), asked_wait_s)
+        policy.pause(min(wait_s, policy.longest_wait_s))
+
+
+def _attempt(
+    url: str,
+    remote: RemoteFile,
+    part: Path,
+    stream: IO[bytes],
+    timeout_s: float,
+    progress: Progress,
+) -> None:
+    """One request: from the end of what we have, or from the start if the server insists."""
+    have = stream.seek(0, os.SEEK_END)
+    if remote.size is not None and have > remote.size:
+        have = _start_over(part, stream)
+    if remote.size is not None and have == remote.size:
+        return
+    with _request(url, part, have, timeout_s) as response:
+        if response.status == 416:
+            if _range_total(response) == have > 0:
+                return
+            _start_over(part, stream)
+            raise _RetryError("the server does not have the range asked for")
+        if response.status == 200 and have:
+            have = _start_over(part, stream)
+        start, total = _announced(response, have)
+        if start != have:
+            _start_over(part, stream)
+            raise _RetryError(f"the server sent bytes from {start} where {have} was asked for")
+        _refuse_web_page(response, remote)
+        if remote.size is not None and total is not None and total != remote.size:
+            raise DownloadError(
+                f"the server offers {total} bytes, the file has {remote.size}", where=remote.name
+            )
+        total = remote.size if total is None else total
+        _require_space(part, (total or have) - have)
+        _keep_validator(part, response)
+        while block := response.read1(_CHUNK):
+            if have == 0:
+                _refuse_html(block, remote)
+            stream.write(block)
+            have += len(block)
+            progress(have, total)
+        stream.flush()
+        if total is not None and have < total:
+            raise _RetryError(f"the connection broke at {have} of {total} bytes")
+        if total is not None and have > total:
+            _start_over(part, stream)
+            raise _RetryError(f"the server sent more than the {total} bytes announced")
+
+
+@contextmanager
+def _request(url: str, part: Path, have: int, timeout_s: float) -> Iterator[HTTPResponse]:
+    _require_http(url)
+    # Compressed on the way would make lengths and ranges mean something else.
+    headers = {"User-Agent": "trinat", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if _validator_file(part).exists():
+            headers["If-Range"] = _validator_file(part).read_text()
+    opener = urllib.request.build_opener(SafeRedirects)
+    try:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as reply:
+            yield reply
+    except urllib.error.HTTPError as error:
+        if error.code == 416:
+            yield error  # type: ignore[misc]  # it is the response, with status and headers
+            return
+        if error.code in _TEMPORARY:
+            after = error.headers.get("Retry-After", "")
+            raise _RetryError(
+                f"status {error.code}", float(after) if after.isdigit() else 0.0
+            ) from None
+        raise DownloadError(f"the server answers {error.code} {error.reason}", where=url) from None
+
+
+class SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from https to anything else."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        _require_http(newurl)
+        if req.type == "https" and urlsplit(newurl).scheme != "https":
+            raise DownloadError("the server redirects from https to http", where=req.full_url)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _require_http(url: str) -> None:
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise DownloadError("only http and https are fetched", where=url)
+
+
+def _announced(response: HTTPResponse, have: int) -> tuple[int, int | None]:
+    """First byte of the reply and length of the whole file, as the server states them."""
+    if response.status != 206:
+        length = response.headers.get("Content-Length")
+        return 0, int(length) if length and length.isdigit() else None
+    stated = response.headers.get("Content-Range", "")
+    unit, _, rest = stated.partition(" ")
+    first = rest.partition("-")[0]
+    if unit != "bytes" or not first.isdigit():
+        return have, None
+    return int(first), _range_total(response)
+
+
+def _range_total(response: HTTPResponse) -> int | None:
+    total = response.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(total) if total.isdigit() else None
+
+
+def _refuse_web_page(response: HTTPResponse, remote: RemoteFile) -> None:
+    headers: Message = response.headers
+    if headers.get_content_type() == "text/html":
+        raise _web_page(remote)
+
+
+def _refuse_html(first_block: bytes, remote: RemoteFile) -> None:
+    if first_block.lstrip()[:20].lower().startswith(_HTML_STARTS):
+        raise _web_page(remote)
+
+
+def _web_page(remote: RemoteFile) -> DownloadError:
+    return DownloadError(
+        "the server sent a web page in place of the file (a log-in or a notice?)",
+        where=remote.name,
+    )
+
+
+def _require_space(part: Path, missing: int) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if missing > free:
+        raise DownloadError(
+            f"{missing / 1e9:.4g} GB are to come and {free / 1e9:.4g} GB are free",
+            where=part.parent,
+        )
+
+
+def _check(path: Path, remote: RemoteFile, expected: str | None, *, remedy: str) -> str:
+    """The file's checksum, where size and checksum are as they should be."""
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        raise _WrongContentError(
+            f"has {size} bytes instead of {remote.size}", where=path, remedy=remedy
+        )
+    kind = "md5" if remote.md5 else "sha256"
+    with path.open("rb") as stream:
+        # MD5 is what the publishers state; it finds damage, which is what is asked of it.
+        found = f"{kind} {hashlib.file_digest(stream, kind).hexdigest()}"
+    if expected and found != expected:
+        raise _WrongContentError(
+            f"has {found} where {expected} is known", where=path, remedy=remedy
+        )
+    return found
+
+
+def _expected_checksum(remote: RemoteFile, folder: Path) -> str | None:
+    if remote.md5:
+        return f"md5 {remote.md5}"
+    return _recorded(folder).get(remote.name)
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    path = folder / CHECKSUMS
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _record_checksum(folder: Path, name: str, checksum: str) -> None:
+    content = {**_recorded(folder), name: checksum}
+    with atomic_text(folder / CHECKSUMS) as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _validator_file(part: Path) -> Path:
+    return part.with_suffix(".validator")
+
+
+def _keep_validator(part: Path, response: HTTPResponse) -> None:
+    """Remember which state of the remote file the bytes belong to, for If-Range."""
+    etag = response.headers.get("ETag", "")
+    validator = etag if etag.startswith('"') else response.headers.get("Last-Modified")
+    if validator:
+        _validator_file(part).write_text(validator)
+
+
+def _start_over(part: Path, stream: IO[bytes]) -> int:
+    stream.seek(0)
+    stream.truncate()
+    _validator_file(part).unlink(missing_ok=True)
+    return 0
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[IO[bytes]]:
+    with part.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(
+                "another process is downloading this file", where=part.parent
+            ) from None
+        yield stream
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no data came in time"
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason)
+    return str(error) or type(error).__name__

@@ -1,0 +1,361 @@
+"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from natsort import natsorted
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipelines.common.config import check, read_yaml
+from pipelines.common.exits import Exit, batch_exit
+from pipelines.common.isolated import isolated
+from pipelines.common.lock import run_lock
+from pipelines.data.unpack import unpack_archives
+from segmentation.data.participants import Facts, read_participants, read_rows
+from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
+from segmentation.data.preparing import Cut, fingerprint, prepare_subject
+from segmentation.data.slices import SubjectFile, scheme_table
+from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.registry import list_subjects
+from segmentation.data.store import (
+    LedgerRow,
+    Store,
+    StoredSubject,
+    StoreInfo,
+    scheme_from_table,
+    subject_path,
+    write_ledger,
+    write_participants,
+)
+from segmentation.errors import ConfigError, DatasetError, TrinatError, reason_of
+from segmentation.io.volume import TrustAffine
+from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.space.views import View
+
+__all__ = ["Outcome", "PrepareConfig", "Summary", "export", "read_config", "run", "run_from_png"]
+
+# Networks halve a slice four times.
+Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
+Say = Callable[[str], None]
+Finished = Callable[["Outcome", int, int], None]  # what became of it, how many are, of how many
+
+
+class PrepareConfig(BaseModel):
+    """What decides the content of a store; `--config FILE` holds any of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    root: Path
+    labels: str = "quicknat33"  # the label scheme: a name or a TSV file
+    views: tuple[View, ...] | None = None  # default: all that the scheme can have
+    grid: tuple[Side, Side, Side] = (256, 256, 256)  # of the working grid, in voxels of 1 mm
+    image: str | None = None  # which of a dataset's images
+    label_maps: str | None = None  # which of a dataset's label maps
+    subjects_dir: Path | None = None
+    participants: Path | None = None  # a table of age, sex and family by person
+    extra: dict[int, int] = Field(default_factory=dict)  # label number -> FreeSurfer number
+    ignore: tuple[int, ...] = ()  # label numbers that are background
+    trust_affine: TrustAffine | None = None  # what to believe where headers do not say
+    fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    subject: str
+    status: Literal["done", "failed"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    made: int
+    current: int
+    failed: int
+    skipped: int
+    rows: tuple[LedgerRow, ...]
+
+    @property
+    def exit(self) -> Exit:
+        return batch_exit(done=self.made + self.current, failed=self.failed)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a worker process needs for one subject."""
+
+    subject: Subject
+    path: Path
+    cut: Cut
+    pictures: Path | None = None  # a folder of exported pictures, in place of scans
+
+    def fingerprint(self) -> str:
+        if self.pictures is not None:
+            return png_fingerprint(self.pictures)
+        return fingerprint(self.subject, self.cut)
+
+    def make(self) -> None:
+        if self.pictures is not None:
+            import_png(self.pictures, self.path)
+        else:
+            prepare_subject(self.subject, self.path, self.cut)
+
+
+def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
+    """The settings of a YAML file, with those of the command line in front."""
+    values = {} if path is None else read_yaml(path)
+    given = {key: value for key, value in overrides.items() if value is not None}
+    return check(PrepareConfig, {**values, **given}, path or "command line", typed=given)
+
+
+def run(
+    config: PrepareConfig,
+    out: Path,
+    *,
+    jobs: int = 1,
+    say: Say = lambda line: None,
+    finished: Finished = lambda outcome, done, total: None,
+) -> Summary:
+    """Bring the store at `out` up to date with its source; what is current stays as it is."""
+    scheme = load_scheme(config.labels)
+    cut = Cut(
+        scheme,
+        _views(config, scheme),
+        config.grid,
+        trust_affine=config.trust_affine,
+        fill_nonfinite=config.fill_nonfinite,
+    )
+    with _store_to_write(out):
+        unpack_archives(config.source, config.root, say)
+        listing = _listing(config)
+        if listing.advice:
+            say(listing.advice)
+        todo = [_Job(subject, subject_path(out, subject.id), cut) for subject in listing.subjects]
+        return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
+
+
+def run_from_png(
+    folder: Path,
+    out: Path,
+    *,
+    jobs: int = 1,
+    finished: Finished = lambda outcome, done, total: None,
+) -> Summary:
+    """As `run`, from pictures that `export` wrote; they may have been edited since."""
+    exported = natsorted(path.parent for path in folder.glob("*/slices.json"))
+    if not exported:
+        raise DatasetError("no exported subject here", where=folder, remedy="see --export png")
+    infos = [read_png_info(path) for path in exported]
+    scheme = scheme_from_table(dict(infos[0].scheme))
+    for path, info in zip(exported, infos, strict=True):
+        if (info.scheme, info.views) != (infos[0].scheme, infos[0].views):
+            raise DatasetError("has another scheme or other views than the first", where=path)
+    people = {row["participant_id"]: row for row in _rows(folder / "participants.tsv")}
+    facts = read_participants(folder / "participants.tsv")
+    subjects = []
+    for path, info in zip(exported, infos, strict=True):
+        row, known = people.get(path.name, {}), facts.get(path.name, Facts())
+        subject = Subject(
+            id=safe_name(path.name),
+            person=row.get("person") or path.name,
+            session=row.get("session") or None,
+            image=None if info.scale is None else path,
+            labels=path if any((path / v.value / "labels").is_dir() for v in info.views) else None,
+            family=known.family,
+            age=known.age,
+            sex=known.sex,
+        )
+        subjects.append(subject)
+    with _store_to_write(out):
+        todo = [
+            _Job(subject, subject_path(out, subject.id), Cut(scheme, infos[0].views), path)
+            for subject, path in zip(subjects, exported, strict=True)
+        ]
+        return _bring_up_to_date("png", out, Listing(tuple(subjects)), todo, jobs, finished)
+
+
+def export(out: Path, say: Say = lambda line: None) -> Path:
+    """Write the slices of a store as pictures below `out`/png; what is there already stays."""
+    store = Store(out)
+    folder = out / "png"
+    for subject in store.subjects:
+        file = store.file(subject)
+        there = folder / subject / "slices.json"
+        if not there.exists() or read_png_info(there.parent).fingerprint != file.fingerprint:
+            count = export_png(file, folder, subject, store.scheme, store.info.scheme)
+            say(f"{subject}: {count} pictures")
+        file.close()
+    for path in folder.glob("*/slices.json"):
+        if path.parent.name not in store.info.subjects:
+            shutil.rmtree(path.parent)
+    shutil.copyfile(out / "participants.tsv", folder / "participants.tsv")
+    return folder
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    return read_rows(table, required=("participant_id",)) if table.is_file() else []
+
+
+@contextmanager
+def _store_to_write(out: Path) -> Iterator[None]:
+    """Ours alone, and free of what a killed run was writing."""
+    (out / "subjects").mkdir(parents=True, exist_ok=True)
+    with run_lock(out / ".lock"):
+        for path in (*out.glob(".trinat-*.tmp"), *out.glob("subjects/.trinat-*.tmp")):
+            path.unlink()
+        yield
+
+
+def _bring_up_to_date(
+    source: str, out: Path, listing: Listing, todo: list[_Job], jobs: int, finished: Finished
+) -> Summary:
+    before = {job.subject.id: _stamp(job.path) for job in todo}
+    outcomes: dict[str, Outcome] = {}
+    for outcome in isolated(_prepare, todo, jobs, killed=_killed):
+        outcomes[outcome.subject] = outcome
+        finished(outcome, len(outcomes), len(todo))
+    # By the files, not by what workers say: one that dies takes along what its neighbour has just
+    # made, and whoever tries that subject again finds it current.
+    current = sum(
+        outcomes[job.subject.id].status == "done" and _stamp(job.path) == before[job.subject.id]
+        for job in todo
+    )
+    return _conclude(source, out, listing, outcomes, todo, current)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tells one state of a file, which is always written anew, from another."""
+    if not path.exists():
+        return None
+    state = path.stat()
+    return state.st_ino, state.st_mtime_ns
+
+
+def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
+    if config.views is None:
+        return tuple(v for v in View if v is not View.SAGITTAL or not scheme.has_unpartnered_sides)
+    if View.SAGITTAL in config.views:
+        _ = scheme.merged  # refuses where sides cannot be merged
+    return tuple(view for view in View if view in config.views)
+
+
+def _listing(config: PrepareConfig) -> Listing:
+    options = SourceOptions(
+        scheme=config.labels,
+        image=config.image,
+        labels=config.label_maps,
+        subjects_dir=config.subjects_dir,
+        extra=config.extra,
+        ignore=config.ignore,
+    )
+    listing = list_subjects(config.source, config.root, options)
+    if config.participants is None:
+        return listing
+    if not config.participants.is_file():
+        raise ConfigError("no such table", where=config.participants)
+    people = read_participants(config.participants)
+    known = []
+    for subject in listing.subjects:
+        facts = people.get(subject.person) or people.get(subject.id)
+        if facts:
+            subject = replace(
+                subject,
+                family=facts.family or subject.family,
+                age=subject.age if facts.age is None else facts.age,
+                sex=facts.sex or subject.sex,
+            )
+        known.append(subject)
+    return replace(listing, subjects=tuple(known))
+
+
+def _killed(job: _Job) -> Outcome:
+    job.path.unlink(missing_ok=True)
+    reason = "its process was killed (out of memory?): try again with fewer --jobs"
+    return Outcome(job.subject.id, "failed", reason)
+
+
+def _prepare(job: _Job) -> Outcome:
+    """Prepare one subject unless it is current; whatever is wrong with it stays its own matter."""
+    name = job.subject.id
+    try:
+        if _is_current(job):
+            return Outcome(name, "done")
+        job.make()
+    except Exception as error:
+        # An older state of a subject that cannot be made any more would pass for the new one.
+        job.path.unlink(missing_ok=True)
+        return Outcome(name, "failed", reason_of(error))
+    return Outcome(name, "done")
+
+
+def _is_current(job: _Job) -> bool:
+    if not job.path.exists():
+        return False
+    file = SubjectFile(job.path)
+    try:
+        stored = file.fingerprint
+    except (TrinatError, OSError, KeyError):
+        return False  # of an older format, or damaged
+    finally:
+        file.close()
+    return stored == job.fingerprint()
+
+
+def _conclude(
+    source: str,
+    out: Path,
+    listing: Listing,
+    outcomes: dict[str, Outcome],
+    todo: list[_Job],
+    current: int,
+) -> Summary:
+    """Write what the subjects have in common; store.json, which opens the store, comes last."""
+    done = [s for s in listing.subjects if outcomes[s.id].status == "done"]
+    rows = [
+        LedgerRow(
+            subject=s.id,
+            status=outcomes[s.id].status,
+            reason=outcomes[s.id].reason or ("" if s.labels else "no labels: for prediction only"),
+        )
+        for s in listing.subjects
+    ]
+    rows += [
+        LedgerRow(subject=e.name, status="failed" if e.broken else "skipped", reason=e.reason)
+        for e in listing.exclusions
+    ]
+    rows = natsorted(rows, key=lambda row: row.subject)
+    write_ledger(out, rows)
+    if not todo:
+        raise DatasetError("no subject can be used", where=out / "ledger.tsv")
+    stored = {}
+    for subject in done:
+        file = SubjectFile(subject_path(out, subject.id))
+        stored[subject.id] = StoredSubject(
+            fingerprint=file.fingerprint,
+            has_image=subject.image is not None,
+            has_labels=subject.labels is not None,
+            licence=subject.licence,
+        )
+        file.close()
+    for path in (out / "subjects").glob("*.h5"):
+        if path.stem not in stored:
+            path.unlink()  # no longer in the source
+    write_participants(out, done)
+    first = todo[0]
+    StoreInfo(
+        source=source, scheme=scheme_table(first.cut.scheme), views=first.cut.views, subjects=stored
+    ).write(out)
+    failed = sum(row.status == "failed" for row in rows)
+    return Summary(
+        made=len(done) - current,
+        current=current,
+        failed=failed,
+        skipped=sum(row.status == "skipped" for row in rows),
+        rows=tuple(rows),
+    )

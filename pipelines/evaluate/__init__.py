@@ -1,0 +1,1 @@
+"""The jobs evaluate and report."""

@@ -1,0 +1,261 @@
+"""trinat report: a folder of label maps without a truth, as tables and as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from scipy import ndimage
+
+from pipelines.common.discovery import ScanFile, find_files
+from pipelines.common.exits import Exit, batch_exit
+from pipelines.common.isolated import isolated
+from pipelines.common.printing import save_drawings, write_page
+from pipelines.common.process import cpu_count
+from pipelines.evaluate.pairing import pair_files
+from pipelines.predict.ledger import Entry, ledgers_in, read_entries
+from segmentation.data.participants import read_rows
+from segmentation.errors import ConfigError, EvaluationError, TrinatError
+from segmentation.io.volume import TrustAffine, Volume
+from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.report.cohort import Picture, cohort_drawings, cohort_page
+from segmentation.report.cohort_data import Cohort, Range, Scan, cohort_of
+from segmentation.report.mosaic import draw_mosaic, png_bytes
+from segmentation.report.tables import write_table
+
+__all__ = ["Settings", "read_ranges", "report"]
+
+_MOST_PICTURES = 12
+
+
+@dataclass(frozen=True)
+class Settings:
+    predictions: Path
+    out: Path
+    labels: str = "quicknat33"
+    participants: Path | None = None
+    reference: Path | None = None
+    images: Path | None = None
+    trust_affine: TrustAffine | None = None
+    jobs: int | None = None
+    pdf: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    file: ScanFile
+    volumes_mm3: Mapping[str, float] | None
+    failure: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.file.name
+
+
+Progress = Callable[[_Measured, int, int], None]
+# A file, the scheme of its labels, and what to trust of its orientation.
+_Task = tuple[ScanFile, str, TrustAffine | None]
+
+
+def report(
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exit:
+    """Measure every label map, write volumes.csv and the page; failures are in the page.
+
+    `progress(result, done, total)` is told after each map, `say` gets a line for each failure.
+    """
+    started = datetime.now(UTC)
+    scheme = load_scheme(settings.labels)
+    ranges = read_ranges(settings.reference, scheme) if settings.reference else []
+    files = find_files(settings.predictions)
+    measured = []
+    for result in _measure_all(files, settings):
+        measured.append(result)
+        if progress:
+            progress(result, len(measured), len(files))
+    place = {file.path: number for number, file in enumerate(files)}
+    measured.sort(key=lambda result: place[result.file.path])
+    people = _people(settings)
+    entries = read_entries(ledgers_in(settings.predictions)).values()
+    sound = [result for result in measured if not result.failure]
+    scans = [_scan(result, people, entries, settings.predictions) for result in sound]
+    failures = [(r.subject, r.failure) for r in measured if r.failure]
+    failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
+    for name, reason in failures:
+        say(f"{name}: {reason}")
+    if not scans:
+        raise EvaluationError(
+            f"none of {len(files)} label maps could be read; the first: {failures[0][1]}",
+            where=settings.predictions,
+        )
+    sound_files = [result.file for result in sound]
+    cohort = cohort_of(_told_apart(scans, sound_files), scheme, ranges)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
+    drawings = cohort_drawings(cohort)
+    save_drawings(settings.out / "figures", drawings)
+    provenance = {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": settings.command,
+        "labels": scheme.name,
+        "predictions": str(settings.predictions),
+    }
+    pictures = _pictures(cohort, sound_files, scheme, settings)
+    page = cohort_page(cohort, drawings, pictures, provenance, failures=failures)
+    write_page(settings.out / "report.html", page, pdf=settings.pdf)
+    return batch_exit(done=len(scans), failed=len(failures))
+
+
+def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
+    """Columns structure (name or FreeSurfer number), low_mm3, high_mm3; maybe sex, age_from,
+    age_to."""
+    by_number = {str(label.fs_id): label.name for label in scheme.labels}
+    ranges = []
+    for line, row in enumerate(read_rows(path, required=("structure", "low_mm3", "high_mm3")), 2):
+        name = by_number.get(row["structure"], row["structure"])
+        if name not in scheme.names:
+            raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
+        try:
+            limits = Range(
+                name,
+                float(row["low_mm3"]),
+                float(row["high_mm3"]),
+                row.get("sex", "")[:1].upper(),
+                float(row.get("age_from") or -np.inf),
+                float(row.get("age_to") or np.inf),
+            )
+        except ValueError:
+            raise ConfigError(f"line {line}: not a number among the limits", where=path) from None
+        if not limits.low_mm3 <= limits.high_mm3:
+            raise ConfigError(f"line {line}: low_mm3 is above high_mm3", where=path)
+        ranges.append(limits)
+    return ranges
+
+
+def _measure_all(files: Sequence[ScanFile], settings: Settings) -> Iterator[_Measured]:
+    """Results as they come."""
+    tasks = [(file, settings.labels, settings.trust_affine) for file in files]
+    jobs = min(settings.jobs or cpu_count(), len(files))
+    yield from isolated(_measure, tasks, jobs, killed=_killed, torch_threads=None)
+
+
+def _killed(task: _Task) -> _Measured:
+    return _Measured(task[0], None, "its process was killed (out of memory?): use fewer --jobs")
+
+
+def _measure(task: _Task) -> _Measured:
+    """Volumes of the structures that are there; 0 for one of the scheme's that is not."""
+    file, scheme_name, trust_affine = task
+    scheme = load_scheme(scheme_name)
+    try:
+        labels = Volume.read(file.path, labels=True, trust_affine=trust_affine)
+        indices = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm, where=file.path)
+    except (TrinatError, OSError) as error:
+        return _Measured(file, None, str(error))
+    voxel_mm3 = abs(float(np.linalg.det(labels.affine[:3, :3])))
+    counts = np.bincount(indices.ravel(), minlength=len(scheme))
+    volumes = {label.name: float(counts[label.index] * voxel_mm3) for label in scheme.labels[1:]}
+    return _Measured(file, volumes)
+
+
+def _people(settings: Settings) -> Mapping[str, Mapping[str, str]]:
+    """participants.tsv as named, or beside the predictions: person -> columns."""
+    path = settings.participants or settings.predictions / "participants.tsv"
+    if not (settings.participants or path.is_file()):
+        return {}
+    return {row["participant_id"]: row for row in read_rows(path, required=("participant_id",))}
+
+
+def _scan(
+    result: _Measured,
+    people: Mapping[str, Mapping[str, str]],
+    entries: Collection[Entry],
+    predictions: Path,
+) -> Scan:
+    file = result.file
+    person = people.get(file.subject, {})
+    own = str(file.path.relative_to(predictions)) if predictions.is_dir() else ""
+    facts = next((entry.result for entry in entries if own and own in entry.outputs), {})
+    # BIDS censors great ages as 89+.
+    age = person.get("age", "").rstrip("+")
+    doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
+    return Scan(
+        file.subject,
+        file.scan,
+        result.volumes_mm3 or {},
+        sex=person.get("sex", "")[:1].upper(),
+        age=float(age) if age.replace(".", "", 1).isdigit() else None,
+        site=person.get("site", "") or person.get("scanner", ""),
+        grade=facts.get("grade", ""),
+        notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
+        uncertainty=doubts or None,
+    )
+
+
+def _told_apart(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
+    """Scans whose names do not tell them apart go by their files' names."""
+    count = Counter(scan.name for scan in scans)
+    return [
+        replace(scan, session=file.name) if count[scan.name] > 1 else scan
+        for scan, file in zip(scans, files, strict=True)
+    ]
+
+
+def _pictures(
+    cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
+) -> list[Picture]:
+    """Of the most conspicuous scans: the picture made with the prediction, or one drawn now."""
+    grades = {"fail": 0, "look": 1}
+    unusual = cohort.largest_z()
+    order = sorted(
+        range(len(files)),
+        key=lambda n: (grades.get(cohort.scans[n].grade, 2), -np.nan_to_num(unusual[n])),
+    )
+    images: dict[str, Path] = {}
+    if settings.images:
+        pairing = pair_files(files, find_files(settings.images, suffix="T1w"))
+        images = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
+    pictures = []
+    for n in order[:_MOST_PICTURES]:
+        file, scan = files[n], cohort.scans[n]
+        png = _existing_picture(file.path)
+        if png is None and file.name in images:
+            png = _drawn_picture(images[file.name], file.path, scheme, settings.trust_affine)
+        if png:
+            pictures.append(Picture(scan.name, scan.notes or scan.grade, png))
+    return pictures
+
+
+def _existing_picture(labels: Path) -> bytes | None:
+    stem, found, _ = labels.name.rpartition("_dseg")
+    picture = labels.with_name(f"{stem}_qc.png")
+    return picture.read_bytes() if found and picture.is_file() else None
+
+
+def _drawn_picture(
+    image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
+) -> bytes | None:
+    """A mosaic on the working grid; None where the scan cannot be read."""
+    from segmentation.space.conform import conform
+
+    try:
+        scan = conform(Volume.read(image, trust_affine=trust_affine))
+        drawn = Volume.read(labels, labels=True, trust_affine=trust_affine)
+        numbers = conform(drawn, labels=True, plan=scan.plan).volume
+    except (TrinatError, OSError):
+        return None
+    indices = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
+    # No face: what lies farther than 6 mm from any structure is black.
+    near = ndimage.binary_dilation(indices.data > 0, iterations=6)
+    brain = Volume(np.where(near, scan.volume.data, 0), scan.volume.affine)
+    return png_bytes(draw_mosaic(brain, indices, scheme), 80)

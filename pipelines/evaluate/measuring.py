@@ -1,0 +1,153 @@
+"""Measuring pairs of label maps, one process a job; a pair that fails says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.common.isolated import isolated
+from pipelines.evaluate.pairing import Pair
+from segmentation.data.participants import read_rows
+from segmentation.errors import ConfigError, GeometryError, TrinatError
+from segmentation.io.volume import TrustAffine, Volume
+from segmentation.labels.scheme import load_scheme
+from segmentation.metrics import Measurement, compare
+from segmentation.metrics.common_grid import on_grid_of
+from segmentation.metrics.sparse import drawn_slices
+
+__all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
+
+_KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
+
+
+@dataclass(frozen=True)
+class Mappings:
+    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side."""
+
+    truth: Mapping[int, int] = field(default_factory=dict)
+    prediction: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One pair to measure, with all that a worker process needs for it."""
+
+    model: str
+    pair: Pair
+    scheme: str
+    mappings: Mappings
+    resample: bool = False
+    trust_affine: TrustAffine | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """One pair measured, or the reason why not."""
+
+    task: Task
+    measurements: tuple[Measurement, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    failure: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.task.pair.truth.name
+
+
+def read_mapping(path: Path) -> Mappings:
+    """A table with columns `number` and `freesurfer`, and maybe `of`: truth (default), prediction
+    or both."""
+    sides: dict[str, dict[int, int]] = {"truth": {}, "prediction": {}}
+    for line, row in enumerate(read_rows(path, required=("number", "freesurfer")), start=2):
+        of = row.get("of") or "truth"
+        if of not in ("truth", "prediction", "both"):
+            raise ConfigError(
+                f"line {line}: `of` is truth, prediction or both, not {of!r}", where=path
+            )
+        try:
+            number, freesurfer = int(row["number"]), int(row["freesurfer"])
+        except ValueError:
+            raise ConfigError(f"line {line}: label numbers are whole numbers", where=path) from None
+        for side in ("truth", "prediction") if of == "both" else (of,):
+            sides[side][number] = freesurfer
+    return Mappings(sides["truth"], sides["prediction"])
+
+
+def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
+    """Results as they come; one process a job, each takes the next pair when it is free."""
+    numbered = list(enumerate(tasks))
+    jobs = min(jobs, len(tasks))
+    for number, done in isolated(_measure_one, numbered, jobs, killed=_killed, torch_threads=None):
+        # What comes back from a process is a copy; the order of the tasks is kept by identity.
+        yield replace(done, task=tasks[number])
+
+
+def _measure_one(numbered: tuple[int, Task]) -> tuple[int, Done]:
+    number, task = numbered
+    return number, _measure(task)
+
+
+def _killed(numbered: tuple[int, Task]) -> tuple[int, Done]:
+    number, task = numbered
+    return number, Done(task, failure=_KILLED)
+
+
+def _measure(task: Task) -> Done:
+    try:
+        truth, true, predicted, facts = read_pair(task)
+        spacing_mm = truth.spacing_mm
+        if drawn := drawn_slices(true, spacing_mm):
+            true, predicted = drawn.alone(true), drawn.alone(predicted)
+            spacing_mm = drawn.spacing_mm(spacing_mm)
+        rows = compare(true, predicted, spacing_mm, load_scheme(task.scheme)).rows()
+    except (TrinatError, OSError) as error:
+        return Done(task, failure=str(error))
+    return Done(task, tuple(rows), facts, facts.pop("note"))
+
+
+def read_pair(
+    task: Task,
+) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
+    """The truth as read, both maps as class indices on its grid, and facts for the table."""
+    truth, prediction = (
+        Volume.read(file.path, labels=True, trust_affine=task.trust_affine)
+        for file in (task.pair.truth, task.pair.prediction)
+    )
+    facts = {
+        "shape": "×".join(map(str, truth.shape)),
+        "spacing_mm": "×".join(f"{s:.4g}" for s in truth.spacing_mm),
+        "truth_sha256": truth.source_sha256 or "",
+        "prediction_sha256": prediction.source_sha256 or "",
+    }
+    try:
+        prediction, note = on_grid_of(prediction, truth, resample=task.resample)
+    except GeometryError as error:
+        error.where = task.pair.prediction.path.name
+        raise
+    notes = [note] if note else []
+    if min(truth.shape) == 1:
+        notes.append("a single slice: distances are within the slice")
+    scheme = load_scheme(task.scheme)
+    true, predicted = (
+        scheme.from_freesurfer(
+            volume.data, spacing_mm=volume.spacing_mm, extra=extra, where=file.path
+        )
+        for volume, extra, file in (
+            (truth, task.mappings.truth, task.pair.truth),
+            (prediction, task.mappings.prediction, task.pair.prediction),
+        )
+    )
+    if drawn := drawn_slices(true, truth.spacing_mm):
+        notes.append(drawn.note)
+        predicted = drawn.blank_between(predicted)
+    return truth, true, predicted, facts | {"note": "; ".join(notes)}
+
+
+def scan_of(task: Task) -> dict[str, str]:
+    truth = task.pair.truth
+    return {"subject": truth.subject, "session": truth.scan, "model": task.model}

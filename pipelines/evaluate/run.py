@@ -1,0 +1,313 @@
+"""trinat evaluate: predictions against truths, as tables and as a report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipelines.common.discovery import ScanFile, find_files
+from pipelines.common.exits import Exit, batch_exit
+from pipelines.common.printing import save_drawings, write_page
+from pipelines.common.process import cpu_count
+from pipelines.evaluate.measuring import (
+    Done,
+    Mappings,
+    Task,
+    measure_all,
+    read_mapping,
+    read_pair,
+    scan_of,
+)
+from pipelines.evaluate.pairing import Pairing, pair_files
+from segmentation.errors import ConfigError, EvaluationError, TrinatError
+from segmentation.io.files import atomic_text, atomic_write
+from segmentation.io.volume import TrustAffine, Volume
+from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.metrics.common_grid import on_grid_of
+from segmentation.report.tables import metrics_frame, write_table
+
+if TYPE_CHECKING:
+    from segmentation.report.evaluation import Case
+
+__all__ = ["Model", "Settings", "evaluate", "named_models"]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    predictions: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    truth: Path
+    models: tuple[Model, ...]
+    out: Path
+    labels: str = "quicknat33"
+    mapping: Path | None = None
+    images: Path | None = None
+    resample: bool = False
+    trust_affine: TrustAffine | None = None
+    jobs: int | None = None
+    show_heads: bool = False
+    tables_only: bool = False
+    pdf: bool = False
+    command: str = ""
+
+
+def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Model, ...]:
+    """Models by the names given, or else by their folders' names."""
+    if names and len(names) != len(predictions):
+        raise ConfigError(
+            f"{len(names)} --model-name for {len(predictions)} --pred: give one for each"
+        )
+    chosen = names or [place.resolve().name for place in predictions]
+    return tuple(Model(name, place) for name, place in zip(chosen, predictions, strict=True))
+
+
+def evaluate(
+    settings: Settings,
+    *,
+    progress: Callable[[Done, int, int], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exit:
+    """Measure every pair, write the tables and the report; failures are in both.
+
+    `progress(result, done, total)` is told after each pair; `say` gets a line for each file that
+    was not measured.
+    """
+    started = datetime.now(UTC)
+    _check(settings)
+    scheme = load_scheme(settings.labels)
+    mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
+    truths = find_files(settings.truth)
+    pairings = {
+        model.name: pair_files(truths, find_files(model.predictions)) for model in settings.models
+    }
+    # Before hours of measuring, not after.
+    for pairing in pairings.values():
+        _one_map_a_scan(pairing, settings.truth)
+    images = find_files(settings.images, suffix="T1w") if settings.images else []
+    tasks = [
+        Task(model, pair, settings.labels, mappings, settings.resample, settings.trust_affine)
+        for model, pairing in pairings.items()
+        for pair in pairing.pairs
+    ]
+    if not tasks:
+        raise EvaluationError(
+            "no prediction has a truth: no names match",
+            where=settings.truth,
+            remedy="name both sides alike (sub-01 and sub-01, or equal file names)",
+        )
+    done = []
+    for result in measure_all(tasks, settings.jobs or cpu_count()):
+        done.append(result)
+        if progress:
+            progress(result, len(done), len(tasks))
+    order = {id(task): n for n, task in enumerate(tasks)}
+    done.sort(key=lambda result: order[id(result.task)])
+    settings.out.mkdir(parents=True, exist_ok=True)
+    pairs = _pairs_table(done, pairings)
+    write_table(settings.out / "pairs.csv", pairs)
+    for row in pairs[pairs["status"] != "measured"].to_dict("records"):
+        scan = f"{row['subject']} {row['session']}".strip()
+        say(f"{scan}, {row['model']}: {row['note']}")
+    measured = [result for result in done if not result.failure]
+    if not measured:
+        raise EvaluationError(
+            f"none of {len(done)} pairs could be measured; the first: {done[0].failure}",
+            where=settings.out / "pairs.csv",
+        )
+    frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
+    write_table(settings.out / "metrics.csv", frame)
+    _write_report(settings, scheme, frame, pairs, measured, images, started)
+    unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
+    return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
+
+
+def _check(settings: Settings) -> None:
+    names = [model.name for model in settings.models]
+    if not names:
+        raise ConfigError("no predictions are named", remedy="use --pred DIR")
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"two models are called {next(n for n in names if names.count(n) > 1)!r}",
+            remedy="tell them apart with --model-name, one for each --pred",
+        )
+    if settings.jobs is not None and settings.jobs < 1:
+        raise ConfigError(f"{settings.jobs} jobs: use at least 1")
+
+
+def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
+    """Two maps of one scan would count as one person's two scans without names."""
+    seen: dict[tuple[str, str], str] = {}
+    for pair in pairing.pairs:
+        file = pair.truth
+        other = seen.setdefault((file.subject, file.scan), file.path.name)
+        if other != file.path.name:
+            scan = f"{file.subject} {file.scan}".strip()
+            raise EvaluationError(
+                f"{other} and {file.path.name} are both of {scan}",
+                where=truth,
+                remedy="keep one true label map a scan in that folder",
+            )
+
+
+_FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
+
+
+def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
+    """Every file of both sides: measured, failed, or without a partner."""
+    rows = []
+    for result in done:
+        pair = result.task.pair
+        rows.append(
+            {
+                **scan_of(result.task),
+                "truth": pair.truth.path.name,
+                "prediction": pair.prediction.path.name,
+                "paired_by": pair.how,
+                "status": "failed" if result.failure else "measured",
+                "note": result.failure or result.note,
+                **{key: result.facts.get(key, "") for key in _FACTS},
+            }
+        )
+    for model, pairing in pairings.items():
+        for side, other, files in (
+            ("truth", "prediction", pairing.truths_alone),
+            ("prediction", "truth", pairing.predictions_alone),
+        ):
+            rows += [
+                {"subject": file.subject, "session": file.scan, "model": model}
+                | {side: file.path.name, "status": f"no {other}", "note": f"no {other} found"}
+                for file in files
+            ]
+    columns = ["subject", "session", "model", "status", "note", "paired_by", "truth", "prediction"]
+    return pd.DataFrame(rows, columns=[*columns, *_FACTS]).fillna("")
+
+
+def _write_report(
+    settings: Settings,
+    scheme: LabelScheme,
+    frame: pd.DataFrame,
+    pairs: pd.DataFrame,
+    measured: Sequence[Done],
+    images: Sequence[ScanFile],
+    started: datetime,
+) -> None:
+    from segmentation.report.evaluation import evaluate_frame, evaluation_page
+
+    provenance = {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": settings.command,
+        "labels": scheme.name,
+        "truth": str(settings.truth),
+        **{f"predictions of {model.name}": str(model.predictions) for model in settings.models},
+        "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
+        "metrics.csv (SHA-256)": _sha256(settings.out / "metrics.csv"),
+    }
+    evaluation = evaluate_frame(frame, pairs)
+    with atomic_text(settings.out / "summary.json") as file:
+        json.dump({"provenance": provenance, **evaluation.to_json()}, file, indent=1)
+        file.write("\n")
+    if settings.tables_only:
+        return
+    drawings = evaluation.drawings()
+    folder = settings.out / "figures"
+    save_drawings(folder, [*chain.from_iterable(drawings.values()), *evaluation.heat_maps()])
+    cases, notices = _worst_cases(settings, scheme, frame, measured, images)
+    for number, case in enumerate(cases, start=1):
+        with atomic_write(folder / f"worst-{number}.png") as picture:
+            picture.write(case.view.still_png)
+    faces = (
+        "Whole heads are shown, as asked for."
+        if settings.show_heads
+        else "Scans are black away from the brain, so that no face is shown."
+    )
+    page = evaluation_page(
+        evaluation,
+        drawings,
+        cases,
+        scheme,
+        provenance,
+        faces=faces if settings.images else "",
+        notices=notices,
+    )
+    write_page(settings.out / "report.html", page, pdf=settings.pdf)
+
+
+def _worst_cases(
+    settings: Settings,
+    scheme: LabelScheme,
+    frame: pd.DataFrame,
+    measured: Sequence[Done],
+    images: Sequence[ScanFile],
+) -> tuple[list[Case], list[str]]:
+    """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
+    from segmentation.report.evaluation import Case
+    from segmentation.report.figures import short_name
+    from segmentation.report.summary import worst_scans
+    from segmentation.report.viewer import view_case
+
+    by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}
+    scans, notices = _scans_of(measured, images)
+    cases = []
+    for row in worst_scans(frame).to_dict("records"):
+        task = by_scan[row["subject"], row["session"], row["model"]]
+        truth, true, predicted, _ = read_pair(task)
+        image = None
+        if path := scans.get(task.pair.truth.name):
+            try:
+                read = Volume.read(path, trust_affine=settings.trust_affine)
+                image = on_grid_of(read, truth)[0]
+            except (TrinatError, OSError) as error:
+                notices.append(f"shown without its scan: {error}")
+        scan = f"{row['subject']} {row['session']}".strip()
+        worst = f"{short_name(row['worst_structure'])} ({row['worst_value']:.2f})"
+        text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
+        view = view_case(
+            Volume(true, truth.affine),
+            Volume(predicted, truth.affine),
+            scheme,
+            image=image,
+            focus=scheme.names.index(row["worst_structure"]),
+            show_head=settings.show_heads,
+        )
+        cases.append(
+            Case(
+                f"{scan}, {row['model']}: mean Dice {row['value']:.3f}",
+                "No voxel differs." if np.array_equal(true, predicted) else text,
+                f"Truth, prediction and errors of {scan} in three planes",
+                view,
+            )
+        )
+    return cases, notices
+
+
+def _scans_of(
+    measured: Sequence[Done], images: Sequence[ScanFile]
+) -> tuple[dict[str, Path], list[str]]:
+    """The scan of each truth, by the truth's name, and what could not be found."""
+    if not images:
+        return {}, []
+    truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}
+    pairing = pair_files(truths.values(), images)
+    missing = len(pairing.truths_alone)
+    notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
+    return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}, notices
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,315 @@
+"""trinat calibrate: how much a model's views must agree for a structure to be trusted.
+
+Phantoms of graded difficulty are segmented; of every structure the agreement between the views,
+which is known without a truth, is held against its Dice with the truth. The limits are written to
+the model's own model.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from segmentation.data.sources.freesurfer import find_image, find_labels
+from segmentation.errors import ConfigError, DatasetError, EvaluationError
+from segmentation.inference.quality import ENOUGH_MM3
+from segmentation.inference.segmentation import Segmentation
+from segmentation.inference.segmenter import Segmenter
+from segmentation.io.files import atomic_path
+from segmentation.io.volume import Volume
+from segmentation.metrics.overlap import dice, joint_histogram
+from segmentation.models.checkpoint import update_info
+from segmentation.models.model_info import Quality
+from segmentation.models.zoo import find_model, shipped_models
+from segmentation.space.conform import conform
+from segmentation.synthetic.phantom import phantom
+
+__all__ = [
+    "CASES",
+    "Case",
+    "Point",
+    "bias",
+    "calibrate",
+    "cut",
+    "inverted",
+    "limit",
+    "middle",
+    "noise",
+    "rates",
+]
+
+# A structure below the first Dice has failed; below the second a person should look.
+FAILED, DOUBTFUL = 0.5, 0.7
+SENSITIVITY = 0.9
+# Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
+_FIELD_MM = (96, 112, 96)
+_OFFSET_MM = (0, -8, -8)
+_THALAMUS = (10, 49)
+_WHITE_MATTER = (2, 41)
+
+Floats = NDArray[np.float32]
+Change = Callable[[Floats, np.random.Generator], Floats]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One structure of one scan."""
+
+    kind: str
+    agreement: float  # mean Dice between views; 0 where none found it
+    dice: float
+
+
+def noise(share: float) -> Change:
+    """Magnitude noise, of the brightness of white matter (1)."""
+    return lambda image, draw: np.hypot(
+        image + share * draw.standard_normal(image.shape, np.float32),
+        share * draw.standard_normal(image.shape, np.float32),
+    )
+
+
+def bias(strength: float) -> Change:
+    """A coil's gain, e^±strength from corner to corner."""
+
+    def change(image: Floats, _: np.random.Generator) -> Floats:
+        ramps = np.meshgrid(*(np.linspace(-1, 1, n) for n in image.shape), indexing="ij")
+        return np.asarray(image * np.exp(strength * sum(ramps) / 3), np.float32)
+
+    return change
+
+
+def _blur(sd_mm: float) -> Change:
+    return lambda image, _: np.asarray(ndimage.gaussian_filter(image, sd_mm))
+
+
+def _gamma(power: float) -> Change:
+    return lambda image, _: np.asarray(image**power)
+
+
+def inverted(share: float) -> Change:
+    """Towards the contrast of T2: tissue turned round by this share, air as dark as before."""
+    return lambda image, _: np.asarray(
+        np.where(image > 0.1, (1 - share) * image + share * (1.3 - image), image).clip(0)
+    )
+
+
+def _thick(slices_mm: int) -> Change:
+    """Axial slices so thick, told as if they were thin."""
+
+    def change(image: Floats, _: np.random.Generator) -> Floats:
+        means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[
+            :, :, slices_mm // 2 :: slices_mm
+        ]
+        return np.asarray(means.repeat(slices_mm, axis=2)[:, :, : image.shape[2]])
+
+    return change
+
+
+def cut(share: float) -> Change:
+    """The right part of the field lost, as in a scan that was planned badly."""
+
+    def change(image: Floats, _: np.random.Generator) -> Floats:
+        kept = image.copy()
+        kept[round(image.shape[0] * (1 - share)) :] = 0
+        return kept
+
+    return change
+
+
+@dataclass(frozen=True)
+class Case:
+    """A phantom, changed for the worse."""
+
+    kind: str
+    name: str
+    seed: int
+    change: Change
+
+    def read(self) -> tuple[Volume, Volume]:
+        scan, truth = middle(self.seed)
+        image = self.change(scan.data, np.random.default_rng(self.seed))
+        return Volume(np.asarray(image, np.float32), scan.affine), truth
+
+
+CASES = (
+    Case("clean", "clean", 1, _gamma(1)),
+    Case("noise", "noise 0.05", 2, noise(0.05)),
+    Case("noise", "noise 0.12", 1, noise(0.12)),
+    Case("noise", "noise 0.25", 2, noise(0.25)),
+    Case("bias", "bias 0.6", 1, bias(0.6)),
+    Case("bias", "bias 1.2", 2, bias(1.2)),
+    Case("blur", "blur 1.2 mm", 2, _blur(1.2)),
+    Case("blur", "blur 2.5 mm", 1, _blur(2.5)),
+    Case("contrast", "gamma 0.5", 1, _gamma(0.5)),
+    Case("contrast", "gamma 2.5", 2, _gamma(2.5)),
+    Case("contrast", "inverted by 0.4", 1, inverted(0.4)),
+    Case("contrast", "inverted by 1", 2, inverted(1.0)),
+    Case("low resolution", "slices of 4 mm", 1, _thick(4)),
+    Case("low resolution", "slices of 7 mm", 2, _thick(7)),
+    Case("cropped", "cut by 0.25", 2, cut(0.25)),
+    Case("cropped", "cut by 0.45", 1, cut(0.45)),
+)
+
+
+def limit(points: Sequence[Point], dice: float) -> float:
+    """The lowest limit of agreement under which enough structures below a Dice fall."""
+    bad = sorted(point.agreement for point in points if point.dice < dice)
+    if not bad:
+        raise EvaluationError(
+            f"no structure of the phantoms has a Dice below {dice}",
+            remedy="the model is graded by the general limits",
+        )
+    last = bad[int(np.ceil(SENSITIVITY * len(bad))) - 1]
+    # To hundredths, and above the last that must be caught.
+    return float(np.floor(last * 100 + 1) / 100)
+
+
+def rates(points: Sequence[Point], dice: float, agreement: float) -> tuple[float, float]:
+    """Share of structures below a Dice that a limit catches, and of the others that it alarms."""
+    bad = [point.agreement < agreement for point in points if point.dice < dice]
+    good = [point.agreement < agreement for point in points if point.dice >= dice]
+    return float(np.mean(bad or np.nan)), float(np.mean(good or np.nan))
+
+
+def calibrate(
+    model: str,
+    subjects: Sequence[Path] = (),
+    *,
+    picture: Path | None = None,
+    device: str = "auto",
+    say: Say = lambda line: None,
+) -> list[str]:
+    """Write a model's limits, and say how good they are; real subjects are only held against them.
+
+    A subject is a folder of FreeSurfer's: its own labels are the truth.
+    """
+    folder = find_model(model)
+    if folder in shipped_models().values():
+        raise ConfigError(
+            f"{model} comes with the software and is not changed",
+            remedy="copy its folder, and calibrate the copy",
+        )
+    segmenter = Segmenter.load(folder, device=device)
+    if len(segmenter.views) < 2:
+        raise ConfigError(
+            f"has the {segmenter.views[0].value} view alone, and there is no agreement of one",
+            where=folder,
+            remedy="join views with trinat bundle first",
+        )
+
+    def look(kind: str, name: str, scan: Volume, truth: Volume) -> list[Point]:
+        points = list(_compare(kind, segmenter.segment(scan), truth))
+        say(f"{name}: {len(points)} structures, Dice {np.mean([p.dice for p in points]):.2f}")
+        return points
+
+    # First, so that what cannot be read is known before all the work.
+    real = [point for path in subjects for point in look("real", path.name, *_subject(path))]
+    points = [point for case in CASES for point in look(case.kind, case.name, *case.read())]
+    fail = limit(points, FAILED)
+    look_at = max(fail, limit(points, DOUBTFUL))
+    lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
+    for name, dice_, found in (("look", DOUBTFUL, look_at), ("fail", FAILED, fail)):
+        caught, alarmed = rates(points, dice_, found)
+        told = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
+        lines.append(f"{name} below {found:.2f}: {told}")
+    origin = "trinat calibrate: " + "; ".join(lines)
+    update_info(folder, quality=Quality(agreement=(look_at, fail), origin=origin))
+    for name, dice_, found in (("look", DOUBTFUL, look_at), ("fail", FAILED, fail)):
+        if real:
+            caught, alarmed = rates(real, dice_, found)
+            lines.append(
+                f"real scans, {name}: {caught:.0%} caught, {alarmed:.0%} of the others alarmed"
+            )
+    if picture is not None:
+        _draw(picture, points, real, look_at, fail)
+    return lines
+
+
+@cache
+def middle(seed: int) -> tuple[Volume, Volume]:
+    return _cut_out(*phantom(seed))
+
+
+def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
+    """Part of a head around the thalamus, white matter at 1, and its truth."""
+    centre = np.argwhere(np.isin(truth.data, _THALAMUS)).mean(axis=0) + _OFFSET_MM
+    box = tuple(
+        slice(max(0, round(c - n / 2)), round(c + n / 2))
+        for c, n in zip(centre, _FIELD_MM, strict=True)
+    )
+    white = np.median(scan.data[np.isin(truth.data, _WHITE_MATTER)])
+    affine = scan.affine.copy()
+    affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
+    image = scan.data[box].astype(np.float32) / np.float32(white)
+    return Volume(image, affine), Volume(truth.data[box], affine)
+
+
+def _subject(folder: Path) -> tuple[Volume, Volume]:
+    """The same part of a real head, and FreeSurfer's labels of it."""
+    image, labels = find_image(folder, "T1"), find_labels(folder, "aseg")
+    if image is None or labels is None:
+        raise DatasetError("has no mri/T1.mgz and mri/aseg.mgz", where=folder)
+    # In RAS axes, as phantoms are, so that the same field is cut out.
+    ras = conform(Volume.read(image))
+    truth = conform(Volume.read(labels, labels=True), labels=True, plan=ras.plan)
+    if not np.isin(truth.volume.data, _THALAMUS).any():
+        raise DatasetError("has no thalamus", where=labels)
+    return _cut_out(ras.volume, truth.volume)
+
+
+def _compare(kind: str, found: Segmentation, truth: Volume) -> Iterator[Point]:
+    """Structures that are there, in truth or as found, with 100 mm³ of the truth."""
+    assert found.agreement is not None
+    classes = found.scheme.from_freesurfer(truth.data)
+    joint = joint_histogram(classes, found.indices.data, len(found.scheme))
+    enough = joint.sum(axis=1) * found.voxel_mm3 >= ENOUGH_MM3
+    values = dice(joint)
+    for label in found.scheme.labels[1:]:
+        if enough[label.index] and label.name not in found.not_predicted:
+            agreement = np.nan_to_num(found.agreement[label.index])
+            yield Point(kind, float(agreement), float(values[label.index]))
+
+
+def _draw(
+    picture: Path, points: Sequence[Point], real: Sequence[Point], look: float, fail: float
+) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvspan(0, fail, color="#a40000", alpha=0.08, lw=0)
+    axes.axvspan(fail, look, color="#c98a00", alpha=0.10, lw=0)
+    for dice_, limit_ in ((FAILED, fail), (DOUBTFUL, look)):
+        axes.axhline(dice_, color="0.6", lw=0.8, ls="--")
+        axes.axvline(limit_, color="0.3", lw=0.8)
+    for kind in dict.fromkeys(point.kind for point in points):
+        of = [point for point in points if point.kind == kind]
+        axes.scatter([p.agreement for p in of], [p.dice for p in of], s=16, alpha=0.75, label=kind)
+    if real:
+        axes.scatter(
+            [p.agreement for p in real],
+            [p.dice for p in real],
+            s=26,
+            marker="D",
+            facecolors="none",
+            edgecolors="black",
+            label="real scans",
+        )
+    for text, low, high in (("fail", 0, fail), ("look", fail, look), ("pass", look, 1)):
+        axes.text((low + high) / 2, 1.02, text, ha="center", va="bottom", fontsize=11)
+    axes.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="agreement: mean Dice between the three views",
+        ylabel="Dice with the truth",
+    )
+    figure.legend(loc="outside right upper", fontsize=9)
+    with atomic_path(picture) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

@@ -1,0 +1,87 @@
+"""trinat export: a model's networks as ONNX files, checked against what they were made from."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from segmentation.errors import ConfigError, ModelError
+from segmentation.io.files import atomic_path
+from segmentation.models.checkpoint import load_model
+from segmentation.models.quicknat import QuickNat
+from segmentation.models.zoo import find_model
+
+__all__ = ["SAME_LABELS", "export_model", "export_network"]
+
+# The share of voxels whose label must be the same in ONNX Runtime.
+SAME_LABELS = 0.9999
+_OPSET = 20
+_SIDE = 64  # of the slices that the exported graph is traced and checked with
+
+
+def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
+    """Write <view>.onnx for each view: slices (N, C, H, W), H and W multiples of 16, to logits.
+
+    Raises ModelError where ONNX Runtime gives other labels than torch.
+    """
+    if format_ != "onnx":
+        raise ConfigError(f"--format {format_} is not known", remedy="give onnx")
+    loaded = load_model(find_model(model))
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for view, network in loaded.networks.items():
+        path = out / f"{view.value}.onnx"
+        # What is there under its name has been compared.
+        with atomic_path(path) as temporary:
+            export_network(network.fold(), temporary)
+            same = share_of_equal_labels(network, temporary)
+            if same < SAME_LABELS:
+                raise ModelError(
+                    f"ONNX Runtime gives the same label to {same:.4%} of voxels only: not written",
+                    where=path,
+                )
+        written.append(path)
+    return written
+
+
+def share_of_equal_labels(network: QuickNat, path: Path) -> float:
+    """Share of voxels, of slices of another number and size, that torch and ONNX label alike."""
+    import onnxruntime
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, network.config.channels, 2 * _SIDE, _SIDE)
+    slices = torch.rand(shape, generator=generator)
+    with torch.inference_mode():
+        expected = network.fold()(slices).argmax(1).numpy()
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"slices": slices.numpy()})
+    return float((np.asarray(logits).argmax(1) == expected).mean())
+
+
+def export_network(network: QuickNat, path: Path) -> None:
+    example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
+    rows, columns = (torch.export.Dim(name, min=1) for name in ("rows", "columns"))
+    # In units of what the network halves, so that the graph holds for any allowed size.
+    unit = network.config.multiple
+    sizes = {0: torch.export.Dim("n"), 2: unit * rows, 3: unit * columns}
+    # The exporter reports on itself at length; what matters is checked afterwards.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            network,
+            (example,),
+            dynamo=True,
+            input_names=["slices"],
+            output_names=["logits"],
+            dynamic_shapes=(sizes,),
+            opset_version=_OPSET,
+            verbose=False,
+        )
+        assert program is not None
+        # Weights inside: one file a view.
+        program.save(path, external_data=False)

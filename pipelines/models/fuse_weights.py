@@ -1,0 +1,283 @@
+"""trinat fuse-weights: how views are joined, fitted to scans with truth."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from pipelines.common.discovery import find_files
+from pipelines.common.exits import Exit, batch_exit
+from pipelines.evaluate.measuring import Mappings, read_mapping
+from pipelines.evaluate.pairing import Pair, pair_files
+from segmentation.errors import ConfigError, EvaluationError, TrinatError
+from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from segmentation.inference.segmenter import Segmenter
+from segmentation.io.files import atomic_text
+from segmentation.io.volume import TrustAffine, Volume
+from segmentation.labels.scheme import LabelScheme
+from segmentation.metrics.common_grid import on_grid_of
+from segmentation.metrics.overlap import dice
+from segmentation.models.checkpoint import class_weights, read_info, update_info
+from segmentation.models.model_info import Fusion, Mean
+from segmentation.models.zoo import find_model, shipped_models
+from segmentation.space.conform import conform
+from segmentation.space.resample import occupied_box
+from segmentation.space.views import View, to_slices
+
+__all__ = ["Found", "Settings", "fuse_weights"]
+
+Say = Callable[[str], None]
+Weights = dict[View, NDArray[np.floating]]
+
+BEFORE, BY_VIEW, BY_CLASS = "as they were", "by view", "by view and structure"
+_MEANS: dict[str, Mean] = {"": "arithmetic", ", geometric": "geometric"}
+# In the order in which they are tried.
+_KINDS = tuple(weights + mean for weights in (BY_VIEW, BY_CLASS) for mean in _MEANS)
+# Weights fitted less often than this to be tried on persons that they have not seen.
+_FOLDS = 10
+# Weights that gain less Dice than this on persons they have not seen are not worth having.
+_WORTHWHILE = 0.001
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str
+    scans: Path
+    truth: Path
+    out: Path | None = None  # a file of weights; else the model is brought up to date
+    mapping: Path | None = None
+    trust_affine: TrustAffine | None = None
+    device: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """Mean Dice over structures of each scan, with weights that have not seen its person."""
+
+    scans: tuple[str, ...]
+    dice: dict[str, tuple[float, ...]]  # by kind of fusion
+    chosen: str
+    fusion: Fusion
+    held_out: bool  # False with one person, whose scans have to judge what they have taught
+    exit: Exit
+
+    def mean(self, kind: str) -> float:
+        return float(np.mean(self.dice[kind]))
+
+    def lines(self) -> list[str]:
+        """The figures for people."""
+        kinds = list(self.dice)
+        width = max(map(len, (*self.scans, "mean")))
+        rows = [(name, [self.dice[kind][n] for kind in kinds]) for n, name in enumerate(self.scans)]
+        rows.append(("mean", [self.mean(kind) for kind in kinds]))
+        judged = "fitted without its person" if self.held_out else "fitted to this very person"
+        weights = ", ".join(f"{view.value} {w:.2f}" for view, w in self.fusion.weights.items())
+        mean = f"{self.fusion.mean} mean"
+        return [
+            f"Mean Dice over structures of each scan, with weights {judged}:",
+            "  ".join(("scan".ljust(width), *kinds)),
+            *(
+                "  ".join(
+                    (
+                        name.ljust(width),
+                        *(f"{v:.4f}".rjust(len(k)) for k, v in zip(kinds, values, strict=True)),
+                    )
+                )
+                for name, values in rows
+            ),
+            f"best: {self.chosen} ({mean}; {weights})",
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scan:
+    name: str
+    person: str
+    evidence: Evidence
+    file: Path  # its contested voxels
+
+
+def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
+    """Fit, try on persons left out, keep what is best there, and write it down."""
+    folder = find_model(settings.model)
+    _check(settings, folder)
+    segmenter = Segmenter.load(folder, device=settings.device)
+    if len(segmenter.views) < 2:
+        raise ConfigError(
+            f"has the {segmenter.views[0].value} view alone, which needs no weights",
+            where=folder,
+            remedy="join views with trinat bundle first",
+        )
+    mapping = read_mapping(settings.mapping) if settings.mapping else Mappings()
+    pairing = pair_files(find_files(settings.truth), find_files(settings.scans, suffix="T1w"))
+    failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
+    scans: list[_Scan] = []
+    with tempfile.TemporaryDirectory(prefix="trinat-") as kept:
+        for number, pair in enumerate(pairing.pairs):
+            # Drawn by the scan's own number: one scan more changes no other's sample.
+            generator = np.random.default_rng((settings.seed, number))
+            file = Path(kept) / f"{number}.npz"
+            try:
+                scans.append(_look(segmenter, pair, file, generator, mapping, settings))
+                say(f"{scans[-1].name}: looked at, {number + 1} of {len(pairing.pairs)}")
+            except (TrinatError, OSError) as error:
+                failures.append(f"{pair.truth.name}: {error}")
+        if not scans:
+            raise EvaluationError(
+                f"no scan can be used; the first: {failures[0]}" if failures else "no scan",
+                where=settings.scans,
+                remedy="name scans and truths alike",
+            )
+        found = _choose(segmenter, scans, len(failures))
+    skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
+    for reason in (*skipped, *failures):
+        say(f"not used: {reason}")
+    _write(settings, folder, found)
+    return found
+
+
+def _check(settings: Settings, folder: Path) -> None:
+    """What would only be noticed after all the work."""
+    if settings.out is None and folder in shipped_models().values():
+        raise ConfigError(
+            f"{settings.model} comes with the software and is not changed",
+            remedy="add --out FILE",
+        )
+    if settings.out is not None and not settings.out.resolve().parent.is_dir():
+        raise ConfigError("its folder is not there", where=settings.out, remedy="create it first")
+
+
+def _look(
+    segmenter: Segmenter,
+    pair: Pair,
+    file: Path,
+    generator: np.random.Generator,
+    mapping: Mappings,
+    settings: Settings,
+) -> _Scan:
+    """Run all views over a scan, and keep what depends on their weights."""
+    scheme = segmenter.model.scheme
+    # Here the "prediction" of the pair is the scan itself.
+    scan = Volume.read(pair.prediction.path, trust_affine=settings.trust_affine)
+    truth = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
+    truth = on_grid_of(truth, scan)[0]
+    prepared = segmenter.prepare(scan)
+    plan = prepared.conformed.plan
+    numbers = conform(truth, labels=True, plan=plan).volume
+    classes = scheme.from_freesurfer(
+        numbers.data,
+        spacing_mm=numbers.spacing_mm,
+        extra=mapping.truth,
+        where=pair.truth.path,
+    )
+    never = segmenter.model.not_predicted.tolist()
+    if np.isin(classes, [0, *never]).all():
+        raise EvaluationError(f"has nothing of {scheme.name}", where=pair.truth.path)
+    image = torch.from_numpy(prepared.conformed.volume.data)
+    seen, true = segmenter.find_brain(image).box, occupied_box(classes > 0)
+    box = tuple(
+        slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(seen, true, strict=True)
+    )
+    image = image[box]
+    probabilities: dict[View, torch.Tensor] = {}
+    for view, part in segmenter.each_view(image):
+        found = part.probabilities
+        if view not in probabilities:
+            probabilities[view] = torch.zeros((*image.shape, found.shape[-1]), dtype=torch.float16)
+        axes = segmenter.model.info.preprocessing.slice_axes(view)
+        slices = to_slices(probabilities[view].permute(3, 0, 1, 2), axes).permute(0, 2, 3, 1)
+        slices[part.slices] = found.half().cpu()
+    contested = contest(np.ascontiguousarray(classes[box]), probabilities, scheme)
+    by_view: dict[str, Any] = {view.value: p for view, p in contested.probabilities.items()}
+    np.savez(file, truth=contested.truth, decided=contested.decided, **by_view)
+    evidence = Evidence.of(contested, scheme, generator, without=never)
+    name = f"{pair.truth.subject} {pair.truth.scan}".strip()
+    return _Scan(name, pair.truth.subject, evidence, file)
+
+
+def _read(scan: _Scan) -> Contested:
+    with np.load(scan.file) as stored:
+        probabilities = {view: stored[view.value] for view in scan.evidence.views}
+        return Contested(stored["truth"], probabilities, stored["decided"])
+
+
+def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
+    """The kind of fusion that does best on persons left out."""
+    scheme, views = segmenter.model.scheme, segmenter.views
+    before = segmenter.model.info.fusion
+    fitted = _fit(scans, scheme)
+    persons = sorted({scan.person for scan in scans})
+    scores: dict[str, list[float]] = {kind: [] for kind in (BEFORE, *_KINDS)}
+    folds = min(len(persons), _FOLDS)
+    # A person's scans are left out together. One person alone cannot be: it is scored on itself.
+    fold_of = {person: number % folds for number, person in enumerate(persons)}
+    held_out = {
+        fold: _fit([s for s in scans if fold_of[s.person] != fold], scheme) if folds > 1 else fitted
+        for fold in range(folds)
+    }
+    for scan in scans:
+        contested = _read(scan)
+        for kind, fusion in {BEFORE: before, **held_out[fold_of[scan.person]]}.items():
+            rows = class_weights(fusion, scheme, views, segmenter.model.folder)
+            weights: Weights = dict(zip(views, rows, strict=True))
+            values = dice(contested.joint(scheme, weights, fusion.mean))
+            values[[0, *segmenter.model.not_predicted]] = np.nan
+            scores[kind].append(float(np.nanmean(values)))
+    means = {kind: float(np.nanmean(values)) for kind, values in scores.items()}
+    chosen = BEFORE
+    # One person says how far to believe views, not how far for each structure.
+    for kind in _KINDS if folds > 1 else _KINDS[: len(_MEANS)]:
+        if means[kind] >= means[chosen] + _WORTHWHILE:
+            chosen = kind
+    return Found(
+        tuple(scan.name for scan in scans),
+        {kind: tuple(values) for kind, values in scores.items()},
+        chosen,
+        {BEFORE: before, **fitted}[chosen],
+        folds > 1,
+        batch_exit(done=len(scans), failed=failed),
+    )
+
+
+def _fit(scans: Sequence[_Scan], scheme: LabelScheme) -> dict[str, Fusion]:
+    overall, by_class = fit_weights([scan.evidence for scan in scans], scheme)
+    weights = {view: round(weight, _DIGITS) for view, weight in overall.items()}
+    per_class = {
+        name: {view: round(float(values[k]), _DIGITS) for view, values in by_class.items()}
+        for k, name in enumerate(scheme.names)
+    }
+    return {
+        kind + name: Fusion(mean=mean, weights=weights, per_class=structures)
+        for kind, structures in ((BY_VIEW, {}), (BY_CLASS, per_class))
+        for name, mean in _MEANS.items()
+    }
+
+
+def _write(settings: Settings, folder: Path, found: Found) -> None:
+    figures: dict[str, JsonValue] = {
+        "weights": found.chosen,
+        "scans": len(found.scans),
+        "mean_dice_before": round(found.mean(BEFORE), 4),
+        "mean_dice_after": round(found.mean(found.chosen), 4),
+    }
+    if settings.out is not None:
+        with atomic_text(settings.out) as file:
+            file.write(
+                "# Of trinat fuse-weights, for trinat bundle --weights. Measured with them:\n"
+            )
+            file.writelines(f"# {key}: {value}\n" for key, value in figures.items())
+            yaml.safe_dump(found.fusion.model_dump(mode="json"), file, sort_keys=False)
+    elif found.chosen != BEFORE:
+        metrics = {**read_info(folder).metrics, "fusion_weights": figures}
+        update_info(folder, fusion=found.fusion, metrics=metrics)

@@ -1,0 +1,1 @@
+"""The job predict: scans in, label maps, volumes and grades out."""

@@ -1,0 +1,247 @@
+"""Worker processes on this machine: fed, watched, and replaced when a scan brings one down."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Protocol
+
+from pipelines.common.discovery import Case
+from pipelines.predict.ledger import Entry
+from pipelines.predict.server import WAITING, serve
+from pipelines.predict.settings import RunSettings
+from segmentation.errors import DeviceError, TrinatError
+
+__all__ = ["Engine", "LocalEngine"]
+
+# One being read, one in the networks, one being written.
+_IN_HAND = 3
+_POLL_S = 0.5
+
+
+class Engine(Protocol):
+    """Does cases, in any order, and yields one entry for each that was begun."""
+
+    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        """`stop` is asked often; once true, what is in hand is finished and no more begun."""
+        ...
+
+
+@dataclass
+class _InHand:
+    case: Case
+    stage: str = WAITING
+    since: float = 0.0
+    spent_s: float = 0.0
+
+    def enter(self, stage: str) -> None:
+        now = time.monotonic()
+        if self.stage != WAITING:
+            self.spent_s += now - self.since
+        self.stage, self.since = stage, now
+
+    @property
+    def seconds(self) -> float:
+        running = time.monotonic() - self.since if self.stage != WAITING else 0.0
+        return self.spent_s + running
+
+
+@dataclass
+class _Worker:
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    device: str
+    ready: bool = False
+    finishing: bool = False
+    alone: bool = False
+    in_hand: dict[str, _InHand] = field(default_factory=dict)
+
+    def give(self, case: Case) -> bool:
+        """Hand a case over; False if the process is gone, which its death notice will tell."""
+        try:
+            self.connection.send(case)
+        except OSError:
+            return False
+        self.in_hand[case.id] = _InHand(case)
+        return True
+
+    def finish(self) -> None:
+        if not self.finishing:
+            self.finishing = True
+            try:
+                self.connection.send(None)
+            except OSError:
+                return
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class LocalEngine:
+    """One process a device name in `devices` (cpu twice for two on the processor).
+
+    When a process dies with several cases in hand, each of them is done again in a process of its
+    own: only the one that dies there too is to blame.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        devices: list[str],
+        *,
+        timeout_s: float | None = None,
+        target: Callable[[Connection, RunSettings, str], None] = serve,
+    ) -> None:
+        self._target = target
+        self._settings = settings
+        self._devices = devices
+        self._timeout_s = timeout_s
+        self._alone: deque[Case] = deque()
+        self._again: deque[Case] = deque()
+
+    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        waiting = iter(cases)
+        workers = [self._start(device) for device in self._devices]
+        starts_failed = 0
+        try:
+            while workers:
+                for worker in workers:
+                    self._feed(worker, waiting, stop)
+                for worker in self._hear(workers):
+                    entries, alive = self._receive(worker)
+                    yield from entries
+                    if alive:
+                        continue
+                    workers.remove(worker)
+                    if stop() and worker.process.exitcode == -signal.SIGTERM:
+                        # A queue ends all processes of a job with one signal: what this one had
+                        # in hand is not to blame, and is left for the next run.
+                        worker.connection.close()
+                        continue
+                    if not worker.ready:
+                        starts_failed += 1
+                        if starts_failed > 2:
+                            raise DeviceError(
+                                f"a worker process on {worker.device} dies when it starts "
+                                f"({_how(worker)})",
+                                remedy="see trinat doctor; is there enough memory?",
+                            )
+                    yield from self._bury(worker)
+                    if not worker.finishing:
+                        workers.append(self._start(worker.device))
+                for worker in list(workers):
+                    late = self._late(worker)
+                    if late is None:
+                        continue
+                    worker.kill()
+                    workers.remove(worker)
+                    yield self._failed(late.case, f"took longer than {self._timeout_s:g} s")
+                    self._again.extend(
+                        hand.case for hand in worker.in_hand.values() if hand is not late
+                    )
+                    if not stop():
+                        workers.append(self._start(worker.device))
+        finally:
+            for worker in workers:
+                worker.kill()
+
+    def _start(self, device: str) -> _Worker:
+        # Not fork: torch's and OpenMP's threads do not survive it.
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=self._target, args=(theirs, self._settings, device), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours, device)
+
+    def _feed(self, worker: _Worker, waiting: Iterator[Case], stop: Callable[[], bool]) -> None:
+        """Give a worker what it has room for; tell it to finish when there is no more."""
+        if not worker.ready or worker.finishing:
+            return
+        if stop():
+            worker.finish()
+            return
+        if worker.alone and worker.in_hand:
+            return
+        worker.alone = False
+        if not worker.in_hand and self._alone:
+            worker.alone = worker.give(self._alone.popleft())
+            return
+        while len(worker.in_hand) < _IN_HAND:
+            if self._alone and worker.in_hand:
+                # Let it run empty, so that a suspect can be tried by itself.
+                return
+            case = self._again.popleft() if self._again else next(waiting, None)
+            if case is None:
+                break
+            if not worker.give(case):
+                self._again.appendleft(case)
+                return
+        if not worker.in_hand and not self._alone:
+            worker.finish()
+
+    def _hear(self, workers: list[_Worker]) -> list[_Worker]:
+        """Workers that have something to say, be it that they died."""
+        heard = set(wait([w.connection for w in workers], timeout=_POLL_S))
+        return [worker for worker in workers if worker.connection in heard]
+
+    def _receive(self, worker: _Worker) -> tuple[list[Entry], bool]:
+        """Entries that a worker has sent, and whether it lives."""
+        entries: list[Entry] = []
+        try:
+            while worker.connection.poll():
+                message = worker.connection.recv()
+                if isinstance(message, Entry):
+                    worker.in_hand.pop(message.case)
+                    entries.append(message)
+                elif isinstance(message, TrinatError):
+                    raise message
+                elif isinstance(message, Exception):
+                    raise DeviceError(f"a worker could not start: {message}")
+                elif message == "ready":
+                    worker.ready = True
+                else:
+                    case, stage = message
+                    worker.in_hand[case].enter(stage)
+        except (EOFError, ConnectionResetError):
+            worker.process.join()
+            return entries, False
+        return entries, True
+
+    def _bury(self, worker: _Worker) -> Iterator[Entry]:
+        """What becomes of the cases that a dead worker had in hand."""
+        worker.connection.close()
+        active = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
+        if worker.finishing and worker.process.exitcode == 0:
+            return
+        if len(worker.in_hand) == 1 and active:
+            (hand,) = active
+            yield self._failed(hand.case, f"its process died while {hand.stage} ({_how(worker)})")
+            return
+        # One of those at work has done it; those that waited are innocent.
+        self._alone.extend(hand.case for hand in active)
+        self._again.extend(hand.case for hand in worker.in_hand.values() if hand.stage == WAITING)
+
+    def _late(self, worker: _Worker) -> _InHand | None:
+        if self._timeout_s is None:
+            return None
+        return next((h for h in worker.in_hand.values() if h.seconds > self._timeout_s), None)
+
+    def _failed(self, case: Case, reason: str) -> Entry:
+        return Entry.failed(case, self._settings, reason)
+
+
+def _how(worker: _Worker) -> str:
+    code = worker.process.exitcode
+    if code == -9:
+        return "killed, perhaps for want of memory"
+    return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"

@@ -1,0 +1,257 @@
+"""trinat predict: scans in, labels in their own space out, and a record of every one of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+
+from natsort import natsorted
+
+from pipelines.common.discovery import Case, Found, Refusal, find_cases
+from pipelines.common.exits import Exit, batch_exit
+from pipelines.common.lock import run_lock
+from pipelines.common.process import cpu_count
+from pipelines.predict.engine import Engine, LocalEngine
+from pipelines.predict.ledger import Entry, Ledger, Status, digest_files, ledgers_in, read_entries
+from pipelines.predict.naming import WORK, safe_component
+from pipelines.predict.settings import OutputSettings, RunSettings
+from pipelines.predict.tables import write_bids_files, write_tables
+from segmentation.errors import ConfigError, InputError
+from segmentation.models.zoo import MODEL_FILE, find_model
+
+__all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "predict"]
+
+Listener = Callable[[Entry], None]
+EngineMaker = Callable[[RunSettings], Engine]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part K of N of a list of cases, 1 to N; the same cases wherever it is computed."""
+
+    part: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        part, slash, of = text.partition("/")
+        if not slash or not part.isdecimal() or not of.isdecimal() or not 1 <= int(part) <= int(of):
+            raise ConfigError(f"--shard {text}: not a part", remedy="give K/N, as 1/10 to 10/10")
+        return cls(int(part), int(of))
+
+    @classmethod
+    def of_slurm(cls) -> Shard | None:
+        """The part of this task of a SLURM job array, whatever number the array starts at."""
+        task, count = (os.environ.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "COUNT"))
+        if not (task.isdecimal() and count.isdecimal()):
+            return None
+        first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
+        step = os.environ.get("SLURM_ARRAY_TASK_STEP", "1")
+        return cls((int(task) - int(first)) // int(step) + 1, int(count))
+
+    def __str__(self) -> str:
+        return f".shard-{self.part}-of-{self.of}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run is told."""
+
+    inputs: Sequence[str]
+    out: Path
+    model: str = "fast"
+    output: OutputSettings = field(default_factory=OutputSettings)
+    devices: tuple[str, ...] = ("auto",)
+    workers: int = 1
+    threads: int | None = None
+    batch: int | None = None
+    allow_cpu: bool = False
+    timeout_s: float | None = None
+    shard: Shard | None = None
+    participants: Collection[str] = ()
+    # Another engine than processes on this machine.
+    engine: EngineMaker | None = None
+
+    @property
+    def part(self) -> str:
+        """What the ledger and the lock of a part of the work are called besides; "" for all."""
+        if self.shard:
+            return str(self.shard)
+        if not self.participants:
+            return ""
+        # So that jobs of one participant each, as BIDS Apps are run, may share an output folder.
+        labels = natsorted({label.removeprefix("sub-") for label in self.participants})
+        return "." + safe_component("sub-" + "-".join(labels))
+
+    def share_of(self, found: Found) -> tuple[Sequence[Case], Sequence[Refusal]]:
+        """The cases of this part, and the refusals that it tells: the first shard tells them."""
+        if not self.shard:
+            return found.cases, found.refusals
+        refusals = found.refusals if self.shard.part == 1 else ()
+        return found.cases[self.shard.part - 1 :: self.shard.of], refusals
+
+    def local_engine(self, settings: RunSettings) -> Engine:
+        return LocalEngine(settings, self.worker_devices, timeout_s=self.timeout_s)
+
+    @property
+    def worker_devices(self) -> list[str]:
+        """A device a process: GPUs in turn; on the processor as many as there are workers."""
+        count = max(self.workers, len(self.devices))
+        return [self.devices[i % len(self.devices)] for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """N in = done + skipped + failed, but for what was not begun when the run was stopped."""
+
+    done: int
+    skipped: int
+    failed: int
+    interrupted: bool
+    is_part: bool = False  # of what is to be merged
+
+    @property
+    def exit(self) -> Exit:
+        if self.interrupted:
+            return Exit.INTERRUPTED
+        return batch_exit(done=self.done + self.skipped, failed=self.failed)
+
+
+def predict(
+    plan: Plan,
+    on_start: Callable[[int], None] = lambda _: None,
+    on_entry: Listener = lambda _: None,
+) -> Outcome:
+    """Do what is missing or changed; listeners hear how many there are, then of each."""
+    model = find_model(plan.model)
+    found = find_cases(plan.inputs, exclude=plan.out, participants=plan.participants)
+    if not found.cases and not found.refusals:
+        raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
+    cases, refusals = plan.share_of(found)
+    part = plan.part
+    settings = RunSettings(
+        out=plan.out,
+        model=model,
+        model_sha256=digest_files([model / MODEL_FILE]),
+        staging=plan.out / WORK / f"staging{part}",
+        output=plan.output,
+        bids=found.bids_root is not None,
+        # Another engine knows its own machines.
+        threads=plan.threads
+        or (None if plan.engine else max(1, cpu_count() // len(plan.worker_devices))),
+        batch=plan.batch,
+        allow_cpu=plan.allow_cpu,
+    )
+    with run_lock(plan.out / WORK / f"lock{part}"):
+        shutil.rmtree(settings.staging, ignore_errors=True)
+        if not part:
+            # Of a run that was killed while it wrote tables.
+            for stray in plan.out.glob(".trinat-*.tmp"):
+                stray.unlink(missing_ok=True)
+        # A part of the work makes no tables, and needs to know of its own cases alone.
+        known = read_entries(ledgers_in(plan.out), {case.id for case in cases} if part else None)
+        with Ledger(plan.out / f"run{part}.jsonl", known) as ledger, _stopping() as stop:
+            on_start(len(cases) + len(refusals))
+            run = _Run(settings, ledger, on_entry)
+            if not plan.participants and not (plan.shard and plan.shard.part > 1):
+                run.put_right(refusals)
+            run.refuse(refusals)
+            # Looked at first: a run with nothing to do loads no model.
+            missing = run.missing(cases, stop)
+            if first := next(missing, None):
+                engine = plan.engine or plan.local_engine
+                for entry in engine(settings).run(chain([first], missing), stop):
+                    run.note(entry)
+        shutil.rmtree(settings.staging, ignore_errors=True)
+        if found.bids_root:
+            write_bids_files(plan.out, found.bids_root)
+        if not part:
+            write_tables(plan.out, ledger.entries.values())
+    with suppress(OSError):
+        (plan.out / WORK).rmdir()
+    counts = run.counts
+    return Outcome(
+        counts["done"],
+        counts["skipped"],
+        counts["failed"],
+        interrupted=counts.total() < len(cases) + len(refusals),
+        is_part=bool(part),
+    )
+
+
+@dataclass
+class _Run:
+    """What becomes of each input: in the ledger, in the counts, and told to who listens."""
+
+    settings: RunSettings
+    ledger: Ledger
+    on_entry: Listener
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def note(self, entry: Entry, *, keep: bool = True) -> None:
+        if keep:
+            self.ledger.add(entry)
+        self.counts[entry.status] += 1
+        self.on_entry(entry)
+
+    def put_right(self, refusals: Sequence[Refusal]) -> None:
+        """What earlier runs refused and this one does not: tables and page need not tell it.
+
+        A missing file was found, say, or one of two of the same name is gone.
+        """
+        told = {refusal.shown for refusal in refusals}
+        for entry in list(self.ledger.entries.values()):
+            if entry.status == "failed" and not entry.model and entry.case not in told:
+                self.ledger.add(Entry(entry.case, "skipped", entry.input, "no longer given"))
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        for refusal in refusals:
+            # A twin of a case is told, but is no case of its own in the ledger.
+            status: Status = "skipped" if refusal.harmless else "failed"
+            entry = Entry(refusal.shown, status, refusal.shown, refusal.reason)
+            self.note(entry, keep=not refusal.harmless)
+
+    def missing(self, cases: Sequence[Case], stop: Callable[[], bool]) -> Iterator[Case]:
+        """Cases to do; those that are current are noted."""
+        for case in cases:
+            # Looking through what is done takes long where there is much of it.
+            if stop():
+                return
+            known = self.ledger.entries.get(case.id)
+            if known and known.is_current(case, self.settings):
+                # The entry of the run that did it stays the one that holds.
+                unchanged = "done before, nothing changed"
+                self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
+            else:
+                yield case
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C or SIGTERM into a flag, so that the scan in hand is finished.
+
+    The second one is as rude as ever.
+    """
+    asked = False
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,172 @@
+"""What a group of scans gives: tables, BIDS files and one page, all made from ledger entries."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from natsort import natsorted
+
+from pipelines.predict.ledger import Entry
+from pipelines.predict.naming import BIDSIGNORE, LABEL_TABLE
+from segmentation.io.files import atomic_text, write_tsv
+from segmentation.report.page import render
+
+if TYPE_CHECKING:
+    from segmentation.labels.scheme import LabelScheme
+
+__all__ = ["write_bids_files", "write_label_table", "write_tables"]
+
+_T = TypeVar("_T")
+
+# Numbers of BIDS' standard labels for our groups of structures.
+_BIDS_LABELS = {
+    "background": 0,
+    "white-matter": 2,
+    "ventricles": 3,
+    "csf": 3,
+    "cortical": 8,
+    "subcortical": 9,
+    "brainstem": 10,
+    "cerebellum": 11,
+}
+# What is known of each structure: always, then where samples were drawn.
+_DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
+
+
+def write_tables(out: Path, entries: Iterable[Entry]) -> None:
+    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases."""
+    ordered = natsorted(entries, key=lambda entry: entry.case)
+    done = [entry for entry in ordered if entry.status == "done"]
+    write_tsv(
+        out / "summary.tsv",
+        ("case", "status", "grade", "input", "reason", "seconds"),
+        [
+            (e.case, e.status, e.result.get("grade", ""), e.input, e.reason, _seconds(e))
+            for e in ordered
+        ],
+    )
+    _write_volumes(out / "volumes.tsv", done)
+    _write_quality(out / "qc.tsv", done)
+    _write_report(out, ordered)
+
+
+def write_bids_files(out: Path, raw: Path) -> None:
+    """dataset_description.json and .bidsignore; `raw` is the dataset that was segmented."""
+    # As seen from the output, so that no path of this machine is told.
+    link = Path(os.path.relpath(raw.resolve(), out.resolve())).as_posix() + "/"
+    description = {
+        "Name": "trinat segmentations",
+        "BIDSVersion": "1.10.0",
+        "DatasetType": "derivative",
+        "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
+        "DatasetLinks": {"raw": link},
+    }
+    with atomic_text(out / "dataset_description.json") as file:
+        file.write(json.dumps(description, indent=2) + "\n")
+    with atomic_text(out / ".bidsignore") as file:
+        file.write("\n".join(BIDSIGNORE) + "\n")
+
+
+def write_label_table(out: Path, scheme: LabelScheme, *, by_index: bool) -> None:
+    """The table of labels that all label maps of a BIDS dataset inherit."""
+    write_tsv(
+        out / LABEL_TABLE,
+        ("index", "name", "abbreviation", "color", "mapping"),
+        [
+            (
+                label.index if by_index else label.fs_id,
+                label.name,
+                label.abbreviation,
+                "#{:02X}{:02X}{:02X}".format(*label.color),
+                _BIDS_LABELS.get(label.group),
+            )
+            for label in scheme.labels
+        ],
+    )
+
+
+def _write_quality(path: Path, done: Sequence[Entry]) -> None:
+    """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
+    results = [entry.result for entry in done]
+    names = _union(result.get("structure_grades", ()) for result in results)
+    measures = _union(
+        [(measure, name) for measure in _DOUBTS for name in result.get(measure, ())]
+        for result in results
+    )
+    facts = ("grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
+    rows = [
+        (
+            entry.case,
+            *(result.get(name) for name in facts),
+            "; ".join(result["reasons"]),
+            "; ".join(result["notes"]),
+            *(result.get("structure_grades", {}).get(name) for name in names),
+            *(result.get(measure, {}).get(name) for measure, name in measures),
+        )
+        for entry, result in zip(done, results, strict=True)
+    ]
+    columns = (f"{name}_{measure}" for measure, name in measures)
+    write_tsv(path, ("case", *facts, "reasons", "notes", *names, *columns), rows)
+
+
+def _write_volumes(path: Path, done: Sequence[Entry]) -> None:
+    """A row a scan: volumes in mm³, then each as a share of the total brain."""
+    names = _union(entry.result["volumes_mm3"] for entry in done)
+    rows = []
+    for entry in done:
+        volumes, total = entry.result["volumes_mm3"], entry.result["total_brain_mm3"]
+        shares = [
+            round(volumes[name] / total, 6) if name in volumes and total else None for name in names
+        ]
+        rows.append((entry.case, total, *map(volumes.get, names), *shares))
+    columns = [f"{name}_{unit}" for unit in ("mm3", "share") for name in names]
+    write_tsv(path, ("case", "total_brain_mm3", *columns), rows)
+
+
+def _union(groups: Iterable[Iterable[_T]]) -> list[_T]:
+    """Each once, in the order in which they come first."""
+    return list(dict.fromkeys(item for group in groups for item in group))
+
+
+def _seconds(entry: Entry) -> float | None:
+    return round(sum(entry.timings_s.values()), 3) if entry.timings_s else None
+
+
+def _write_report(out: Path, entries: Sequence[Entry]) -> None:
+    """One page: counts, failures, and each scan's grade with its picture beside the page."""
+    rows = [
+        {
+            "case": entry.case,
+            "grade": _grade(entry),
+            "text": "; ".join(entry.result.get("reasons", [])) or entry.reason,
+            "brain_ml": round(entry.result.get("total_brain_mm3", 0) / 1000),
+            "picture": entry.result.get("picture", ""),
+        }
+        for entry in sorted(entries, key=_most_urgent_first)
+    ]
+    page = render(
+        "scans.html",
+        style="plain.css",
+        script="",
+        images="'self'",
+        title=f"trinat: {len(rows)} scans",
+        counts=Counter(map(_grade, entries)),
+        rows=rows,
+    )
+    with atomic_text(out / "report.html") as file:
+        file.write(page)
+
+
+def _grade(entry: Entry) -> str:
+    return entry.result.get("grade") or entry.status
+
+
+def _most_urgent_first(entry: Entry) -> int:
+    order = ["failed", "fail", "look", "pass"]
+    return order.index(_grade(entry)) if _grade(entry) in order else len(order)

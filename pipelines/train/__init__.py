@@ -1,0 +1,1 @@
+"""The job train: a recipe becomes a model."""

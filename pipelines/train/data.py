@@ -1,0 +1,86 @@
+"""Where the batches of a training job come from, and the scans that validate it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from pipelines.common.process import cpu_count
+from segmentation.errors import ConfigError
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads
+from segmentation.training.batches import MixedSource, Source, SyntheticSource
+from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
+from segmentation.training.store_batches import StoreSource, store_scans
+from segmentation.training.validation import Scan, synthetic_scans
+
+__all__ = ["open_data", "usual_readers"]
+
+# Counted from what one reads, four give several times what a GPU is to train on.
+_MOST_READERS = 4
+
+
+@contextmanager
+def open_data(
+    recipe: Recipe,
+    stage: StageConfig,
+    views: tuple[View, ...],
+    scheme: LabelScheme,
+    device: torch.device,
+    processes: int,
+) -> Iterator[tuple[Source, Callable[[View], Iterator[Scan]]]]:
+    """A source of batches for these views, and the scans that validate each."""
+    data, channels = stage.data, recipe.network.channels
+    size = (data.rows, data.columns)
+    sources: list[Source] = []
+    scans: Callable[[View], Iterator[Scan]] = lambda view: iter(())  # noqa: E731
+    limit = stage.validation.scans if stage.validation else 0
+    if data.synthetic is not None:
+        maps = _read_heads(data.synthetic)
+        held = data.synthetic.held_out
+        if held >= len(maps.labels):
+            raise ConfigError(f"held_out is {held}, and there are {len(maps.labels)} heads")
+        seen, unseen = maps.part(slice(None, -held or None)), maps.part(slice(-held or None, None))
+        if not held:
+            # Nothing is kept apart: the same heads, drawn anew.
+            unseen = maps
+        unseen = unseen.part(slice(None, limit or 1))
+        synthesis = data.synthetic.synthesis
+        sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
+        scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731
+    if data.store is not None:
+        store = data.store
+        readers = store.workers
+        if readers is None:
+            sharing = max(1, min(processes, torch.cuda.device_count()))
+            readers = usual_readers(device, cpu_count() // sharing)
+        real = StoreSource(store, views, size, channels, recipe.seed, scheme, readers)
+        sources.append(real)
+        scans = lambda view: store_scans(store.path, store.split, view, limit)  # noqa: E731
+    if not sources:
+        raise ConfigError("data names no source", remedy="give data.synthetic or data.store")
+    source = sources[0]
+    if len(sources) == 2:
+        source = MixedSource(sources[0], sources[1], data.synthetic_share)
+    try:
+        yield source, scans
+    finally:
+        if data.store is not None:
+            real.close()
+
+
+def usual_readers(device: torch.device, cores: int) -> int:
+    """Processes that read slices ahead, where the recipe gives no number.
+
+    A GPU stands still while a slice is read. On a CPU that is a hundredth of a step or two, and a
+    reader would take its time from those that train.
+    """
+    return 0 if device.type == "cpu" else max(1, min(_MOST_READERS, cores - 1))
+
+
+def _read_heads(config: SyntheticConfig) -> HeadMaps:
+    return phantom_heads(2) if config.heads == "phantom" else load_heads(Path(config.heads))

@@ -1,0 +1,163 @@
+"""A run to look at: curves as progress.png, and a page around them, run.html."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.train.log import METRICS, VALIDATIONS, read_rows
+from segmentation.io.files import atomic_text, atomic_write
+from segmentation.labels.scheme import LabelScheme
+from segmentation.report.mosaic import brain_window, label_colors, overlay, png_bytes
+from segmentation.report.page import render
+from segmentation.training.validation import Examples
+
+__all__ = ["Curve", "Rows", "read_curves", "write_comparison", "write_examples", "write_page"]
+
+Curve = tuple[list[float], list[float]]
+# A table of a page: its caption, titles and rows.
+Rows = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+
+
+def read_curves(job: Path) -> dict[str, Curve]:
+    """Loss, rate and mean validation Dice of each view over the steps of one job."""
+    curves: dict[str, Curve] = {}
+    metrics = read_rows(job / METRICS)
+    for key in ("loss", "rate"):
+        pairs = [(float(r["step"]), float(r[key])) for r in metrics if r[key]]
+        curves[key] = ([x for x, _ in pairs], [y for _, y in pairs])
+    for metric in ("dice", "iou"):
+        values: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for row in read_rows(job / VALIDATIONS):
+            values[row["view"], float(row["step"])].append(float(row[metric]))
+        for (view, step), scores in values.items():
+            steps, means = curves.setdefault(f"{view} {metric}", ([], []))
+            steps.append(step)
+            means.append(sum(scores) / len(scores))
+    return curves
+
+
+def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
+    """progress.png and run.html of one job, as it stands."""
+    curves = read_curves(job)
+    picture = _draw([("", curves)])
+    with atomic_write(job / "progress.png") as file:
+        file.write(picture)
+    pictures = [("curves of training", picture)]
+    tables = []
+    scores = read_rows(job / VALIDATIONS)
+    if scores:
+        pictures.append(("Dice and IoU of each structure through time", _draw_structures(scores)))
+        last = max(int(row["step"]) for row in scores)
+        rows = [
+            (f"{row['structure']}, {row['view']}", row["dice"], row["iou"])
+            for row in scores
+            if int(row["step"]) == last
+        ]
+        tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
+    examples = [
+        (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", path.read_bytes())
+        for path in sorted((job / "examples").glob("*.png"))
+    ]
+    _write(job / "run.html", f"{title} ({scheme.name})", pictures, tables, examples)
+
+
+def write_examples(
+    job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
+) -> None:
+    """The same validation slices as they are seen at this step: image, truth and prediction."""
+    from matplotlib.image import imsave
+
+    colors, plain = label_colors(scheme), np.zeros_like(examples.truth)
+    kinds = (plain, examples.truth, examples.predicted)
+    # The truth alone says where to cut, so that pictures of all steps show the same.
+    window = (slice(None), *brain_window(examples.truth))
+    panels = [overlay(examples.images[window], kind[window], colors) for kind in kinds]
+    # (S, H, 3 W, 3) to one slice below another; row 0 of each stands at its bottom.
+    rows = np.concatenate(panels, axis=2)[:, ::-1]
+    folder = job / "examples"
+    folder.mkdir(exist_ok=True)
+    with atomic_write(folder / f"{view}-{step:09d}.png") as file:
+        imsave(file, np.concatenate(rows), format="png")
+
+
+def write_comparison(
+    out: Path, runs: Sequence[tuple[str, dict[str, Curve]]], tables: Sequence[Rows]
+) -> None:
+    """Several runs' curves on one axis, and tables, as one page."""
+    _write(out, "Runs compared", [("curves of training", _draw(runs))], tables, ())
+
+
+def _write(
+    path: Path,
+    title: str,
+    pictures: Sequence[tuple[str, bytes]],
+    tables: Sequence[Rows],
+    examples: Sequence[tuple[str, bytes]],
+) -> None:
+    context: dict[str, Any] = {
+        "title": title,
+        "pictures": pictures,
+        "tables": tables,
+        "examples": examples,
+    }
+    with atomic_text(path) as file:
+        file.write(render("run.html", style="plain.css", script="", **context))
+
+
+def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
+    """Loss, rate, Dice and IoU over steps, as PNG."""
+    # Figure, not pyplot: no global state, and no window system is asked for.
+    from matplotlib.figure import Figure
+
+    titles = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    panels = ("loss", "rate", "dice", "iou")
+    for panel, axes in zip(panels, figure.subplots(2, 2).flat, strict=True):
+        named = 0
+        for name, curves in runs:
+            for key, (steps, values) in curves.items():
+                if key != panel and not key.endswith(f" {panel}"):
+                    continue
+                label = " ".join(word for word in (name, key.removesuffix(f" {panel}")) if word)
+                axes.plot(steps, values, label=label, marker="." if len(steps) < 30 else None)
+                named += key != panel or bool(name)
+        axes.set_title(titles.get(panel, panel))
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if panel in titles:
+            axes.set_ylim(0, 1)
+        if named:
+            axes.legend(fontsize="small")
+    return png_bytes(figure, 110)
+
+
+def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
+    """Dice and IoU of each structure at each validation, a row of panels a view, as PNG."""
+    from matplotlib.figure import Figure
+
+    views = list(dict.fromkeys(row["view"] for row in scores))
+    lines = len({(row["view"], row["structure"]) for row in scores})
+    figure = Figure(figsize=(11, 1.5 + 0.17 * lines), layout="constrained")
+    for panels, view in zip(figure.subplots(len(views), 2, squeeze=False), views, strict=True):
+        mine = [row for row in scores if row["view"] == view]
+        names = list(dict.fromkeys(row["structure"] for row in mine))
+        steps = list(dict.fromkeys(row["step"] for row in mine))
+        for panel, (metric, title) in zip(panels, (("dice", "Dice"), ("iou", "IoU")), strict=True):
+            table = np.full((len(names), len(steps)), np.nan)
+            for row in mine:
+                place = names.index(row["structure"]), steps.index(row["step"])
+                table[place] = float(row[metric])
+            shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            panel.set_title(f"{title}, {view}")
+            panel.set_yticks(range(len(names)), names, fontsize="x-small")
+            # As many steps as can be read.
+            some = range(0, len(steps), max(1, len(steps) // 6))
+            panel.set_xticks(some, [steps[i] for i in some])
+            panel.set_xlabel("step")
+            figure.colorbar(shown, ax=panel)
+    return png_bytes(figure, 110)

@@ -1,0 +1,116 @@
+"""What the finished jobs of a run have left: weights to start from, and the model made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from segmentation.errors import IntegrityError, TrainingError
+from segmentation.labels.scheme import load_scheme
+from segmentation.models.checkpoint import save_model
+from segmentation.models.model_info import Description, Training
+from segmentation.models.quicknat import QuickNat
+from segmentation.space.views import View
+from segmentation.training.config import Recipe, StageConfig
+from segmentation.training.network import ViewsNet
+from segmentation.training.state import State, read_latest, read_state
+
+__all__ = ["BEST", "DONE", "save_run", "trained"]
+
+# In a job's folder: when it is finished, and the state that validated best.
+DONE, BEST = "done.json", "best.state"
+
+
+def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
+    """The folder of the finished job of a stage that trained a view, alone or with others."""
+    folders = (done.parent for done in sorted((out / stage.name).glob(f"*/{DONE}")))
+    return next((folder for folder in folders if view.value in folder.name.split("-")), None)
+
+
+def trained(
+    recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path, say: Callable[[str], None]
+) -> tuple[QuickNat, View]:
+    """A view's network as the last of some stages that trained it left it: the best, or the last.
+
+    A view that none has trained gets the network of another view, which is named.
+    """
+    found = (
+        (stage, folder, each)
+        for each in (view, *recipe.views)
+        for stage in reversed(stages)
+        for folder in [_finished(out, stage, each)]
+        if folder is not None
+    )
+    try:
+        stage, folder, view = next(found)
+    except StopIteration:
+        names = ", ".join(stage.name for stage in stages)
+        raise TrainingError(f"{names} left no {view.value} network", where=out) from None
+    views = [View(name) for name in folder.name.split("-")]
+    state, scheme = _best_or_last(folder, say), load_scheme(recipe.scheme)
+    network = ViewsNet(recipe.network, {each: len(scheme.seen_in(each)) for each in views})
+    network.load_state_dict(state.average if stage.ema else state.network)
+    return network.extract(view), view
+
+
+def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
+    """A finished job's best state, or the last where none was chosen or it is damaged."""
+    if (folder / BEST).is_file():
+        try:
+            return read_state(folder / BEST)
+        except IntegrityError as error:
+            say(f"{error}: the last state is taken instead of the best")
+    state, problems = read_latest(folder)
+    for problem in problems:
+        say(f"{problem}: the state before it is taken")
+    if state is None:
+        raise TrainingError(
+            "no sound state is left", where=folder, remedy="delete this folder and --resume the run"
+        )
+    return state
+
+
+def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) -> list[str]:
+    """Write the model folder of all views that are finished so far; returns their names."""
+    scheme = load_scheme(recipe.scheme)
+    networks = {}
+    for view in recipe.views:
+        stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
+        if stages and _finished(out, stages[-1], view):
+            networks[view] = trained(recipe, stages, view, out, say)[0]
+    slices = 0
+    for done in out.glob(f"*/*/{DONE}"):
+        config = next(s for s in recipe.stages if s.name == done.parent.parent.name)
+        slices += json.loads(done.read_text())["step"] * config.batch * config.accumulate
+    synthetic = all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages)
+    save_model(
+        model,
+        Description(
+            name=recipe.name,
+            labels=recipe.scheme,
+            # Label maps for synthesis have no CSF of their own to teach.
+            not_predicted=tuple(n for n in scheme.names if n == "CSF") if synthetic else (),
+            training=Training(
+                data=_seen(recipe, synthetic=synthetic),
+                recipe=recipe.name,
+                slices_seen=slices,
+            ),
+        ),
+        networks,
+        precision=recipe.stored,
+        overwrite=True,
+    )
+    return [view.value for view in networks]
+
+
+def _seen(recipe: Recipe, *, synthetic: bool) -> str:
+    """What the weights saw; who started from others' says whose, for what those saw counts, too."""
+    seen = "synthetic scans" if synthetic else "scans of a slice store"
+    # A model is passed on: where on a disk its beginning stood is nobody's business.
+    starts = (stage.start for stage in recipe.stages if stage.start is not None)
+    started = ["/".join(start.parts[-2:]) for start in starts]
+    seen = ", from the weights of ".join([seen, *started])
+    lessons = (stage.distillation for stage in recipe.stages if stage.distillation is not None)
+    taught = dict.fromkeys("/".join(lesson.teacher.parts[-2:]) for lesson in lessons)
+    return ", taught by ".join([seen, *taught])

@@ -1,0 +1,135 @@
+"""Which of a header's statements on space to believe, and when to believe none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.errors import GeometryError
+from segmentation.io.headers import SPACING_RANGE_MM, Form, Header
+from segmentation.space.grid import Grid, world_axes
+
+__all__ = ["Place", "TrustAffine", "place"]
+
+TrustAffine = Literal["sform", "qform", "header"]
+
+MAX_SHEAR = 1e-3
+# Farther than this no scanner's origin lies, and float32 positions lose their tenths.
+MAX_ORIGIN_MM = 1e5
+# Forms that differ by less are the same: the q-form's quaternion is rounded to float32.
+_SAME_MM = 0.1
+_TRUST = "decide with --trust-affine sform, qform or header"
+
+
+class Place(NamedTuple):
+    affine: NDArray[np.float64]
+    codes: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+def place(header: Header, trust: TrustAffine | None, axes: str | None, where: Path) -> Place:
+    """Choose the affine of an image.
+
+    The s-form goes before the q-form. With `trust`, "sform" and "qform" are taken whatever their
+    codes and whatever the other says; "header" is nibabel's choice: s-form, else q-form, else
+    voxel axes to the left, front and top. `axes` (as "ASL") speaks only where no form is coded.
+    """
+    qform, sform = header.qform, header.sform
+    if trust == "sform":
+        return _place(header, sform, "s-form", where)
+    if trust == "qform":
+        return _place(header, qform, "q-form", where)
+    if not (qform.code or sform.code):
+        if axes is not None:
+            bare = _from_axes(axes, header)
+        elif trust == "header":
+            bare = header.bare
+        else:
+            raise GeometryError("no orientation in its header", where=where, remedy=_TRUST)
+        return _place(header, Form(1, bare), "voxel size", where)
+    chosen, name = (sform, "s-form") if sform.code else (qform, "q-form")
+    taken = _place(header, chosen, name, where)
+    found = "".join(nib.aff2axcodes(taken.affine))
+    if axes is not None and trust is None and found != axes:
+        raise GeometryError(f"its header says axes {found}, not {axes}", where=where, remedy=_TRUST)
+    if trust == "header" or not (qform.code and sform.code):
+        return taken
+    other = _sound(qform, "q-form", where)
+    if _sides_differ(taken.affine, other):
+        raise GeometryError(
+            "q- and s-form disagree about which side is left", where=where, remedy=_TRUST
+        )
+    distance = Grid(header.shape, taken.affine).apart_mm(Grid(header.shape, other))
+    if distance <= _SAME_MM:
+        return taken._replace(codes=(qform.code, sform.code))
+    note = f"q- and s-form differ by up to {distance:.1f} mm; the s-form is used"
+    return taken._replace(notes=(*taken.notes, note))
+
+
+def _place(header: Header, form: Form, name: str, where: Path) -> Place:
+    """Take one form. Its code goes for both forms of the output, which say the same then."""
+    affine = _sound(form, name, where)
+    code = form.code or 1
+    notes: tuple[str, ...] = ()
+    if not np.allclose(_spacing(affine), header.zooms, rtol=0.01):
+        sizes = " x ".join(f"{size:.3g}" for size in header.zooms)
+        notes = (f"its header's voxel size of {sizes} mm is not that of the {name}, which is used",)
+    return Place(affine, (code, code), notes)
+
+
+def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
+    """The form's affine, if it can be one of a scan."""
+    problem = "is not a rotation" if form.affine is None else _problem(form.affine)
+    if form.affine is None or problem:
+        raise GeometryError(f"its {name} {problem}", where=where, remedy=_TRUST)
+    return form.affine
+
+
+def _problem(affine: NDArray[np.float64]) -> str:
+    """What makes an affine impossible for a scan, or an empty string."""
+    if not np.isfinite(affine).all():
+        return "is not finite"
+    lengths = _spacing(affine)
+    if lengths.min() == 0:
+        return "is singular"
+    low, high = SPACING_RANGE_MM
+    if lengths.min() < low or lengths.max() > high:
+        return "has impossible voxel sizes"
+    axes = affine[:3, :3] / lengths
+    if abs(np.linalg.det(axes)) < MAX_SHEAR:
+        return "is singular"
+    if np.abs(axes.T @ axes - np.eye(3)).max() > MAX_SHEAR:
+        return "has shear"
+    if np.abs(affine[:3, 3]).max() > MAX_ORIGIN_MM:
+        return f"puts the scan more than {MAX_ORIGIN_MM / 1000:.0f} m away"
+    return ""
+
+
+def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sqrt((affine[:3, :3] ** 2).sum(axis=0)))
+
+
+def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
+    """Whether one mirrors the other, or their directions to the right are far apart (60°)."""
+    if np.linalg.det(one[:3, :3]) * np.linalg.det(two[:3, :3]) < 0:
+        return True
+    # The first row, with unit columns, is the world's right as seen from the voxel axes.
+    right_one = one[0, :3] / _spacing(one)
+    right_two = two[0, :3] / _spacing(two)
+    return bool(right_one @ right_two < 0.5)
+
+
+def _from_axes(axes: str, header: Header) -> NDArray[np.float64]:
+    """Axes that a dataset's documentation gives, the header's voxel sizes, centred at 0 mm."""
+    affine = np.diag([0.0, 0, 0, 1])
+    for axis, ((world, direction), zoom) in enumerate(
+        zip(world_axes(axes), header.zooms, strict=True)
+    ):
+        affine[world, axis] = direction * zoom
+    affine[:3, 3] = -affine[:3, :3] @ ((np.array(header.shape) - 1) / 2)
+    return affine

@@ -1,0 +1,1 @@
+"""Label schemes, and how FreeSurfer numbers fold into them."""

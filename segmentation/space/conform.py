@@ -1,0 +1,183 @@
+"""Scans to the working grid, and what was found there back to the scan's own grid.
+
+The working grid has RAS axes along the world's, 1 mm apart. Whatever needs no interpolation gets
+none: a scan of 1 mm whose axes are only ordered otherwise keeps every voxel, there and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.errors import FormatError, GeometryError
+from segmentation.io.volume import Volume
+from segmentation.space.grid import Box, Grid, Shape, to_shape
+from segmentation.space.localise import foreground, head_box
+from segmentation.space.resample import (
+    GridMap,
+    occupied_box,
+    resample_image,
+    resample_labels,
+    resample_probabilities,
+)
+
+__all__ = ["ConformPlan", "Conformed", "conform", "restore", "restore_probabilities"]
+
+_GRID_MM = 1.0
+_DEFAULT_SHAPE = (256, 256, 256)
+_LARGEST = 256
+# Four times halved, as the networks do it, a side of this many voxels stays whole.
+_SIDE_MULTIPLE = 16
+_SAME_MM = 1e-3
+# Some scalp and air above the highest brain, where a tall scan does not fit.
+_MARGIN_MM = 10.0
+# Intensities are looked at every 2 mm or so: the same figures to a thousandth, in an eighth of the
+# time.
+_SAMPLE_MM = 2.0
+# Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
+_BRIGHTEST = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class ConformPlan:
+    """A scan's own grid, with the codes of its header, and the working grid it was brought to."""
+
+    scan: Grid
+    codes: tuple[int, int]
+    working: Grid
+
+    def cropped(self, box: Box) -> ConformPlan:
+        """The plan of a part of the working grid: what is found there restores by itself."""
+        return replace(self, working=self.working.cut(box))
+
+
+@dataclass(frozen=True, eq=False)
+class Conformed:
+    """A volume on the working grid, and the plan that takes it back."""
+
+    volume: Volume
+    plan: ConformPlan
+
+
+def conform(
+    volume: Volume,
+    *,
+    labels: bool = False,
+    plan: ConformPlan | None = None,
+    shape: Shape | None = _DEFAULT_SHAPE,
+) -> Conformed:
+    """Bring a scan, or with `labels` a label map, to the working grid.
+
+    A scan becomes float32: 0 in empty background, about 1 at the bright end of the tissue, at most
+    2. Labels keep their type and numbers; the plan of their scan brings them to the very same grid.
+    With `shape` None the grid is only as large as the head's box, in multiples of 16.
+    """
+    if plan is None:
+        plan = _plan(volume, labels, shape)
+    else:
+        _require(volume, plan.scan, "the scan that its plan was made for")
+    to = GridMap.between(volume.grid, plan.working)
+    data = resample_labels(volume.data, to) if labels else resample_image(_scaled(volume), to)
+    return Conformed(Volume(data, plan.working.affine, volume.codes, volume.notes), plan)
+
+
+def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
+    """Bring labels, or with `labels` False one map of values, back to the scan's own grid.
+
+    Beyond the working grid all is 0. Values come back as float32.
+    """
+    _require(volume, plan.working, "the working grid of its plan")
+    back = GridMap.between(plan.working, plan.scan)
+    data = resample_labels(volume.data, back) if labels else resample_image(volume.data, back)
+    return Volume(data, plan.scan.affine, plan.codes, volume.notes)
+
+
+def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
+    """Most probable class (uint8) on the scan's own grid, of probabilities (K, X, Y, Z).
+
+    Probabilities are interpolated, not labels, one class after another. They sum to 1, or to 0
+    where nothing is known, which becomes class 0, as all does beyond the working grid.
+    """
+    if probabilities.shape[1:] != plan.working.shape:
+        raise GeometryError(
+            f"probabilities of {probabilities.shape[1:]} voxels on a grid of {plan.working.shape}",
+            remedy="restore them with the plan that they were made by",
+        )
+    back = GridMap.between(plan.working, plan.scan)
+    classes = resample_probabilities(probabilities, back)
+    return Volume(classes, plan.scan.affine, plan.codes)
+
+
+def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
+    """Lay a grid over a scan: over its field of view if that fits, else over its head.
+
+    Grid and scan share a face, so that equal spacings need no interpolation and halves nest.
+    """
+    grid = volume.grid
+    low, high = grid.extent_mm(grid.box)
+    face = low
+    box = low, high
+    if shape is None or (high - low > np.array(shape) * _GRID_MM + _SAME_MM).any():
+        box = grid.extent_mm(_content(volume, labels))
+    if shape is None:
+        sides = np.ceil((box[1] - box[0]) / _GRID_MM / _SIDE_MULTIPLE - _SAME_MM) * _SIDE_MULTIPLE
+        shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
+        low, high = box
+    size = np.array(shape) * _GRID_MM
+    fits = high - low <= size + _SAME_MM
+    centre = np.where(fits, (low + high) / 2, (box[0] + box[1]) / 2)
+    # Nothing of the brain is at the lower end of a scan that is too tall: it is the top that stays.
+    tall = box[1][2] - box[0][2] > size[2]
+    if not fits[2] and tall:
+        centre[2] = box[1][2] - size[2] / 2
+    # Halves are rounded down always, not as the last digit has it.
+    shift = np.rint((centre - size / 2 - face) / _GRID_MM - 1e-6) * _GRID_MM
+    origin = face + shift + _GRID_MM / 2
+    affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
+    affine[:3, 3] = origin
+    return ConformPlan(grid, volume.codes, Grid(shape, affine))
+
+
+def _content(volume: Volume, labels: bool) -> Box:
+    """The box, in voxels, that must not be cut."""
+    if not labels:
+        return head_box(volume, margin_mm=_MARGIN_MM)
+    box = occupied_box(volume.data != 0)
+    return box if box[0].start < box[0].stop else volume.grid.box
+
+
+def _scaled(volume: Volume) -> NDArray[np.float32]:
+    """Intensities on the working scale, on the scan's own grid.
+
+    Not MONAI's ScaleIntensityRangePercentiles: its percentiles count the background, so that the
+    same head comes out darker in a wider field of view.
+    """
+    steps = [max(1, round(_SAMPLE_MM / s)) for s in volume.spacing_mm]
+    sample = volume.data[:: steps[0], :: steps[1], :: steps[2]]
+    low, bright = foreground(sample, float(np.prod(np.multiply(steps, volume.spacing_mm))))
+    # Smaller differences have no inverse in single precision.
+    if bright - low < np.finfo(np.float32).tiny:
+        raise FormatError("nothing stands out from its background", remedy="give a scan of a head")
+    values = volume.data.astype(np.float32)
+    if low:
+        values -= np.float32(low)
+    values *= np.float32(1 / (bright - low))
+    np.clip(values, 0, _BRIGHTEST, out=values)
+    # Files with such voxels are not read, but arrays from elsewhere may hold them.
+    if np.isnan(values.min()):
+        raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
+    return values
+
+
+def _require(volume: Volume, grid: Grid, what: str) -> None:
+    """Refuse a volume that does not lie on a grid, to a thousandth of a millimetre."""
+    apart_mm = volume.grid.apart_mm(grid)
+    if apart_mm > _SAME_MM:
+        raise GeometryError(
+            f"its grid of {volume.shape} voxels is not that of {what}, {grid.shape}"
+            + (f", but up to {apart_mm:.3g} mm off" if volume.shape == grid.shape else ""),
+            remedy="give volumes that belong together",
+        )

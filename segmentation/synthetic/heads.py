@@ -1,0 +1,276 @@
+"""Anatomies to draw scans from: whole-head label maps, the priors of their intensities, targets."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segmentation.errors import DatasetError, IntegrityError
+from segmentation.io.files import atomic_write
+from segmentation.io.volume import Volume
+from segmentation.labels.folding import (
+    GENERATION_FIRST_OUTSIDE,
+    GENERATION_FOLDED,
+    GENERATION_SURROUNDINGS,
+)
+from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.space.views import reoriented
+from segmentation.synthetic.anatomy import load_anatomy
+
+__all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
+
+_PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
+# What lines the ventricles: partial volume, which neither ventricle nor white matter is.
+_LININGS = (136, 137, 163, 164)
+_POINTS = 64
+_WHITE_MATTER = 2
+_PRIORS = {
+    "numbers": "generation_labels.npy",
+    "classes": "generation_classes_contrast_specific.npy",
+    "means": "prior_means_t1.npy",
+    "spreads": "prior_stds_t1.npy",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMaps:
+    """M heads on one grid of RAS axes and 1 mm; entry e of a map stands for number numbers[e]."""
+
+    labels: NDArray[np.uint8]  # (M, X, Y, Z) entries
+    numbers: NDArray[np.int64]  # (E,) FreeSurfer numbers, and private ones from 500 on; 0 first
+    classes: NDArray[np.int64]  # (E,) class of intensity
+    means: NDArray[np.float64]  # (2, I): mean and spread, over scans, of a class's mean, 0-255
+    spreads: NDArray[np.float64]  # (2, I): the same of its standard deviation
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for field in fields(self):
+            array = getattr(self, field.name)
+            digest.update(f"{field.name} {array.shape} {array.dtype.str}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def part(self, heads: slice) -> HeadMaps:
+        return replace(self, labels=self.labels[heads])
+
+    def save(self, path: Path) -> None:
+        """One compact file, read in a tenth of the time."""
+        with atomic_write(path) as file:
+            np.savez_compressed(file, **{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+def load_heads(path: Path) -> HeadMaps:
+    """Heads from a file that `HeadMaps.save` wrote, or from a folder of label maps."""
+    if path.is_dir():
+        return read_label_maps(path)
+    try:
+        # Opened here: np.load leaves a damaged file open behind its error.
+        with path.open("rb") as file:
+            return HeadMaps(**np.load(file, allow_pickle=False))
+    except FileNotFoundError:
+        raise DatasetError(
+            "no label maps there", where=path, remedy="name a folder of them, or a heads file"
+        ) from None
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+        raise IntegrityError("is no file of heads, or a damaged one", where=path) from error
+
+
+def read_label_maps(folder: Path) -> HeadMaps:
+    """Whole-head label maps (.nii.gz, 1 mm) and the four tables that say how tissues look in T1."""
+    tables = {}
+    for name, file in _PRIORS.items():
+        try:
+            tables[name] = np.load(folder / file, allow_pickle=False)
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{file} is not there",
+                where=folder,
+                remedy="label maps come with their tables (github.com/BBillot/SynthSeg, data)",
+            ) from None
+    order = np.argsort(tables["numbers"], kind="stable")
+    numbers = tables["numbers"][order].astype(np.int64)
+    paths = sorted(folder.glob("*.nii.gz"))
+    if not paths:
+        raise DatasetError("no label map (.nii.gz) here", where=folder)
+    return HeadMaps(
+        _crop([_read_entries(path, numbers) for path in paths]),
+        numbers,
+        tables["classes"][order].astype(np.int64),
+        tables["means"].astype(np.float64),
+        tables["spreads"].astype(np.float64),
+    )
+
+
+def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
+    """The phantom's one head: enough to see that training works, without any data."""
+    anatomy = load_anatomy(spacing_mm)
+    count = int(anatomy.tissues.max()) + 1
+    ids = load_scheme("quicknat33").fs_ids
+    # Where a tissue is, the truth says which structure; the others lie outside the brain.
+    first = np.unique(anatomy.tissues, return_index=True)
+    numbers = np.arange(GENERATION_FIRST_OUTSIDE, GENERATION_FIRST_OUTSIDE + count)
+    for tissue, place in zip(*first, strict=True):
+        structure = int(ids[anatomy.truth.flat[place]])
+        numbers[tissue] = structure or (numbers[tissue] if tissue else 0)
+    return HeadMaps(
+        anatomy.tissues[None],
+        numbers.astype(np.int64),
+        anatomy.contrast.astype(np.int64),
+        anatomy.means.T.astype(np.float64),
+        anatomy.spreads.T.astype(np.float64),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Head maps on a device, aimed at the classes that a network learns."""
+
+    labels: Tensor  # (M, X, Y, Z) uint8 entries
+    classes: Tensor  # (E,) class of intensity
+    means: Tensor  # (2, I)
+    spreads: Tensor  # (2, I)
+    targets: Tensor  # (E,) uint8 class to learn
+    mirrored_targets: Tensor  # (E,) uint8, after left and right have changed places
+    sideless: Tensor  # (E,) entry of the left partner, or itself
+    is_brain: Tensor  # (E,) bool
+    is_outside: Tensor  # (E,) bool: scalp, skull, face and neck
+    is_lining: Tensor  # (E,) bool: partial volume around the ventricles
+    is_deep: Tensor  # (E,) bool: structures, but not cerebral cortex and white matter
+    white_matter: int  # its class of intensity
+    points: Tensor  # (M, T, P, 3) voxels of each class to learn
+    extent: Tensor  # (M, 2, 3) first and last voxel of the head
+    centre: Tensor  # (M, 3) middle of the brain
+
+
+def aim(
+    maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu"
+) -> tuple[Heads, Heads]:
+    """Heads for the classes of `scheme`, and for its merged ones (sagittal slices).
+
+    The label maps themselves are on the device once.
+    """
+    folded = [GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers]
+    by_number = {number: label.index for label in scheme.labels for number in label.numbers}
+    targets = np.array(
+        [0 if n == GENERATION_SURROUNDINGS else by_number.get(n, 0) for n in folded], np.uint8
+    )
+    mirrored = scheme.partner_permutation[targets].astype(np.uint8)
+    if not targets.any():
+        raise DatasetError(f"label maps hold nothing that {scheme.name} names")
+    learned = np.unique(targets[targets > 0])
+    surveys = [_survey(head, targets, learned) for head in maps.labels]
+    points, extent, centre = (np.stack(parts) for parts in zip(*surveys, strict=True))
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(device)
+
+    cerebral = ("background", "cortical", "white-matter", "csf")
+    is_deep = np.array([label.group not in cerebral for label in scheme.labels])
+    full = Heads(
+        labels=tensor(maps.labels),
+        classes=tensor(maps.classes),
+        means=tensor(maps.means.astype(np.float32)),
+        spreads=tensor(maps.spreads.astype(np.float32)),
+        targets=tensor(targets),
+        mirrored_targets=tensor(mirrored),
+        sideless=tensor(_pair_sides(maps.numbers)),
+        is_brain=tensor(
+            np.array(
+                [0 < n < GENERATION_FIRST_OUTSIDE and n != GENERATION_SURROUNDINGS for n in folded]
+            )
+        ),
+        is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
+        is_lining=tensor(np.isin(maps.numbers, _LININGS)),
+        is_deep=tensor(is_deep[targets]),
+        white_matter=int(maps.classes[_entry_of(maps.numbers, _WHITE_MATTER)]),
+        points=tensor(points),
+        extent=tensor(extent),
+        centre=tensor(centre),
+    )
+    to_merged = scheme.merged.to_merged.astype(np.uint8)
+    return full, replace(
+        full, targets=tensor(to_merged[targets]), mirrored_targets=tensor(to_merged[mirrored])
+    )
+
+
+def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """One label map, turned to RAS axes, as entries."""
+    volume = reoriented(Volume.read(path, labels=True), "RAS")
+    if not np.allclose(volume.spacing_mm, 1, atol=0.01):
+        raise DatasetError("is not on a grid of 1 mm", where=path, remedy="resample it")
+    entry = np.searchsorted(numbers, volume.data).clip(max=len(numbers) - 1)
+    unknown = volume.data[numbers[entry] != volume.data]
+    if unknown.size:
+        raise DatasetError(f"label {unknown.flat[0]} is not in {_PRIORS['numbers']}", where=path)
+    return entry.astype(np.uint8)
+
+
+def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Maps of one shape, (M, X, Y, Z), without the margins that are empty in all."""
+    shapes = {head.shape for head in heads}
+    if len(shapes) > 1:
+        raise DatasetError(f"label maps have different shapes: {sorted(shapes)}")
+    occupied = np.any(np.stack([head > 0 for head in heads]), 0)
+    box = []
+    for axis in range(3):
+        hit = np.flatnonzero(occupied.any(tuple({0, 1, 2} - {axis})))
+        box.append(slice(int(hit[0]), int(hit[-1]) + 1) if len(hit) else slice(0, 1))
+    # Heads turned from another orientation lie in another order, which np.stack keeps.
+    return np.ascontiguousarray(np.stack([head[tuple(box)] for head in heads]))
+
+
+def _entry_of(numbers: NDArray[np.int64], number: int) -> int:
+    found = np.flatnonzero(numbers == number)
+    if not len(found):
+        raise DatasetError(f"label maps lack number {number}, cerebral white matter")
+    return int(found[0])
+
+
+def _pair_sides(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each entry, the entry of its left partner, or its own: both sides look alike."""
+    scheme = load_scheme("quicknat33")
+    left = {right: left for left, right in _PARTNERS.items()}
+    for label in scheme.labels:
+        if label.side == "right" and label.partner is not None:
+            left[label.fs_id] = scheme.labels[label.partner].fs_id
+    entries = {int(number): entry for entry, number in enumerate(numbers)}
+    return np.array([entries.get(left.get(int(n), int(n)), e) for e, n in enumerate(numbers)])
+
+
+def _survey(
+    head: NDArray[np.uint8], targets: NDArray[np.uint8], learned: NDArray[np.uint8]
+) -> tuple[NDArray[np.int16], NDArray[np.int16], NDArray[np.float32]]:
+    """Some voxels of each class (T, P, 3), the head's extent (2, 3) and the brain's middle (3,)."""
+    classes = targets[head].ravel()
+    brain = np.flatnonzero(classes)
+    if not len(brain):
+        raise DatasetError("a label map holds no structure to learn")
+    # Brain voxels class by class, each class in the order of memory.
+    order = brain[np.argsort(classes[brain], kind="stable")]
+    bounds = np.searchsorted(classes[order], [learned, learned + 1])
+    chosen = []
+    for first, last in bounds.T:
+        # A head without this structure gives any voxel of its brain instead.
+        voxels = order[first:last] if first < last else brain
+        chosen.append(voxels[np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)])
+    points = np.stack(np.unravel_index(np.stack(chosen), head.shape), -1)
+    middle = _extent(classes.reshape(head.shape) > 0).sum(0) / 2
+    return points.astype(np.int16), _extent(head > 0), middle.astype(np.float32)
+
+
+def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
+    """First and last voxel along each axis, (2, 3)."""
+    lines = [np.flatnonzero(mask.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    return np.array([[line[end] for line in lines] for end in (0, -1)], np.int16)

@@ -1,0 +1,50 @@
+"""Words of the command line become settings, or are refused before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli.choices import split_devices
+from pipelines.predict.run import Plan
+from segmentation.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("auto", ("auto",)),
+        ("cuda", ("cuda",)),
+        ("cuda:0,1", ("cuda:0", "cuda:1")),
+        ("cuda:0, cuda:2", ("cuda:0", "cuda:2")),
+        ("cuda:1,cpu", ("cuda:1", "cpu")),
+        # Two processes on one GPU.
+        ("cuda:0,0", ("cuda:0", "cuda:0")),
+    ],
+)
+def test_devices_are_named_one_by_one_or_by_number(text: str, names: tuple[str, ...]) -> None:
+    assert split_devices(text) == names
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "0,1", "abacus", "cuda:", "cuda:0,x", "cpu,1", "cuda:-1"]
+)
+def test_what_is_no_device_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--device"):
+        split_devices(text)
+
+
+@pytest.mark.parametrize(
+    ("devices", "workers", "planned"),
+    [
+        ("auto", 1, ["auto"]),
+        ("cpu", 3, ["cpu", "cpu", "cpu"]),
+        # A process on each GPU without being asked for two.
+        ("cuda:0,1", 1, ["cuda:0", "cuda:1"]),
+        ("cuda:0,1", 3, ["cuda:0", "cuda:1", "cuda:0"]),
+    ],
+)
+def test_workers_are_dealt_out_to_devices_in_turn(devices, workers: int, planned) -> None:
+    plan = Plan([], Path(), devices=split_devices(devices), workers=workers)
+    assert plan.worker_devices == planned

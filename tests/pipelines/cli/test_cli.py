@@ -1,0 +1,114 @@
+"""The command line: one line on stderr and the right exit status for every failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.common.exits import Exit, batch_exit, exit_code
+from segmentation import errors
+
+
+def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("from pipelines.cli import main; main()", *arguments)
+
+
+def command(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command line whose one command is this line of Python."""
+    code = (
+        "import typer\nfrom pipelines.cli import run\n"
+        "app = typer.Typer(pretty_exceptions_enable=False)\n"
+        f"@app.command()\ndef only():\n    {line}\nrun(app)"
+    )
+    return python(code, *arguments, **environment)
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_an_unknown_command_is_one_line_and_a_usage_error() -> None:
+    done = trinat("segmnt")
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.startswith("trinat: No such command 'segmnt': see ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_no_arguments_show_the_help_and_fail() -> None:
+    done = trinat()
+    assert done.returncode == Exit.USAGE
+    assert "Usage" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.ConfigError("x"), 2),
+        (errors.FormatError("x"), 4),
+        (errors.LockedError("x"), 5),
+        (errors.IntegrityError("x"), 6),
+        (errors.InterruptedRunError("x"), 75),
+    ],
+)
+def test_each_kind_of_error_has_its_status(error: errors.TrinatError, status: int) -> None:
+    assert exit_code(error) == status
+
+
+@pytest.mark.parametrize(("done", "failed", "status"), [(3, 0, 0), (0, 0, 0), (2, 1, 3), (0, 2, 4)])
+def test_a_batch_tells_some_failures_from_all(done: int, failed: int, status: int) -> None:
+    assert batch_exit(done=done, failed=failed) == status
+
+
+def test_an_error_names_file_problem_and_remedy_in_one_line() -> None:
+    error = errors.FormatError("is 4D\nreally", where=Path("a\nb.nii"), remedy="give one volume")
+    assert str(error) == "a\\nb.nii: is 4D\\nreally: give one volume"
+
+
+def test_an_error_survives_pickling_whole() -> None:
+    import pickle
+
+    error = errors.GeometryError("sheared", where="a.nii", remedy="mend it")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is errors.GeometryError
+    assert str(again) == "a.nii: sheared: mend it"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("OSError(13, 'Permission denied', 'a\\nb')", "a\\nb: Permission denied: check path and"),
+        ("OSError(28, 'No space left on device', 'a')", "a: No space left on device: free some"),
+        ("MemoryError()", "out of memory: close other programs"),
+        ("ModuleNotFoundError('No module named x')", "No module named x: trinat doctor says"),
+        ("ValueError('three\\nlines\\nlong')", "ValueError: three: a fault of trinat"),
+    ],
+)
+def test_whatever_ends_a_command_is_one_line(error: str, line: str) -> None:
+    done = command(f"raise {error}")
+    assert done.stderr.startswith(f"trinat: {line}")
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == Exit.ALL_FAILED
+
+
+def test_debug_shows_the_traceback_wherever_it_stands() -> None:
+    done = command("raise ValueError('odd')", "--debug")
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: odd\n")
+    assert trinat("phantom", "--debug", "--help").returncode == Exit.OK
+    assert trinat("--debug", "phantom", "--help").returncode == Exit.OK
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
+    done = command("typer.echo('a\\udcff')", PYTHONIOENCODING="utf-8:strict")
+    assert (done.stdout, done.stderr) == ("a\\udcff\n", "")

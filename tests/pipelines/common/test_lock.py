@@ -1,0 +1,92 @@
+"""One run at a time: refused at once with a name, taken over when the holder is dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.common.lock import run_lock
+from segmentation.errors import LockedError
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from pipelines.common.lock import run_lock
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "out" / ".trinat-work" / "lock"
+
+
+@pytest.fixture
+def holder(lock: Path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_second_run_is_refused_with_the_first_ones_host_and_process(lock, holder) -> None:
+    start = time.monotonic()
+    with pytest.raises(LockedError) as caught, run_lock(lock):
+        pass
+    assert time.monotonic() - start < 2
+    assert f"process {holder.pid} on {socket.gethostname()}" in str(caught.value)
+
+
+def test_lock_of_a_killed_run_is_taken_over(lock, holder) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert lock.exists()
+    with run_lock(lock):
+        assert json.loads(lock.read_text())["pid"] == os.getpid()
+
+
+def test_lock_file_is_gone_afterwards(lock) -> None:
+    with run_lock(lock):
+        assert lock.exists()
+    assert list(lock.parent.iterdir()) == []
+
+
+def _written_elsewhere(lock: Path, seconds_ago: float) -> None:
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps({"host": "node7", "pid": 41, "namespace": "pid:[1]"}))
+    then = time.time() - seconds_ago
+    os.utime(lock, (then, then))
+
+
+def test_live_holder_on_another_machine_is_respected(lock) -> None:
+    _written_elsewhere(lock, seconds_ago=30)
+    with pytest.raises(LockedError, match="process 41 on node7"), run_lock(lock):
+        pass
+
+
+def test_silent_holder_on_another_machine_is_dead(lock) -> None:
+    _written_elsewhere(lock, seconds_ago=90)
+    with run_lock(lock):
+        assert json.loads(lock.read_text())["pid"] == os.getpid()
+
+
+def test_error_in_the_block_releases_the_lock(lock) -> None:
+    with pytest.raises(RuntimeError), run_lock(lock):
+        raise RuntimeError
+    with run_lock(lock):
+        pass

@@ -1,0 +1,120 @@
+"""trinat data, and prepare's pictures, as typed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loopback import Server, cut, serve
+from miniatures import freesurfer_subject
+from PIL import Image
+from typer.testing import CliRunner
+
+import pipelines.data.catalogue
+from pipelines.cli import app
+from pipelines.common.exits import Exit
+from pipelines.data.catalogue import Archive, Dataset
+from segmentation.data.archive import ArchiveLimits
+from segmentation.data.store import Store
+from segmentation.errors import ConfigError
+
+CONTENT = bytes(range(256)) * 8
+
+
+def trinat(*words: object) -> str:
+    """What a command printed; its errors are raised."""
+    result = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    assert result.return_value == Exit.OK, result.output
+    return result.output
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A catalogue of one dataset of two discs, served here."""
+    running = Server()
+    url = running.plays(lambda h: cut(h, CONTENT, 700), lambda h: serve(h, CONTENT))
+    archive = Archive(
+        part="images",
+        name="mini_disc{disc}.tar",
+        urls=(url,),
+        discs=2,
+        md5={1: hashlib.md5(CONTENT).hexdigest()},
+        limits=ArchiveLimits(10, 10**6),
+    )
+    dataset = Dataset(
+        title="Mini",
+        holds="little",
+        size="2 kB",
+        licence="none",
+        terms="https://a.example",
+        citation="nobody",
+        archives=(archive,),
+    )
+    monkeypatch.setattr(pipelines.data.catalogue, "load_catalogue", lambda: {"mini": dataset})
+    yield running
+    running.close()
+
+
+def test_get_fetches_checks_and_says_how_it_knows(server: Server, tmp_path: Path) -> None:
+    printed = trinat("data", "get", "mini", "--root", tmp_path, "--accept-terms")
+    first, second = printed.splitlines()
+    assert first.endswith(f"fetched, md5 {hashlib.md5(CONTENT).hexdigest()} (as published)")
+    assert "none is published; recorded in checksums.json" in second
+    assert (tmp_path / "mini_disc1.tar").read_bytes() == CONTENT
+    recorded = json.loads((tmp_path / "checksums.json").read_text())
+    assert recorded == {"mini_disc2.tar": f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"}
+    assert server.ranges == [None, "bytes=700-", None]
+    again = trinat("data", "get", "mini", "--disc", 1, "--root", tmp_path, "--accept-terms")
+    assert "was there" in again
+    assert len(server.ranges) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("nothing",), "no dataset 'nothing'"),
+        (("mini", "--disc", 3), "has no disc 3"),
+        (("mini", "--part", "films"), "has no part 'films'"),
+    ],
+)
+def test_get_names_what_there_is(
+    server: Server, tmp_path: Path, words: tuple[object, ...], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        trinat("data", "get", *words, "--root", tmp_path, "--accept-terms")
+    assert server.ranges == []
+
+
+def test_list_prints_licence_and_citation(server: Server) -> None:
+    printed = trinat("data", "list")
+    for text in ("mini: Mini", "images (discs 1-2)", "licence none", "https://a.example", "nobody"):
+        assert text in printed
+
+
+def test_a_store_can_be_shown_reported_and_turned_to_pictures_and_back(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s1")
+    (tmp_path / "c.yaml").write_text("source: freesurfer\ngrid: [64, 64, 64]\n")
+    store = tmp_path / "store"
+    given = ("--config", tmp_path / "c.yaml", "--root", tmp_path / "in", "--out", store)
+    printed = trinat("prepare", *given, "--views", "coronal", "--views", "axial", "--export", "png")
+    assert "s1: 256 pictures" in printed
+    assert "1 in, 1 made" in printed
+    assert trinat("prepare", *given, "--views", "coronal", "axial", "--quiet").endswith(
+        "1 in, 0 made, 1 up to date, 0 failed, 0 skipped\n"
+    )
+    trinat("prepare", "--from-png", store / "png", "--out", tmp_path / "again")
+    assert Store(tmp_path / "again").views == Store(store).views
+    trinat("data", "show", store, "s1", "--out", tmp_path / "a.png")
+    trinat("data", "show", store, "s1", "--augment", 2, "--seed", 3, "--out", tmp_path / "b.png")
+    for name in ("a.png", "b.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert picture.width > 500
+    trinat("data", "report", store)
+    assert "Slice store" in (store / "report.html").read_text()
+    with pytest.raises(ConfigError, match="not exported as 'tiff'"):
+        trinat("prepare", *given, "--export", "tiff")

@@ -1,0 +1,352 @@
+"""Downloads against a server on loopback that cuts, stalls, lies and serves something else."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loopback import Behaviour, Handler, Server, cut, serve
+
+from pipelines.data.catalogue import RemoteFile, archives_of, load_catalogue
+from pipelines.data.download import CHECKSUMS, Policy, SafeRedirects, fetch
+from segmentation.errors import ConfigError, DownloadError, LockedError
+
+CONTENT = bytes(range(256)) * 40  # 10,240 bytes
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+def honest(h: Handler, content: bytes = CONTENT) -> None:
+    serve(h, content)
+
+
+def cut_after(count: int) -> Behaviour:
+    return lambda h: cut(h, CONTENT, count)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def policy(pauses: list[float]) -> Policy:
+    return Policy(attempts=3, timeout_s=0.3, pause=pauses.append)
+
+
+def remote(*urls: str, md5: str | None = MD5, size: int | None = None) -> RemoteFile:
+    return RemoteFile(name="data.tar", urls=urls, md5=md5, size=size)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_arrives_whole_and_nothing_else_stays(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, int | None]] = []
+    fetched = fetch(
+        remote(server.plays(honest)),
+        tmp_path,
+        policy=policy,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert fetched.path.read_bytes() == CONTENT
+    assert (fetched.checksum, fetched.published, fetched.was_there) == (f"md5 {MD5}", True, False)
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert names(tmp_path) == ["data.tar"]
+
+
+def test_a_broken_connection_is_resumed_where_it_broke(
+    server: Server, policy: Policy, pauses: list[float], tmp_path: Path
+) -> None:
+    url = server.plays(cut_after(1000), cut_after(500), honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", "bytes=1500-"]
+    assert pauses == [1.0, 1.0], "an attempt that brought bytes starts the count anew"
+
+
+def test_a_later_run_resumes_what_an_earlier_one_left(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    url = server.plays(cut_after(4000), lambda h: h.reply(503, b""))
+    with pytest.raises(DownloadError, match=r"gave up after 3 attempts \(status 503\).*resumes it"):
+        fetch(remote(url), tmp_path, policy=policy)
+    server.plays(honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges[-1] == "bytes=4000-"
+
+
+def test_a_server_that_stalls_is_asked_again(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    released = threading.Event()
+
+    def stall(h: Handler) -> None:
+        cut_after(2000)(h)
+        h.wfile.flush()
+        released.wait(5)
+
+    url = server.plays(stall, honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    released.set()
+    assert server.ranges[-1] == "bytes=2000-"
+
+
+def test_waits_double_and_what_the_server_asks_is_granted(
+    server: Server, policy: Policy, pauses: list[float], tmp_path: Path
+) -> None:
+    url = server.plays(
+        lambda h: h.reply(503, b""), lambda h: h.reply(429, b"", Retry_After="7"), honest
+    )
+    fetch(remote(url), tmp_path, policy=policy)
+    assert pauses == [1.0, 7.0]
+
+
+def test_a_server_that_ignores_ranges_starts_over(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    url = server.plays(cut_after(1000), lambda h: h.reply(200, CONTENT))
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+
+
+def test_a_range_that_starts_elsewhere_is_not_appended(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def elsewhere(h: Handler) -> None:
+        # What follows is missing a part; as a whole it would have the right length in the end.
+        span = f"bytes 1500-{len(CONTENT) - 1}/{len(CONTENT)}"
+        h.reply(206, CONTENT[1500:], Content_Range=span)
+
+    url = server.plays(cut_after(1000), elsewhere, honest)
+    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", None]
+
+
+def test_more_than_was_announced_is_fetched_afresh(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def too_much(h: Handler) -> None:
+        span = f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}"
+        h.reply(206, CONTENT[1000:] + b"and more", Content_Range=span)
+
+    url = server.plays(cut_after(1000), too_much, honest)
+    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", None]
+
+
+def test_what_was_complete_already_is_not_fetched_again(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def promises_more(h: Handler) -> None:
+        h.reply(200, CONTENT, Content_Length=str(len(CONTENT) + 1))
+
+    url = server.plays(promises_more, honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, f"bytes={len(CONTENT)}-"]
+
+
+def test_a_range_with_the_right_label_and_wrong_bytes_is_fetched_afresh(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def lie(h: Handler) -> None:
+        span = f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}"
+        h.reply(206, CONTENT[: len(CONTENT) - 1000], Content_Range=span)
+
+    url = server.plays(cut_after(1000), lie, honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", None]
+
+
+def test_a_file_that_changed_on_the_server_is_not_mixed_with_its_old_start(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    newer = CONTENT[::-1]
+    asked: list[str | None] = []
+
+    def changed(h: Handler) -> None:
+        asked.append(h.headers.get("If-Range"))
+        h.reply(200, newer, ETag='"v2"')
+
+    url = server.plays(cut_after(1000), changed)
+    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == newer
+    assert asked == ['"v1"']
+
+
+def test_wrong_bytes_never_get_the_name(server: Server, policy: Policy, tmp_path: Path) -> None:
+    url = server.plays(lambda h: honest(h, CONTENT[:-1] + b"?"))
+    with pytest.raises(DownloadError, match=f"md5 {MD5} is known"):
+        fetch(remote(url), tmp_path, policy=policy)
+    assert not (tmp_path / "data.tar").exists()
+    assert len(server.ranges) == 2, "one fresh try, then the truth"
+
+
+def test_a_wrong_size_is_told_before_the_bytes_come(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    url = server.plays(honest)
+    with pytest.raises(DownloadError, match="offers 10240 bytes, the file has 10239"):
+        fetch(remote(url, size=len(CONTENT) - 1), tmp_path, policy=policy)
+
+
+def test_a_body_without_a_length_is_held_to_the_known_size(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def unmeasured(h: Handler) -> None:
+        h.send_response(200)
+        h.end_headers()
+        h.wfile.write(CONTENT[:3000])
+
+    url = server.plays(unmeasured, honest)
+    got = fetch(remote(url, md5=None, size=len(CONTENT)), tmp_path, policy=policy)
+    assert got.path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("text/html; charset=utf-8", b"Please log in"),
+        ("application/octet-stream", b"\n<!DOCTYPE html><title>Please log in</title>"),
+    ],
+)
+def test_a_web_page_in_place_of_the_file_is_refused(
+    server: Server, policy: Policy, tmp_path: Path, kind: str, page: bytes
+) -> None:
+    url = server.plays(lambda h: h.reply(200, page, Content_Type=kind))
+    with pytest.raises(DownloadError, match="web page"):
+        fetch(remote(url, md5=None), tmp_path, policy=policy)
+    assert len(server.ranges) == 1
+    assert not (tmp_path / "data.tar").exists()
+
+
+def test_a_missing_file_is_not_asked_for_again(
+    server: Server, policy: Policy, pauses: list[float], tmp_path: Path
+) -> None:
+    with pytest.raises(DownloadError, match="answers 404"):
+        fetch(remote(server.plays(lambda h: h.reply(404, b""))), tmp_path, policy=policy)
+    assert pauses == []
+
+
+def test_the_next_mirror_is_used_when_one_is_gone(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    url = server.plays(lambda h: h.reply(404, b""), honest)
+    got = fetch(remote(f"{url}?gone", url), tmp_path, policy=policy)
+    assert got.path.read_bytes() == CONTENT
+
+
+def test_redirects_are_followed(server: Server, policy: Policy, tmp_path: Path) -> None:
+    url = server.plays(lambda h: h.reply(302, b"", Location="/elsewhere.tar"), honest)
+    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("url", "new", "reason"),
+    [
+        ("https://a.example/x", "http://a.example/x", "from https to http"),
+        ("https://a.example/x", "ftp://a.example/x", "only http and https"),
+        ("http://a.example/x", "file:///etc/passwd", "only http and https"),
+    ],
+)
+def test_a_redirect_to_a_weaker_place_is_refused(url: str, new: str, reason: str) -> None:
+    request = urllib.request.Request(url)
+    with pytest.raises(DownloadError, match=reason):
+        SafeRedirects().redirect_request(request, None, 302, "", {}, new)
+
+
+def test_other_schemes_are_not_fetched(policy: Policy, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(CONTENT)
+    with pytest.raises(DownloadError, match="only http and https"):
+        fetch(remote(secret.as_uri()), tmp_path / "out", policy=policy)
+
+
+def test_a_file_that_is_there_is_checked_and_not_fetched(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    (tmp_path / "data.tar").write_bytes(CONTENT)
+    fetched = fetch(remote(server.plays(honest)), tmp_path, policy=policy)
+    assert fetched.was_there
+    assert server.ranges == []
+
+
+def test_a_damaged_file_that_is_there_is_reported_not_replaced(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    (tmp_path / "data.tar").write_bytes(CONTENT[:-1])
+    with pytest.raises(DownloadError, match="move it away"):
+        fetch(remote(server.plays(honest)), tmp_path, policy=policy)
+    assert (tmp_path / "data.tar").read_bytes() == CONTENT[:-1]
+
+
+def test_a_file_of_another_size_that_is_there_is_reported(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    (tmp_path / "data.tar").write_bytes(CONTENT[:-1])
+    with pytest.raises(DownloadError, match="has 10239 bytes instead of 10240"):
+        fetch(remote(server.plays(honest), md5=None, size=10240), tmp_path, policy=policy)
+
+
+def test_without_a_published_checksum_the_first_good_copy_becomes_the_measure(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    url = server.plays(honest)
+    first = fetch(remote(url, md5=None), tmp_path, policy=policy)
+    sha256 = f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
+    assert (first.checksum, first.published) == (sha256, False)
+    assert json.loads((tmp_path / CHECKSUMS).read_text()) == {"data.tar": sha256}
+    first.path.unlink()
+    server.plays(lambda h: honest(h, CONTENT[::-1]))
+    with pytest.raises(DownloadError, match="is known"):
+        fetch(remote(url, md5=None), tmp_path, policy=policy)
+
+
+def test_two_downloads_of_one_file_do_not_mix(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    url = server.plays(lambda h: h.reply(404, b""))
+    with pytest.raises(DownloadError):
+        fetch(remote(url), tmp_path, policy=policy)
+    (part,) = tmp_path.glob(".data.tar.*.part")
+    with part.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LockedError):
+            fetch(remote(url), tmp_path, policy=policy)
+
+
+def test_a_full_disk_is_told_before_the_bytes_come(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    huge = str(10**18)
+
+    def vast(h: Handler) -> None:
+        h.reply(200, b"x", Content_Length=huge)
+
+    with pytest.raises(DownloadError, match=r"1e\+09 GB are to come"):
+        fetch(remote(server.plays(vast), md5=None), tmp_path, policy=policy)
+
+
+def test_the_catalogue_names_every_disc() -> None:
+    oasis = load_catalogue()["oasis1"]
+    assert len(oasis.files(part="images", discs=())) == 12
+    assert len(oasis.files(part="freesurfer", discs=())) == 11
+    (first,) = oasis.files(part="images", discs=(1,))
+    assert first.name == "oasis_cross-sectional_disc1.tar.gz"
+    assert first.md5 == "c83e216ef8654a7cc9e2a30a4cdbe0cc"
+    with pytest.raises(ConfigError, match="no disc 12"):
+        oasis.files(part="freesurfer", discs=(12,))
+    assert set(archives_of("oasis1")) >= {first.name, "oasis_cs_freesurfer_disc11.tar.gz"}
+    assert archives_of("pairs") == {}

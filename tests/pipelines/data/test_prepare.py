@@ -1,0 +1,291 @@
+"""From each dataset's own layout to a store and back, bit for bit; sides stay where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from loopback import Server, cut, serve
+from miniatures import (
+    HEMISPHERES,
+    SHAPE,
+    head_image,
+    head_labels,
+    ixi_scan,
+    neurite_session,
+    oasis_session,
+    pack,
+    without_orientation,
+    write_nifti,
+)
+from prepared import GRID, build, head_in, prepare, tissues, volume_of
+
+from pipelines.common.exits import Exit
+from pipelines.data.catalogue import load_catalogue
+from pipelines.data.download import Policy, fetch
+from pipelines.data.prepare import PrepareConfig, run
+from segmentation.data.store import Store
+from segmentation.errors import DatasetError
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
+
+SOURCES = ["oasis1", "oasis1-freesurfer", "neurite", "ixi", "freesurfer", "bids", "pairs"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
+    tmp_path: Path, source: str
+) -> None:
+    subject, scheme_name, settings = build(source, tmp_path / "in")
+    summary, store = prepare(
+        source.partition("-")[0], tmp_path / "in", tmp_path / "out", labels=scheme_name, **settings
+    )
+    assert summary.exit is Exit.OK
+    assert store.subjects == (subject,)
+    scheme = load_scheme(scheme_name)
+    if scheme_name == "tissue4":
+        expected = tissues(head_labels())
+    else:
+        expected = scheme.from_freesurfer(head_labels())
+    for view in View:
+        target = expected if view is not View.SAGITTAL else scheme.merged.to_merged[expected]
+        got = volume_of(store, subject, view)
+        assert (got > 0).sum() == (target > 0).sum(), "nothing was cut off or added"
+        np.testing.assert_array_equal(head_in(got, target), target)
+    assert store.file(subject).statistics.voxels == tuple(
+        np.bincount(
+            np.pad(expected.ravel(), (0, 64**3 - expected.size)), minlength=len(scheme)
+        ).tolist()
+    )
+
+
+@pytest.mark.parametrize("view", [View.CORONAL, View.AXIAL])
+@pytest.mark.parametrize("source", ["neurite", "ixi", "freesurfer", "bids", "pairs"])
+def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
+    tmp_path: Path, source: str, view: View
+) -> None:
+    subject, _, settings = build(source, tmp_path / "in")
+    _, store = prepare(source, tmp_path / "in", tmp_path / "out", **settings)
+    file = store.file(subject)
+    numbers = store.scheme.to_freesurfer(file.labels(view, 0, 64))
+    # Columns grow to the person's right.
+    middle = {
+        side: np.argwhere(np.isin(numbers, HEMISPHERES[side]))[:, 2].mean() for side in HEMISPHERES
+    }
+    assert middle["left"] + 5 < middle["right"]
+
+
+def test_oasis_images_lie_as_documented_though_their_headers_do_not_say(tmp_path: Path) -> None:
+    oasis_session(tmp_path / "in", "OAS1_0001_MR1")
+    labels = head_labels()
+    for kind, inside in (("t88-masked", labels > 0), ("t88", None), ("subj111", None)):
+        _, store = prepare("oasis1", tmp_path / "in", tmp_path / kind, labels="tissue4", image=kind)
+        got = volume_of(store, "OAS1_0001_MR1", View.CORONAL, "image")
+        head = head_image(labels).astype(np.float32)
+        if inside is not None:
+            head = np.where(inside, head, 0)
+        got = head_in(got, head)
+        # Intensities were scaled, so it is the pattern that has to agree.
+        here, mirrored = (
+            np.corrcoef(candidate.ravel(), head.ravel())[0, 1] for candidate in (got, got[::-1])
+        )
+        assert here > 0.995
+        assert mirrored < here - 0.005, "the left of the head is the larger side"
+
+
+def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(tmp_path: Path) -> None:
+    oasis_session(tmp_path / "disc" / "disc1", "OAS1_0001_MR1")
+    oasis_session(tmp_path / "disc" / "disc1", "OAS1_0003_MR1", n=6)
+    (tmp_path / "root").mkdir()
+    pack(tmp_path / "disc", tmp_path / "root" / "oasis_cross-sectional_disc1.tar.gz")
+    summary, store = prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")
+    assert (summary.made, summary.failed) == (2, 0)
+    _, plain = prepare("oasis1", tmp_path / "disc", tmp_path / "plain", labels="tissue4")
+    for subject in store.subjects:
+        for view in View:
+            for kind in ("labels", "image"):
+                np.testing.assert_array_equal(
+                    volume_of(store, subject, view, kind), volume_of(plain, subject, view, kind)
+                )
+    assert store.participants == plain.participants
+    files = [path.name for path in (tmp_path / "root").rglob("*") if path.is_file()]
+    assert not [name for name in files if name.endswith((".img", ".hdr", ".gif"))]
+    scan = next((tmp_path / "root").rglob("*t88_gfc.nii.gz"))
+    assert nib.aff2axcodes(nib.load(scan).affine) == ("L", "A", "S")
+    # Another run finds it unpacked.
+    assert prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")[0].current == 2
+
+
+@pytest.mark.parametrize("dataset", ["oasis1", "oasis1-freesurfer", "neurite", "ixi"])
+def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(tmp_path: Path, dataset: str) -> None:
+    """Fetched in its own layout and under its own name from a server that cuts, then prepared."""
+    subject, scheme, settings = build(dataset, tmp_path / "original")
+    name, _, part = dataset.partition("-")
+    remote = load_catalogue()[name].files(part=part or "images", discs=(1,))[0]
+    if name == "ixi":  # its labels come from elsewhere
+        (tmp_path / "original/fs").rename(tmp_path / "fs")
+        settings = {"subjects_dir": tmp_path / "fs"}
+    archive = pack(tmp_path / "original", tmp_path / remote.name).read_bytes()
+    server = Server()
+    try:
+        third = len(archive) // 3
+        url = server.plays(
+            lambda h: cut(h, archive, third),
+            lambda h: cut(h, archive, third),
+            lambda h: serve(h, archive),
+        )
+        local = remote.model_copy(update={"urls": (url,), "md5": hashlib.md5(archive).hexdigest()})
+        fetched = fetch(local, tmp_path / "root", policy=Policy(pause=lambda seconds: None))
+        assert server.ranges == [None, f"bytes={third}-", f"bytes={2 * third}-"]
+    finally:
+        server.close()
+    assert fetched.path.name == remote.name
+    summary, store = prepare(name, tmp_path / "root", tmp_path / "out", labels=scheme, **settings)
+    assert (summary.made, summary.failed) == (1, 0)
+    assert store.subjects == (subject,)
+    assert store.participants[0].person == subject.partition("_MR")[0].partition("-")[0]
+
+
+def test_an_archive_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> None:
+    neurite_session(tmp_path / "in", "OAS1_0001_MR1")
+    (tmp_path / "root").mkdir()
+    archive = pack(tmp_path / "in", tmp_path / "root" / "neurite-oasis.v1.0.tar")
+    archive.write_bytes(archive.read_bytes()[:-20000])
+    with pytest.raises(Exception, match="damaged"):
+        prepare("neurite", tmp_path / "root", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "root").iterdir()] == [archive.name]
+
+
+def test_an_archive_of_something_else_is_told(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "IXI-T1.tar", "w") as tar:
+        (tmp_path / "README").write_text("no scans")
+        tar.add(tmp_path / "README", "README")
+    with pytest.raises(DatasetError, match="holds nothing that this source uses"):
+        prepare("ixi", tmp_path, tmp_path / "out")
+
+
+def test_ixi_without_labels_still_makes_images(tmp_path: Path) -> None:
+    ixi_scan(tmp_path / "in", "IXI002-Guys-0828")
+    said: list[str] = []
+    config = PrepareConfig(source="ixi", root=tmp_path / "in", grid=GRID)
+    summary = run(config, tmp_path / "out", say=said.append)
+    assert summary.exit is Exit.OK
+    assert len(said) == 1
+    assert "recon-all" in said[0]
+    store = Store(tmp_path / "out")
+    assert not store.info.subjects["IXI002-Guys-0828"].has_labels
+    assert store.ledger[0].reason == "no labels: for prediction only"
+    assert volume_of(store, "IXI002-Guys-0828", View.AXIAL, "image").max() > 0.5
+
+
+def test_label_maps_alone_are_folded_and_stored(tmp_path: Path) -> None:
+    numbers = head_labels()
+    numbers[numbers == 4] = 136  # the lining of the left ventricle
+    numbers[0:2] = 24  # fluid around the brain
+    numbers[-2:] = 507  # scalp
+    write_nifti(tmp_path / "in" / "seg.nii.gz", numbers)
+    _, store = prepare("labelmaps", tmp_path / "in", tmp_path / "out")
+    voxels = dict(zip(store.scheme.names, store.file("seg").statistics.voxels, strict=True))
+    assert voxels["Left-Lateral-Ventricle"] == (head_labels() == 4).sum()
+    assert voxels["CSF"] == 0
+    assert not store.file("seg").has(View.AXIAL, "image")
+
+
+def test_labels_on_another_grid_are_refused_not_resampled(tmp_path: Path) -> None:
+    labels = head_labels()
+    write_nifti(tmp_path / "in/images/shape.nii.gz", head_image(labels))
+    write_nifti(tmp_path / "in/labels/shape.nii.gz", labels[:-1])
+    for name, shift_mm in (("near", 0.0005), ("far", 0.01)):
+        write_nifti(tmp_path / f"in/images/{name}.nii.gz", head_image(labels))
+        path = write_nifti(tmp_path / f"in/labels/{name}.nii.gz", labels)
+        image = nib.load(path)
+        affine = image.affine.copy()
+        affine[0, 3] += shift_mm
+        moved = nib.Nifti1Image(np.asarray(image.dataobj), affine)
+        moved.set_qform(affine, 1)
+        moved.set_sform(affine, 1)
+        nib.save(moved, path)
+    summary, store = prepare("pairs", tmp_path / "in", tmp_path / "out")
+    assert store.subjects == ("near",)
+    reasons = {row.subject: row.reason for row in summary.rows}
+    assert "labels have shape (39, 48, 44), the image (40, 48, 44)" in reasons["shape"]
+    assert "0.01 mm away from the image" in reasons["far"]
+
+
+# Real data ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("sub-03",),
+        pytest.param(("sub-01", "sub-02", "sub-03", "sub-04", "sub-06"), marks=pytest.mark.slow),
+    ],
+    ids=["stripped", "all"],
+)
+def test_real_freesurfer_subjects_keep_every_voxel_of_every_class(
+    dev_data: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for name in names:
+        (root / name).symlink_to(dev_data / "freesurfer" / name)
+    config = PrepareConfig(source="freesurfer", root=root, views=("axial",))
+    summary = run(config, tmp_path / "out")
+    assert (summary.made, summary.failed) == (len(names), 0)
+    store = Store(tmp_path / "out")
+    for subject in store.subjects:
+        aseg = Volume.read(root / subject / "mri/aseg.mgz", labels=True).data
+        numbers, counts = np.unique(aseg, return_counts=True)
+        direct = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        voxels = dict(
+            zip(store.scheme.fs_ids.tolist(), store.file(subject).statistics.voxels, strict=True)
+        )
+        to_nothing = sum(direct.get(n, 0) for n in (30, 62, 72, 80, 81, 82, 85))
+        sideless = sum(direct.get(n, 0) for n in (77, 251, 252, 253, 254, 255))
+        folded = {
+            2: direct[2] + direct.get(78, 0),
+            41: direct[41] + direct.get(79, 0),
+            4: direct[4] + direct.get(31, 0),
+            43: direct[43] + direct.get(63, 0),
+            0: direct[0] + to_nothing,
+        }
+        for number, count in voxels.items():
+            if number not in (2, 41):
+                assert count == folded.get(number, direct.get(number, 0)), (subject, number)
+        assert voxels[2] + voxels[41] == folded[2] + folded[41] + sideless
+        assert voxels[2] >= folded[2]
+        assert voxels[41] >= folded[41]
+
+
+def test_the_miniature_head_is_lateralised() -> None:
+    """What the tests above rely on: a mirrored head is another head."""
+    labels = head_labels()
+    assert labels.shape == SHAPE
+    for left, right in zip(HEMISPHERES["left"], HEMISPHERES["right"], strict=True):
+        if left != 3 and left != 2:
+            assert (labels == left).sum() > (labels == right).sum()
+
+
+def test_scans_that_need_a_decision_are_prepared_once_it_is_made(tmp_path: Path) -> None:
+    spoilt = head_image(head_labels()).astype(np.float32)
+    spoilt[3, 4, 5] = np.nan
+    write_nifti(tmp_path / "in/images/a.nii.gz", spoilt, "RAS")
+    write_nifti(tmp_path / "in/labels/a.nii.gz", head_labels(), "RAS")
+    for path in (tmp_path / "in").glob("*/a.nii.gz"):
+        without_orientation(path)
+    reasons = []
+    for settings in ({}, {"trust_affine": "header"}):
+        config = PrepareConfig(source="pairs", root=tmp_path / "in", grid=GRID, **settings)
+        (row,) = run(config, tmp_path / "out").rows
+        reasons.append(row.reason)
+    assert "--trust-affine" in reasons[0]
+    assert "--fill-nonfinite" in reasons[1]
+    both = {"trust_affine": "header", "fill_nonfinite": True}
+    summary, _ = prepare("pairs", tmp_path / "in", tmp_path / "out", **both)
+    assert summary.exit is Exit.OK

@@ -1,0 +1,115 @@
+"""A store that is there: what a rerun does anew, its tables of people, its splits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from miniatures import freesurfer_subject, ixi_scan
+from prepared import prepare
+
+from pipelines.data.split import split_store
+from segmentation.data.dataset import open_slices
+from segmentation.data.splits import read_split
+from segmentation.errors import DatasetError
+from segmentation.space.views import View
+
+
+def test_a_rerun_does_only_what_changed(tmp_path: Path) -> None:
+    for name in ("s1", "s2", "s3"):
+        freesurfer_subject(tmp_path / "in", name)
+    first, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert (first.made, first.current) == (3, 0)
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/subjects").iterdir()}
+    freesurfer_subject(tmp_path / "in", "s2", shift=1)
+    freesurfer_subject(tmp_path / "in", "s4")
+    (tmp_path / "in/s3").rename(tmp_path / "gone")
+    second, changed = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert (second.made, second.current) == (2, 1)
+    after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/subjects").iterdir()}
+    assert sorted(after) == ["s1.h5", "s2.h5", "s4.h5"]
+    assert after["s1.h5"] == before["s1.h5"]
+    assert after["s2.h5"] != before["s2.h5"]
+    assert changed.fingerprint != store.fingerprint
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"labels": "tissue4"}, {"views": ("axial",)}, {"ignore": (17,)}, {"extra": {17: 18}}],
+)
+def test_other_settings_make_a_subject_anew(tmp_path: Path, settings: dict[str, object]) -> None:
+    freesurfer_subject(tmp_path / "in", "s")
+    prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert prepare("freesurfer", tmp_path / "in", tmp_path / "out", **settings)[0].made == 1
+
+
+def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) -> None:
+    for name in ("s1", "s2"):
+        freesurfer_subject(tmp_path / "in", name)
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    table = tmp_path / "out/participants.tsv"
+    text = table.read_text().replace("s1\ts1\tn/a\tn/a\tn/a\tn/a", "s1\ts1\tn/a\tF1\t33\tM")
+    table.write_text(text)
+    _, again = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    first = again.participants[0]
+    assert (first.family, first.age, first.sex) == ("F1", 33, "M")
+    assert again.fingerprint == store.fingerprint
+
+
+def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> None:
+    for name in ("s", "=cmd()"):
+        freesurfer_subject(tmp_path / "in", name)
+    (tmp_path / "in/=1+1").mkdir()
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert store.subjects == ("cmd_", "s")
+    assert store.participants[0].person == "'=cmd()"
+    tables = [(tmp_path / "out" / name).read_text() for name in ("ledger.tsv", "participants.tsv")]
+    for line in "\n".join(tables).splitlines():
+        assert not any(cell.startswith("=") for cell in line.split("\t"))
+
+
+def test_a_table_of_age_sex_and_family_can_be_given(tmp_path: Path) -> None:
+    for name in ("IXI012-HH-1211", "IXI013-HH-1212"):
+        ixi_scan(tmp_path / "in", name)
+    (tmp_path / "p.csv").write_text("participant_id,age,sex,family\nIXI012,38.8,2,twins\n")
+    _, store = prepare("ixi", tmp_path / "in", tmp_path / "out", participants=tmp_path / "p.csv")
+    first, second = store.participants
+    assert (first.age, first.family) == (38.8, "twins")
+    assert (second.age, second.family) == (None, None)
+
+
+def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        for session in ("MR1", "MR2"):
+            freesurfer_subject(tmp_path / "in", f"OAS1_000{number}_{session}")
+    prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
+    ((path, split),) = split_store(tmp_path / "out", ratios=(3, 1, 1))
+    assert path == tmp_path / "out/split.json"
+    for part in (split.train, split.validation, split.test):
+        assert {f"{name[:-1]}{n}" for name in part for n in "12"} == set(part)
+    folds = split_store(tmp_path / "out", folds=5)
+    assert [path.name for path, _ in folds] == [f"split-{n}.json" for n in range(5)]
+    dataset = open_slices(tmp_path / "out", path, "train", View.AXIAL)
+    assert dataset.subjects == split.train
+    # The store moves on; the split does not fit any more.
+    freesurfer_subject(tmp_path / "in", "OAS1_0009_MR1")
+    prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
+    with pytest.raises(DatasetError, match="made for another store"):
+        open_slices(tmp_path / "out", path, "train", View.AXIAL)
+
+
+def test_training_refuses_a_split_that_shares_a_person(tmp_path: Path) -> None:
+    for session in ("MR1", "MR2"):
+        freesurfer_subject(tmp_path / "in", f"OAS1_0001_{session}")
+    freesurfer_subject(tmp_path / "in", "OAS1_0002_MR1")
+    _, store = prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
+    ((path, split),) = split_store(tmp_path / "out", ratios=(1, 1, 0))
+    shared = {
+        "train": ["OAS1_0001_MR1", "OAS1_0002_MR1"],
+        "validation": ["OAS1_0001_MR2"],
+    }
+    path.write_text(json.dumps({**split.model_dump(), **shared}))
+    with pytest.raises(DatasetError, match="OAS1_0001 is in train and validation"):
+        open_slices(tmp_path / "out", path, "train", View.AXIAL)
+    assert read_split(path).store == store.fingerprint

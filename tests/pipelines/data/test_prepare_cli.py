@@ -1,0 +1,91 @@
+"""trinat prepare and trinat split as they are typed: files of settings, options, terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from miniatures import freesurfer_subject
+from prepared import prepare
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.common.exits import Exit
+from pipelines.data.prepare import read_config
+from segmentation.data.store import Store
+from segmentation.errors import ConfigError, LabelError
+from segmentation.space.views import View
+
+
+def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        freesurfer_subject(tmp_path / "in", name)
+    freesurfer_subject(tmp_path / "in", "fsaverage")
+    (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\nignore: [16]\n")
+    out = tmp_path / "out"
+    runner = CliRunner()
+    words = ["prepare", "--source", "freesurfer", "--root", str(tmp_path / "in"), "--out", str(out)]
+    words += ["--views", "coronal", "axial", "--config", str(tmp_path / "c.yaml")]
+    result = runner.invoke(app, words, standalone_mode=False)
+    assert result.exception is None, result.exception
+    assert result.return_value == Exit.OK
+    assert "4 in, 3 made, 0 up to date, 0 failed, 1 skipped" in result.output
+    assert "fsaverage: skipped: a template" in result.output
+    store = Store(out)
+    assert store.views == (View.CORONAL, View.AXIAL)
+    voxels = dict(zip(store.scheme.names, store.file("a").statistics.voxels, strict=True))
+    assert voxels["Brain-Stem"] == 0
+    result = runner.invoke(
+        app, ["split", str(out), "--ratios", "1", "1", "1"], standalone_mode=False
+    )
+    assert result.return_value == Exit.OK
+    assert "1 train, 1 validation, 1 test" in result.output
+    result = runner.invoke(app, ["data", "list"], standalone_mode=False)
+    assert "oasis1: OASIS-1" in result.output
+
+
+def test_terms_must_be_accepted_before_anything_is_fetched(tmp_path: Path) -> None:
+    words = ["data", "get", "oasis1", "--disc", "1", "--root", str(tmp_path / "x")]
+    result = CliRunner().invoke(app, words, standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)
+    assert "add --accept-terms" in str(result.exception)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("suorce: bids", "suorce: there is no such setting"),
+        ("views: [oblique]", "views.0: Input should be"),
+        ("grid: [60, 64, 64]", "grid.0: Input should be a multiple of 16"),
+        ("- a list", "holds no settings"),
+        ("a: [", "is not readable YAML, line 1"),
+    ],
+)
+def test_a_wrong_setting_names_its_key_and_file(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    given = {"source": "bids", "root": tmp_path}
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_config(tmp_path / "c.yaml", given)
+    assert "c.yaml" in str(caught.value)
+    with pytest.raises(ConfigError, match="source: is missing"):
+        read_config(None, {"root": tmp_path})
+
+
+def test_a_wrong_option_names_the_command_line() -> None:
+    with pytest.raises(ConfigError, match=r"command line: views\.0"):
+        read_config(None, {"source": "bids", "root": "x", "views": ["oblique"]})
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("source: bids\nroot: x\nlabels: tissue4\n")
+    config = read_config(tmp_path / "c.yaml", {"source": "pairs", "labels": None})
+    assert (config.source, config.labels) == ("pairs", "tissue4")
+
+
+def test_a_one_sided_scheme_gets_the_views_that_it_can_have(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s")
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out", labels="left4")
+    assert store.views == (View.CORONAL, View.AXIAL)
+    with pytest.raises(LabelError, match="one side only"):
+        prepare("freesurfer", tmp_path / "in", tmp_path / "o2", labels="left4", views=("sagittal",))

@@ -1,0 +1,238 @@
+"""trinat report: label maps without a truth."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from miniatures import without_orientation
+
+from pipelines.common.exits import Exit
+from pipelines.evaluate.cohort import Settings, read_ranges, report
+from pipelines.predict.ledger import Entry, Ledger
+from segmentation.errors import ConfigError, EvaluationError
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
+
+AFFINE = np.diag([1.0, 1.0, 2.0, 1.0])
+SCANS = 9
+
+
+def labels(n: int) -> np.ndarray:
+    """Left and right hippocampus and a brain stem; the ninth scan's left one is enormous."""
+    volume = np.zeros((24, 20, 16), np.int16)
+    volume[2 : 6 + n % 3, 4:8, 4:8] = 17
+    volume[14:18, 4:8, 4:8] = 53
+    volume[10:13, 10:13, 2 : 8 + n % 2] = 16
+    if n == SCANS:
+        volume[1:9, 1:18, 2:14] = 17
+    return volume
+
+
+@pytest.fixture(scope="module")
+def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("predictions")
+    entries = []
+    for n in range(1, SCANS + 1):
+        name = f"sub-{n:02d}/anat/sub-{n:02d}_space-orig_desc-trinat_dseg.nii.gz"
+        (root / name).parent.mkdir(parents=True)
+        Volume(labels(n), AFFINE).write(root / name, labels=True)
+        result = {
+            "grade": "fail" if n == SCANS else "pass",
+            "reasons": ["left is larger"] if n == SCANS else [],
+            "notes": [],
+            "volume_cv": {"Left-Hippocampus": 0.01 * n, "Brain-Stem": None},
+        }
+        entries.append(Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result))
+    entries.append(Entry("sub-10", "failed", reason="FormatError: not a head"))
+    with Ledger(root / "run.jsonl") as ledger:
+        for entry in entries:
+            ledger.add(entry)
+    with (root / "participants.tsv").open("w") as file:
+        file.write("participant_id\tsex\tage\tsite\n")
+        for n in range(1, SCANS + 1):
+            file.write(f"sub-{n:02d}\t{'MF'[n % 2]}\t{20 + n}\t{'north' if n < 5 else 'south'}\n")
+    return root
+
+
+def test_maps_without_orientation_are_read_when_told_what_to_trust(tmp_path: Path) -> None:
+    path = tmp_path / "maps/sub-01_dseg.nii.gz"
+    path.parent.mkdir()
+    Volume(labels(1), AFFINE).write(path, labels=True)
+    without_orientation(path)
+    untold = Settings(path.parent, tmp_path / "out", jobs=1)
+    with pytest.raises(EvaluationError, match="--trust-affine"):
+        report(untold)
+    assert report(replace(untold, trust_affine="header")) == Exit.OK
+
+
+@pytest.fixture(scope="module")
+def settings(predictions: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    root = tmp_path_factory.mktemp("report")
+    (root / "ranges.tsv").write_text(
+        "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to\n"
+        "Right-Hippocampus\t129\t1000\tF\t\t\n"
+        "16\t0\t120\t\t22\t24\n"
+    )
+    return Settings(predictions, root / "out", reference=root / "ranges.tsv", jobs=1)
+
+
+@pytest.fixture(scope="module")
+def written(settings: Settings) -> Path:
+    assert report(settings) == Exit.SOME_FAILED  # sub-10, by the ledger
+    return settings.out
+
+
+@pytest.fixture(scope="module")
+def volumes(written: Path) -> pd.DataFrame:
+    return pd.read_csv(written / "volumes.csv", keep_default_na=False, na_values={"z": [""]})
+
+
+@pytest.fixture(scope="module")
+def page(written: Path) -> str:
+    return html.unescape((written / "report.html").read_text())
+
+
+def rows(volumes: pd.DataFrame, structure: str, metric: str = "volume") -> pd.DataFrame:
+    return volumes[(volumes["structure"] == structure) & (volumes["metric"] == metric)]
+
+
+def test_volumes_are_counted_in_mm3(volumes: pd.DataFrame) -> None:
+    left = rows(volumes, "Left-Hippocampus").set_index("subject")["value"].astype(float)
+    assert left["sub-03"] == 4 * 4 * 4 * 2
+    assert left["sub-01"] == 5 * 4 * 4 * 2
+
+
+def test_the_asymmetry_index_is_signed_and_relative(volumes: pd.DataFrame) -> None:
+    index = rows(volumes, "Left-Hippocampus", "asymmetry_index").set_index("subject")["value"]
+    # 160 against 128 mm3: 32 of a mean of 144.
+    assert float(index["sub-01"]) == pytest.approx(100 * 32 / 144)
+    assert float(index["sub-03"]) == 0
+
+
+def test_an_outlier_is_found_by_its_robust_z(volumes: pd.DataFrame, page: str) -> None:
+    z = rows(volumes, "Left-Hippocampus").set_index("subject")["z"]
+    assert z["sub-09"] > 10
+    assert z.drop("sub-09").abs().max() < 3.5
+    assert "sub-09" in re.findall(r'id="outlier-table".*?</table>', page, re.DOTALL)[0]
+
+
+def test_ranges_apply_by_sex_and_age(volumes: pd.DataFrame) -> None:
+    right = rows(volumes, "Right-Hippocampus").set_index("subject")["note"]
+    # 128 mm3 is below 129 for women, who have odd numbers here.
+    assert set(right[right == "below 129 mm³"].index) == {f"sub-0{n}" for n in (1, 3, 5, 7, 9)}
+    stem = rows(volumes, "Brain-Stem").set_index("subject")["note"]
+    # 108 or 126 mm3 against 120, ages 22 to 24 only; odd scans have the larger stem.
+    assert set(stem[stem == "above 120 mm³"].index) == {"sub-03"}
+
+
+def test_people_are_told_apart_by_sex_age_and_site(page: str) -> None:
+    assert "By sex: mean ± SD" in page
+    assert "By site: mean ± SD" in page
+    assert "Scans: north: 4, south: 5." in page
+    assert "By age" not in page  # all in their twenties: one band
+
+
+def test_the_run_speaks_through_its_ledger(page: str) -> None:
+    assert "1 of 10 scans have failed." in page
+    assert "FormatError: not a head" in page
+    assert "1 scan failed quality control." in page
+    assert "left is larger" in page
+    assert "Uncertainty of volumes" in page
+
+
+def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
+    code = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)[0]
+    again = code + "again.dropna(subset='z').to_json('again.json', orient='records')\n"
+    subprocess.run([sys.executable, "-c", again], check=True, cwd=written, capture_output=True)
+    found = json.loads((written / "again.json").read_text())
+    assert len(found) >= SCANS
+    for row in found:
+        assert row["again"] == pytest.approx(row["z"], abs=1e-6)
+
+
+def test_maps_of_one_name_go_by_their_files(tmp_path: Path) -> None:
+    for name in ("sub-01_T1w_dseg", "sub-01_desc-old_dseg", "sub-02_T1w_dseg"):
+        Volume(labels(1), AFFINE).write(tmp_path / f"{name}.nii.gz", labels=True)
+    assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
+    assert set(zip(table["subject"], table["session"], strict=True)) == {
+        ("sub-01", "sub-01_T1w_dseg"),
+        ("sub-01", "sub-01_desc-old_dseg"),
+        ("sub-02", ""),
+    }
+    assert "3 scans of 2 people" in (tmp_path / "report/report.html").read_text()
+
+
+def test_few_scans_have_no_outliers(settings: Settings, tmp_path: Path) -> None:
+    for n in (1, 2):
+        Volume(labels(n), AFFINE).write(tmp_path / f"{n}_dseg.nii.gz", labels=True)
+    few = Settings(tmp_path, tmp_path / "out", jobs=1)
+    assert report(few) == Exit.OK
+    assert "Too few scans to tell an outlier" in (few.out / "report.html").read_text()
+
+
+def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> None:
+    Volume(labels(1), AFFINE).write(tmp_path / "good_dseg.nii.gz", labels=True)
+    (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
+    settings = Settings(tmp_path, tmp_path / "out", jobs=1)
+    said: list[str] = []
+    assert report(settings, say=said.append) == Exit.SOME_FAILED
+    assert [line.split(":")[0] for line in said] == ["bad"]
+    page = (settings.out / "report.html").read_text()
+    assert "1 of 2 scans have failed." in page
+
+
+def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
+    with pytest.raises(EvaluationError, match="none of 1 label maps could be read"):
+        report(Settings(tmp_path, tmp_path / "out", jobs=1))
+
+
+def test_processes_give_the_same_table(settings: Settings, written: Path, tmp_path: Path) -> None:
+    report(replace(settings, out=tmp_path, jobs=2))
+    assert (tmp_path / "volumes.csv").read_bytes() == (written / "volumes.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Left-Nothing\t1\t2", "quicknat33 has no 'Left-Nothing'"),
+        ("17\tx\t2", "not a number"),
+        ("17\t3\t2", "low_mm3 is above high_mm3"),
+    ],
+)
+def test_wrong_ranges_are_refused_by_their_line(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "ranges.tsv"
+    path.write_text(f"structure\tlow_mm3\thigh_mm3\n{line}\n")
+    with pytest.raises(ConfigError, match=f"line 2: {message}"):
+        read_ranges(path, load_scheme("quicknat33"))
+
+
+def test_pictures_of_the_run_are_shown_worst_first(predictions: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    scans = [1, SCANS]
+    for n in scans:
+        anat = tmp_path / "in" / f"sub-{n:02d}" / "anat"
+        anat.mkdir(parents=True)
+        stem = f"sub-{n:02d}_space-orig_desc-trinat"
+        name = f"{anat.relative_to(tmp_path / 'in')}/{stem}_dseg.nii.gz"
+        Volume(labels(n), AFFINE).write(tmp_path / "in" / name, labels=True)
+        Image.new("L", (8, 8), n).save(anat / f"{stem}_qc.png")
+        grade = "fail" if n == SCANS else "pass"
+        with Ledger(tmp_path / "in" / f"run-{n}.jsonl") as ledger:
+            result = {"grade": grade, "reasons": [], "notes": []}
+            ledger.add(Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result))
+    report(Settings(tmp_path / "in", tmp_path / "out", jobs=1))
+    page = (tmp_path / "out" / "report.html").read_text()
+    titles = re.findall(r'class="shot"><h3>(.*?)</h3>', page)
+    assert titles == ["sub-09", "sub-01"]

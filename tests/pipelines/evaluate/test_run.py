@@ -1,0 +1,379 @@
+"""trinat evaluate from files to files, on small ellipsoids."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from miniatures import without_orientation
+
+from pipelines.common.exits import Exit
+from pipelines.evaluate.measuring import read_mapping
+from pipelines.evaluate.run import Model, Settings, evaluate, named_models
+from segmentation.errors import ConfigError, EvaluationError
+from segmentation.io.volume import Volume
+from segmentation.report.evaluation import code_of
+
+AFFINE = np.diag([2.0, 2.0, 2.0, 1.0])
+# Centres and radii in voxels of a few structures, by FreeSurfer number.
+BODIES = {
+    2: ((8, 14, 14), 5),
+    41: ((20, 14, 14), 5),
+    17: ((8, 5, 8), 2.4),
+    53: ((20, 5, 8), 2.4),
+    16: ((14, 12, 4), 2.4),
+    24: ((14, 22, 22), 2.2),
+}
+
+
+def brain(shift: tuple[int, int, int] = (0, 0, 0), *, without: tuple[int, ...] = ()) -> np.ndarray:
+    labels = np.zeros((28, 28, 28), np.int16)
+    grid = np.indices(labels.shape)
+    for number, (centre, radius) in BODIES.items():
+        if number in without:
+            continue
+        moved = np.array(centre) + shift
+        inside = ((grid - moved[:, None, None, None]) ** 2).sum(0) <= radius**2
+        labels[inside] = number
+    return labels
+
+
+def write(path: Path, labels: np.ndarray, affine: np.ndarray = AFFINE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Volume(labels, affine).write(path, labels=True)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven persons and two models; model b misses a structure, mirrors a scan, lacks a file and
+    has a damaged one; one truth without any prediction, one prediction without a truth."""
+    root = tmp_path_factory.mktemp("study")
+    for n in range(1, 8):
+        write(root / f"truth/sub-{n:02d}_dseg.nii.gz", brain())
+        write(root / f"a/sub-{n:02d}_dseg.nii.gz", brain((n % 2, 0, 0)))
+        write(
+            root / f"b/sub-{n:02d}_dseg.nii.gz",
+            brain((1, n % 2, 1), without=(17,) if n == 2 else ()),
+        )
+    mirrored = brain()
+    mirrored = np.select([mirrored == k for k in (2, 41, 17, 53)], [41, 2, 53, 17], mirrored)
+    write(root / "b/sub-05_dseg.nii.gz", mirrored)
+    (root / "b/sub-07_dseg.nii.gz").write_bytes(b"damaged")
+    write(root / "truth/sub-08_dseg.nii.gz", brain())
+    write(root / "a/sub-99_dseg.nii.gz", brain())
+    return root
+
+
+@pytest.fixture(scope="module")
+def settings(study: Path) -> Settings:
+    models = named_models([study / "a", study / "b"], ["first", "second"])
+    return Settings(study / "truth", models, study / "report", jobs=1, command="trinat evaluate")
+
+
+@pytest.fixture(scope="module")
+def report(settings: Settings) -> Path:
+    assert evaluate(settings) == Exit.SOME_FAILED
+    return settings.out
+
+
+def test_maps_without_orientation_are_measured_when_told_what_to_trust(tmp_path: Path) -> None:
+    for side in ("truth", "pred"):
+        path = tmp_path / side / "sub-01.nii.gz"
+        write(path, brain())
+        without_orientation(path)
+    untold = Settings(
+        tmp_path / "truth",
+        named_models([tmp_path / "pred"], []),
+        tmp_path / "out",
+        tables_only=True,
+        jobs=1,
+    )
+    with pytest.raises(EvaluationError, match="--trust-affine"):
+        evaluate(untold)
+    assert evaluate(replace(untold, trust_affine="header")) == Exit.OK
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """A subject called NA is no missing value."""
+    return pd.read_csv(path, keep_default_na=False, na_values={"value": "", "fs_id": ""})
+
+
+@pytest.fixture(scope="module")
+def metrics(report: Path) -> pd.DataFrame:
+    return read_metrics(report / "metrics.csv")
+
+
+def value(metrics: pd.DataFrame, subject: str, model: str, structure: str, metric: str) -> float:
+    rows = metrics[
+        (metrics["subject"] == subject)
+        & (metrics["model"] == model)
+        & (metrics["structure"] == structure)
+        & (metrics["metric"] == metric)
+    ]
+    assert len(rows) == 1
+    return float(rows["value"].iloc[0])
+
+
+def test_metrics_have_the_promised_columns(report: Path) -> None:
+    header = (report / "metrics.csv").read_text().splitlines()[0]
+    assert header == "subject,session,model,structure,fs_id,metric,value,unit,note"
+
+
+def test_a_perfect_prediction_is_perfect(metrics: pd.DataFrame) -> None:
+    assert value(metrics, "sub-02", "first", "group:all", "dice") == 1
+    assert value(metrics, "sub-02", "first", "group:all", "hd100") == 0
+
+
+def test_a_shift_of_one_voxel_is_two_millimetres(metrics: pd.DataFrame) -> None:
+    assert value(metrics, "sub-01", "first", "Brain-Stem", "hd100") == pytest.approx(2)
+    assert value(metrics, "sub-01", "first", "Brain-Stem", "centroid_distance") == pytest.approx(2)
+
+
+def test_volumes_are_in_cubic_millimetres(metrics: pd.DataFrame) -> None:
+    voxels = np.count_nonzero(brain() == 16)
+    assert value(metrics, "sub-01", "first", "Brain-Stem", "truth_volume") == 8 * voxels
+
+
+def test_a_missed_structure_scores_zero_and_is_noted(metrics: pd.DataFrame) -> None:
+    assert value(metrics, "sub-02", "second", "Left-Hippocampus", "dice") == 0
+    rows = metrics[(metrics["subject"] == "sub-02") & (metrics["model"] == "second")]
+    rows = rows[(rows["structure"] == "Left-Hippocampus") & (rows["metric"] == "hd95")]
+    assert rows[["note"]].to_numpy().tolist() == [["missed"]]
+    assert rows["value"].isna().all()
+
+
+def test_every_file_is_accounted_for(report: Path) -> None:
+    pairs = pd.read_csv(report / "pairs.csv", keep_default_na=False)
+    counts = pairs.groupby(["model", "status"]).size().to_dict()
+    assert counts == {
+        ("first", "measured"): 7,
+        ("first", "no prediction"): 1,
+        ("first", "no truth"): 1,
+        ("second", "measured"): 6,
+        ("second", "failed"): 1,
+        ("second", "no prediction"): 1,
+    }
+    failed = pairs[pairs["status"] == "failed"].iloc[0]
+    assert failed["prediction"] == "sub-07_dseg.nii.gz"
+    assert failed["note"]
+
+
+def test_checksums_are_of_the_files(report: Path, study: Path) -> None:
+    pairs = pd.read_csv(report / "pairs.csv", keep_default_na=False)
+    row = pairs[(pairs["subject"] == "sub-03") & (pairs["model"] == "first")].iloc[0]
+    digest = hashlib.sha256((study / "truth/sub-03_dseg.nii.gz").read_bytes()).hexdigest()
+    assert row["truth_sha256"] == digest
+
+
+def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    summary = json.loads((report / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["pairs"] == {"measured": 13, "no prediction": 2, "failed": 1, "no truth": 1}
+    swapped = [(row["subject"], row["model"]) for row in summary["side_swapped"]]
+    assert swapped == [("sub-05", "second")]
+    compared = [
+        row
+        for row in summary["comparisons"]
+        if row["metric"] == "dice" and row["structure"] == "group:all"
+    ]
+    assert len(compared) == 1
+    assert compared[0]["persons"] == 6
+    assert compared[0]["p"] is not None
+
+
+def test_the_page_says_what_went_wrong(report: Path) -> None:
+    page = (report / "report.html").read_text()
+    assert "sub-05: second has left and right exchanged" in page
+    assert "1 pair could not be measured" in page
+    assert "2 true label maps without a prediction" in page
+    assert "second: 1 structure missed over all scans" in page
+    assert "For research, not for diagnosis." in page
+
+
+def test_the_page_needs_no_network(report: Path) -> None:
+    page = html.unescape((report / "report.html").read_text())
+    assert "default-src 'none'" in page
+    addresses = set(re.findall(r"(?:src|href)=\"(?!data:|#)([^\"]*)", page))
+    assert addresses == set()
+
+
+def test_figures_are_files_too(report: Path) -> None:
+    names = {path.name for path in (report / "figures").iterdir()}
+    expected = {"boxes-dice", "boxes-hd95", "bland-altman-1", "comparison-dice-1", "heat-map-1"}
+    assert {f"{name}{ending}" for name in expected for ending in (".png", ".svg")} <= names
+    assert {f"worst-{n}.png" for n in range(1, 6)} <= names
+
+
+def test_the_printed_code_computes_the_page_again(
+    report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run as a reader would run it: in the report's folder, from the text on the page."""
+    page = (report / "report.html").read_text()
+    (printed,) = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)
+    code = html.unescape(printed)
+    assert code == code_of("first")
+    monkeypatch.chdir(report)
+    (table,) = run_code(code)
+    for row in json.loads((report / "summary.json").read_text())["statistics"]:
+        if (row["model"], row["metric"]) == ("first", "dice") and row["persons"]:
+            assert table["mean"][row["structure"]] == pytest.approx(row["mean"], rel=1e-12)
+
+
+def run_code(code: str) -> list[pd.DataFrame]:
+    tables: list[pd.DataFrame] = []
+    exec(code.replace(".to_string()", ""), {"print": tables.append})
+    return tables
+
+
+def test_jobs_do_not_change_a_byte(settings: Settings, report: Path, tmp_path: Path) -> None:
+    assert evaluate(replace(settings, out=tmp_path, jobs=2, tables_only=True)) == Exit.SOME_FAILED
+    for name in ("metrics.csv", "pairs.csv"):
+        assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Settings:
+    write(tmp_path / "truth/x.nii.gz", brain())
+    models = (Model("model", tmp_path / "pred"),)
+    return Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
+
+
+def test_another_grid_is_refused(pair: Settings) -> None:
+    shifted = AFFINE.copy()
+    shifted[0, 3] = 2
+    write(pair.models[0].predictions / "x.nii.gz", brain(), shifted)
+    with pytest.raises(EvaluationError, match=r"not on the truth's grid.*2 mm apart.*--resample"):
+        evaluate(pair)
+
+
+def test_resampling_brings_it_there_and_the_report_says_so(pair: Settings) -> None:
+    """Shifted by a voxel in the file and by one in the header: back in place."""
+    shifted = AFFINE.copy()
+    shifted[0, 3] = 2
+    write(pair.models[0].predictions / "x.nii.gz", brain((-1, 0, 0)), shifted)
+    assert evaluate(replace(pair, resample=True, tables_only=True)) == Exit.OK
+    metrics = read_metrics(pair.out / "metrics.csv")
+    assert value(metrics, "x", "model", "group:all", "dice") == 1
+    note = pd.read_csv(pair.out / "pairs.csv")["note"].iloc[0]
+    assert note.startswith("resampled to the truth's grid, label by label")
+
+
+def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -> None:
+    whole, sparse = brain(), np.zeros_like(brain())
+    sparse[:, ::4] = whole[:, ::4]
+    write(tmp_path / "truth/x.nii.gz", sparse)
+    write(tmp_path / "pred/x.nii.gz", whole)
+    models = (Model("model", tmp_path / "pred"),)
+    settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
+    assert evaluate(settings) == Exit.OK
+    metrics = read_metrics(tmp_path / "out/metrics.csv")
+    assert value(metrics, "x", "model", "group:all", "dice") == 1
+    assert value(metrics, "x", "model", "group:all", "hd100") == 0
+    note = pd.read_csv(tmp_path / "out/pairs.csv")["note"].iloc[0]
+    assert note.startswith("the truth is labelled on 5 slices of 28 along its second axis")
+
+
+def test_a_mapping_brings_other_numbers_to_freesurfer(pair: Settings, tmp_path: Path) -> None:
+    other = np.where(brain() == 16, 7001, brain()).astype(np.int16)
+    write(pair.models[0].predictions / "x.nii.gz", other)
+    table = tmp_path / "mapping.tsv"
+    table.write_text("number\tfreesurfer\tof\n7001\t16\tprediction\n")
+    evaluate(replace(pair, mapping=table, tables_only=True))
+    metrics = read_metrics(pair.out / "metrics.csv")
+    assert value(metrics, "x", "model", "Brain-Stem", "dice") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("1\tx\ttruth", "whole numbers"), ("1\t2\teverything", "truth, prediction or both")],
+)
+def test_a_wrong_mapping_is_refused_by_its_line(line: str, message: str, tmp_path: Path) -> None:
+    table = tmp_path / "mapping.tsv"
+    table.write_text(f"number\tfreesurfer\tof\n{line}\n")
+    with pytest.raises(ConfigError, match=f"line 2.*{message}"):
+        read_mapping(table)
+
+
+def test_mappings_apply_to_the_truth_unless_said(tmp_path: Path) -> None:
+    table = tmp_path / "mapping.tsv"
+    table.write_text("number\tfreesurfer\tof\n1\t2\t\n3\t4\tboth\n")
+    mappings = read_mapping(table)
+    assert (mappings.truth, mappings.prediction) == ({1: 2, 3: 4}, {3: 4})
+
+
+def test_two_models_of_one_name_are_refused(pair: Settings) -> None:
+    with pytest.raises(ConfigError, match="two models are called 'model'"):
+        evaluate(replace(pair, models=pair.models * 2))
+
+
+def test_model_names_must_be_as_many_as_models() -> None:
+    with pytest.raises(ConfigError, match="1 --model-name for 2 --pred"):
+        named_models([Path("a"), Path("b")], ["only"])
+
+
+def test_nothing_to_pair_is_said(pair: Settings) -> None:
+    write(pair.models[0].predictions / "y.nii.gz", brain())
+    write(pair.models[0].predictions / "z.nii.gz", brain())
+    with pytest.raises(EvaluationError, match="no prediction has a truth"):
+        evaluate(pair)
+
+
+def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(pair: Settings) -> None:
+    for folder in (pair.truth, pair.models[0].predictions):
+        for kind in ("aseg", "manual"):
+            write(folder / f"sub-01_desc-{kind}_dseg.nii.gz", brain())
+    with pytest.raises(EvaluationError, match=r"desc-aseg.* and .*desc-manual.* both of sub-01"):
+        evaluate(pair)
+    assert not pair.out.exists()
+
+
+def test_images_that_are_not_there_are_said_before_anything_is_measured(pair: Settings) -> None:
+    write(pair.models[0].predictions / "x.nii.gz", brain())
+    with pytest.raises(ConfigError, match="no such file or folder: check the path"):
+        evaluate(replace(pair, images=pair.truth / "nowhere"))
+    assert not pair.out.exists()
+
+
+def test_no_jobs_are_refused(pair: Settings) -> None:
+    with pytest.raises(ConfigError, match="use at least 1"):
+        evaluate(replace(pair, jobs=0))
+
+
+def test_the_command_reads_like_its_help(study: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "evaluate"]
+    command += ["--truth", str(study / "truth"), "--pred", str(study / "a"), "--out"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "out"), "--jobs", "1", "--tables-only"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == Exit.SOME_FAILED
+    assert done.stderr.splitlines() == [
+        "sub-08, a: no prediction found",
+        "sub-99, a: no truth found",
+    ]
+    assert done.stdout.strip() == str(tmp_path / "out" / "metrics.csv")
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_subject_called_na_and_one_that_is_a_formula_survive(tmp_path: Path) -> None:
+    for folder in ("truth", "pred"):
+        for name in ("NA", "=1+1"):
+            write(tmp_path / folder / f"{name}.nii.gz", brain())
+    models = (Model("@model", tmp_path / "pred"),)
+    evaluate(Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True))
+    metrics = read_metrics(tmp_path / "out" / "metrics.csv")
+    assert set(metrics["subject"]) == {"NA", "'=1+1"}
+    assert set(metrics["model"]) == {"'@model"}

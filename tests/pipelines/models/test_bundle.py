@@ -1,0 +1,251 @@
+"""trinat bundle: views joined into what Segmenter.load takes, or refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from overfitted import SMALL
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.models.bundle import bundle
+from segmentation.errors import ConfigError, ModelError, TrinatError
+from segmentation.inference.segmenter import Segmenter
+from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.foreign import PORT_PREPROCESSING
+from segmentation.models.model_info import Description, Fusion, Preprocessing, Quality, Training
+from segmentation.models.quicknat import QuickNat
+from segmentation.space.views import View
+
+C, A, S = View
+
+
+def model(folder: Path, *views: View, filters: int = 4, **said: Any) -> Path:
+    """A model folder with random networks of these views."""
+    settings = {"filters": filters, "depth": 1}
+    networks = {
+        view: QuickNat(SMALL.model_copy(update=settings | {"classes": 19 if view is S else 33}))
+        for view in views
+    }
+    precision = said.pop("precision", "float32")
+    description = Description(**({"name": folder.name} | said))
+    save_model(folder, description, networks, precision=precision)
+    return folder
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """A run and two model folders, one view each."""
+    (tmp_path / "run").mkdir()
+    model(tmp_path / "run/model", C, not_predicted=("CSF",))
+    return [tmp_path / "run", model(tmp_path / "a", A, filters=8), model(tmp_path / "s", S)]
+
+
+def test_three_views_become_one_model_that_segments(three: list[Path], tmp_path: Path) -> None:
+    bundle(three, tmp_path / "out")
+    segmenter = Segmenter.load(tmp_path / "out", device="cpu")
+    assert segmenter.views == (C, A, S)
+    assert segmenter.model.name == "out"
+    for folder, view in zip((tmp_path / "run/model", *three[1:]), View, strict=True):
+        own = load_model(folder).networks[view].state_dict()
+        for name, tensor in segmenter.model.networks[view].state_dict().items():
+            assert torch.equal(tensor, own[name])
+
+
+def test_weights_keep_their_bytes_and_their_origin(three: list[Path], tmp_path: Path) -> None:
+    info = bundle(three, tmp_path / "out")
+    assert info.files["axial.safetensors"] == digest(tmp_path / "a/axial.safetensors")
+    assert info.origins[A].model_sha256 == digest(tmp_path / "a/model.yaml")
+    assert [info.origins[view].name for view in View] == ["model", "a", "s"]
+
+
+@pytest.mark.parametrize("views", [(S,), (C, A)])
+def test_any_subset_of_views_will_do(tmp_path: Path, views: tuple[View, ...]) -> None:
+    sources = [model(tmp_path / view.value, view) for view in reversed(views)]
+    bundle(sources, tmp_path / "out")
+    assert tuple(load_model(tmp_path / "out").networks) == views
+
+
+def test_what_one_view_was_not_taught_is_not_predicted(three: list[Path], tmp_path: Path) -> None:
+    words = ["bundle", *map(str, three), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, words, standalone_mode=False)
+    assert done.exception is None
+    assert "coronal, axial, sagittal" in done.output
+    assert "CSF is not predicted: not taught to coronal" in done.output
+    assert load_model(tmp_path / "out").info.not_predicted == ("CSF",)
+
+
+def test_notes_claim_nothing_for_a_view_that_does_not_say_it(tmp_path: Path) -> None:
+    said = Training(data="maps", licence="Apache-2.0", recipe="r", slices_seen=5)
+    sources = [
+        model(tmp_path / "ca", C, A, training=said, metrics={"dice": 0.7}),
+        model(tmp_path / "s", S, training=Training(data="maps", recipe="r", slices_seen=5)),
+    ]
+    info = bundle(sources, tmp_path / "out")
+    assert info.training.data == "maps"
+    assert info.training.licence == "coronal, axial: Apache-2.0; sagittal: not stated"
+    assert info.training.slices_seen == 10
+    # Scores of two views fused are no scores of the three.
+    assert info.metrics == {}
+    assert info.origins[A].metrics == {"dice": 0.7}
+    again = bundle([tmp_path / "out"], tmp_path / "again")
+    assert again.origins == info.origins
+    assert again.training == info.training
+
+
+def test_a_licence_is_given_where_a_source_does_not_say_it(tmp_path: Path) -> None:
+    sources = [
+        model(tmp_path / "c", C, training=Training(licence="Apache-2.0")),
+        model(tmp_path / "s", S),
+    ]
+    info = bundle(sources, tmp_path / "out", licence="CC0")
+    assert info.training.licence == "coronal: Apache-2.0; sagittal: CC0"
+    assert info.origins[S].training.licence == ""
+
+
+def test_what_was_measured_of_one_model_holds_for_it_alone(tmp_path: Path) -> None:
+    measured = Quality(agreement=(0.6, 0.5))
+    one = model(tmp_path / "one", C, A, metrics={"dice": 0.7}, quality=measured)
+    same = bundle([one], tmp_path / "same")
+    assert (same.metrics, same.quality) == ({"dice": 0.7}, measured)
+    (tmp_path / "w.yaml").write_text("weights: {coronal: 1.0, axial: 3.0}\n")
+    weighted = bundle([one], tmp_path / "weighted", weights=tmp_path / "w.yaml")
+    assert (weighted.metrics, weighted.quality) == ({}, measured)
+    joined = bundle([one, model(tmp_path / "s", S)], tmp_path / "joined")
+    assert (joined.metrics, joined.quality) == ({}, None)
+
+
+def test_the_count_is_unknown_where_one_is(tmp_path: Path) -> None:
+    sources = [model(tmp_path / "c", C, training=Training(slices_seen=5)), model(tmp_path / "a", A)]
+    assert bundle(sources, tmp_path / "out").training.slices_seen is None
+
+
+def test_half_precision_is_kept_only_where_all_have_it(tmp_path: Path) -> None:
+    half = [model(tmp_path / view.value, view, precision="float16") for view in (C, A)]
+    info = bundle(half, tmp_path / "half")
+    assert info.precision == "float16"
+    assert info.files["axial.safetensors"] == digest(half[1] / "axial.safetensors")
+    mixed = bundle([*half, model(tmp_path / "s", S)], tmp_path / "mixed")
+    assert mixed.precision == "float32"
+    own, kept = (load_model(folder).networks[C] for folder in (half[0], tmp_path / "mixed"))
+    assert torch.equal(own.classifier.weight, kept.classifier.weight)
+
+
+def test_each_view_keeps_its_slices(tmp_path: Path) -> None:
+    both = [model(tmp_path / view.value, view, preprocessing=PORT_PREPROCESSING) for view in (C, A)]
+    info = bundle(both, tmp_path / "out")
+    assert set(info.preprocessing.slices) == set(PORT_PREPROCESSING.slices) & {C, A}
+    assert info.preprocessing.slice_axes(A) == PORT_PREPROCESSING.slice_axes(A)
+
+
+def test_weights_come_from_a_file(three: list[Path], tmp_path: Path) -> None:
+    content = {
+        "weights": {"coronal": 2.0, "axial": 1.0, "sagittal": 1.0},
+        "per_class": {"Brain-Stem": {"sagittal": 1.0}},
+    }
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(content))
+    bundle(three, tmp_path / "out", weights=tmp_path / "w.yaml")
+    joined = load_model(tmp_path / "out")
+    weights = joined.fusion_weights(View)
+    stem = joined.scheme.names.index("Brain-Stem")
+    assert weights[:, 1].tolist() == [0.5, 0.25, 0.25]
+    assert weights[:, stem].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"per_class": {"Nose": {"axial": 1}}}, "Nose is no structure"),
+        ({"weights": {"axial": -1}}, r"w\.yaml: weights\.axial"),
+        ({"weight": {}}, "weight: there is no such setting"),
+        ({"weights": {"coronal": 0, "axial": 0, "sagittal": 0}}, "have no weight"),
+    ],
+)
+def test_weights_that_do_not_hold_are_refused(
+    three: list[Path], tmp_path: Path, content: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(TrinatError, match=message):
+        bundle(three, tmp_path / "out", weights=tmp_path / "w.yaml")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> None:
+    fitted = Fusion(weights={C: 0.7, A: 0.3})
+    sources = [model(tmp_path / "c", C, fusion=fitted), model(tmp_path / "a", A, fusion=fitted)]
+    assert bundle(sources, tmp_path / "out").fusion == fitted
+    sources.append(model(tmp_path / "s", S))
+    with pytest.raises(ConfigError, match=r"joins its views otherwise.*--weights"):
+        bundle(sources, tmp_path / "all")
+    assert bundle(sources, tmp_path / "all", weights="default").fusion == Fusion()
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"labels": "tissue4"}, r"s: labels: tissue4, where .*/a has quicknat33"),
+        ({"preprocessing": Preprocessing(axes="LIA")}, r"s: preprocessing\.axes: LIA"),
+        ({"preprocessing": Preprocessing(scaling="minimum-maximum")}, "minimum-maximum, where"),
+    ],
+)
+def test_what_cannot_live_together_is_refused(
+    tmp_path: Path, said: dict[str, Any], message: str
+) -> None:
+    first = model(tmp_path / "a", A)
+    if "labels" in said:
+        network = QuickNat(SMALL.model_copy(update={"depth": 1, "classes": 4}))
+        save_model(tmp_path / "s", Description(name="s", **said), {C: network})
+    else:
+        model(tmp_path / "s", S, **said)
+    with pytest.raises(ModelError, match=message):
+        bundle([first, tmp_path / "s"], tmp_path / "out")
+
+
+def test_two_sources_for_one_view_are_refused(tmp_path: Path) -> None:
+    sources = [model(tmp_path / "one", C, A), model(tmp_path / "two", A)]
+    with pytest.raises(ModelError, match=r"two: has the axial network, and so has .*one"):
+        bundle(sources, tmp_path / "out")
+
+
+def test_a_missing_or_broken_source_is_named(three: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere: no such folder"):
+        bundle([*three, tmp_path / "nowhere"], tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="empty: no model here"):
+        bundle([tmp_path / "empty"], tmp_path / "out")
+    weights = three[1] / "axial.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ModelError, match=r"axial\.safetensors: is not the file"):
+        bundle(three, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_replaced_only_when_asked_and_nothing_else_ever(
+    three: list[Path], tmp_path: Path
+) -> None:
+    bundle(three[:2], tmp_path / "out")
+    with pytest.raises(ModelError, match="--overwrite"):
+        bundle(three, tmp_path / "out")
+    bundle(three, tmp_path / "out", overwrite=True)
+    assert tuple(load_model(tmp_path / "out").networks) == (C, A, S)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis.tex").write_text("years of work")
+    with pytest.raises(ModelError, match="is no model"):
+        bundle(three, tmp_path / "home", overwrite=True)
+    assert (tmp_path / "home/thesis.tex").exists()
+
+
+def test_a_name_that_is_none_is_refused_in_one_line(three: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape("--name: name: String should match")) as caught:
+        bundle(three, tmp_path / "out", name="../x")
+    assert "\n" not in str(caught.value)

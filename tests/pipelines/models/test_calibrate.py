@@ -1,0 +1,75 @@
+"""Calibration: the rule by which limits are chosen, by hand; the whole on a miniature head."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from overfitted import miniature, random_model
+
+from pipelines.models import calibrate as module
+from pipelines.models.calibrate import CASES, Case, Point, calibrate, cut, limit, noise, rates
+from segmentation.errors import ConfigError, DatasetError, EvaluationError
+from segmentation.models.checkpoint import read_info
+
+POINTS = [
+    *(Point("k", agreement=n / 10, dice=0.4) for n in range(1, 10)),  # 0.1 to 0.9
+    Point("k", agreement=0.05, dice=0.4),
+    Point("k", agreement=0.75, dice=0.8),
+    Point("k", agreement=0.95, dice=0.8),
+]
+
+
+def test_the_limit_is_the_lowest_that_catches_enough() -> None:
+    # Ten have failed; nine of them lie at 0.8 or below.
+    assert limit(POINTS, 0.5) == 0.81
+    assert rates(POINTS, 0.5, 0.81) == (0.9, 0.5)
+    assert rates(POINTS, 0.5, 0.80)[0] == 0.8
+
+
+def test_without_failures_there_is_no_limit() -> None:
+    with pytest.raises(EvaluationError, match=r"no structure .* has a Dice below 0\.1"):
+        limit(POINTS, 0.1)
+
+
+def test_cases_have_names_of_their_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(random_model(), folder)
+    before = read_info(folder)
+    cases = (Case("noise", "noise", 1, noise(0.05)), Case("cropped", "cropped", 1, cut(0.6)))
+    monkeypatch.setattr(module, "CASES", cases)
+    monkeypatch.setattr(module, "_THALAMUS", (2, 41))  # the miniature has none
+    monkeypatch.setattr(module, "middle", lambda seed: module._cut_out(*miniature(seed=seed)))
+    scan, truth = miniature("LIA", seed=2)
+    subject = tmp_path / "sub-07"
+    (subject / "mri").mkdir(parents=True)
+    scan.write(subject / "mri/T1.mgz")
+    truth.write(subject / "mri/aseg.mgz", labels=True)
+    told: list[str] = []
+    lines = calibrate(
+        str(folder), [subject], picture=tmp_path / "all.png", device="cpu", say=told.append
+    )
+    assert [line.partition(":")[0] for line in told] == ["sub-07", "noise", "cropped"]
+    after = read_info(folder)
+    assert after.quality is not None
+    look, fail = after.quality.agreement
+    assert 0 <= fail <= look <= 1
+    assert after.quality.origin == "trinat calibrate: " + "; ".join(lines[:3])
+    assert lines[3].startswith("real scans, look: ")
+    assert after.model_copy(update={"quality": before.quality}) == before
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_calibrated_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="comes with the software"):
+        calibrate("fast")
+    with pytest.raises(DatasetError, match=r"has no mri/T1\.mgz"):
+        calibrate(str(random_model()), [tmp_path], device="cpu")

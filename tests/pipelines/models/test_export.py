@@ -1,0 +1,55 @@
+"""Exported networks give the same labels, and the check of it can fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from overfitted import random_model
+
+from pipelines.models.export import export_model, share_of_equal_labels
+from segmentation.errors import ConfigError, ModelError
+from segmentation.models.checkpoint import load_model
+from segmentation.models.quicknat import QuickNat
+from segmentation.space.views import View
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.slow
+def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
+    paths = export_model(str(random_model()), tmp_path / "onnx")
+    assert [path.name for path in paths] == ["coronal.onnx", "axial.onnx", "sagittal.onnx"]
+    networks = load_model(random_model()).networks
+    assert share_of_equal_labels(networks[View.CORONAL], paths[0]) >= 0.9999
+    # Another view's weights: the check sees it.
+    assert share_of_equal_labels(networks[View.AXIAL], paths[0]) < 0.9
+
+
+def test_a_network_that_gives_other_labels_is_not_written(tmp_path: Path, monkeypatch) -> None:
+    def export_nothing(network: QuickNat, path: Path) -> None:
+        """The graph of a network that finds background alone."""
+        from onnx import TensorProto, helper, save
+
+        shape = ("n", "channels", "rows", "columns")
+        slices, logits = (
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name in ("slices", "logits")
+        )
+        node = helper.make_node("Identity", ["slices"], ["logits"])
+        graph = helper.make_graph([node], "nothing", [slices], [logits])
+        opset = helper.make_opsetid("", 20)
+        save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+
+    monkeypatch.setattr("pipelines.models.export.export_network", export_nothing)
+    before = tmp_path / "coronal.onnx"
+    before.write_bytes(b"of an earlier export")
+    with pytest.raises(ModelError, match=r"coronal\.onnx: .* not written"):
+        export_model(str(random_model()), tmp_path)
+    assert list(tmp_path.iterdir()) == [before]
+    assert before.read_bytes() == b"of an earlier export"
+
+
+def test_unknown_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--format"):
+        export_model(str(random_model()), tmp_path, format_="tflite")

@@ -1,0 +1,85 @@
+"""The BIDS App: its command line, which other tools call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from miniatures import without_orientation
+from overfitted import random_model
+from serial import run_serially, write_scans
+
+from pipelines.cli import bids, main
+from pipelines.common.exits import Exit
+from pipelines.common.lock import run_lock
+from pipelines.predict.ledger import read_entries
+from pipelines.predict.naming import WORK
+from segmentation.errors import LockedError
+from segmentation.models import zoo
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["trinat-bids", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        bids.main()
+    return int(caught.value.code or 0)
+
+
+def test_participants_then_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02", "03")))
+    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    without_orientation(raw / "sub-03/anat/sub-03_T1w.nii.gz")
+    options = ("--model", random_model(), "--n_cpus", 1, "--trust-affine", "header")
+    options += ("--participant_label", "01", "sub-03")
+    assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
+    done = {"sub-01/anat/sub-01", "sub-03/anat/sub-03"}
+    assert set(read_entries([out / "run.sub-01-03.jsonl"])) == done
+    # Tables are of all participants, whoever segments which of them.
+    assert not (out / "volumes.tsv").exists()
+    assert run(monkeypatch, raw, out, "group") == Exit.OK
+    assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
+
+
+def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02")))
+    with run_lock(out / WORK / "lock.sub-01"):
+        assert run_serially(raw, out, participants=["02"]).done == 1
+        with pytest.raises(LockedError):
+            run_serially(raw, out, participants=["sub-01"])
+
+
+@pytest.mark.parametrize("command", [bids.main, main])
+def test_where_no_model_is_named_the_devices_decide(
+    command: Callable[[], NoReturn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (tmp_path / "dataset_description.json").write_text("{}")
+    monkeypatch.setattr(zoo, "default_model", lambda devices: f"best-for-{'-'.join(devices)}")
+    words = {
+        bids.main: ["trinat-bids", str(tmp_path), str(tmp_path / "out"), "participant"],
+        main: ["trinat", "predict", str(tmp_path), "--out", str(tmp_path / "out")],
+    }
+    monkeypatch.setattr(sys, "argv", [*words[command], "--device", "cuda:0,1"])
+    with pytest.raises(SystemExit):
+        command()
+    assert "best-for-cuda:0-cuda:1: no such model" in capsys.readouterr().err
+
+
+def test_the_version_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--version") == Exit.OK
+    assert capsys.readouterr().out == f"trinat {version('trinat')}\n"
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    assert run(monkeypatch, tmp_path, tmp_path / "out", "participant") == Exit.ALL_FAILED
+    assert "dataset_description.json is missing" in capsys.readouterr().err
+
+
+def test_an_unknown_level_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    assert run(monkeypatch, tmp_path, tmp_path, "everything") == Exit.USAGE
+    assert "participant or group" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""The ledger: what was appended holds, torn lines are ignored, currency goes by hash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.common.discovery import Case
+from pipelines.predict.ledger import Entry, Ledger, digest_files, ledgers_in, read_entries
+from pipelines.predict.settings import OutputSettings, RunSettings
+from segmentation.errors import IntegrityError
+
+DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
+
+
+def test_last_entry_of_a_case_holds_over_all_ledgers(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "run.shard-1-of-2.jsonl") as ledger:
+        ledger.add(replace(DONE, finished="2026-01-02", reason="newer"))
+    with Ledger(tmp_path / "run.shard-2-of-2.jsonl") as ledger:
+        ledger.add(DONE)
+        ledger.add(replace(DONE, case="b"))
+    entries = read_entries(ledgers_in(tmp_path))
+    assert {case: entry.reason for case, entry in entries.items()} == {"a": "newer", "b": ""}
+    assert set(read_entries(ledgers_in(tmp_path), {"b", "c"})) == {"b"}
+
+
+def test_torn_line_is_ignored_and_the_next_run_appends_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Ledger(path) as ledger:
+        ledger.add(DONE)
+        ledger.add(replace(DONE, case="b"))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert set(read_entries([path])) == {"a"}
+    with Ledger(path) as ledger:
+        ledger.add(replace(DONE, case="c"))
+    assert set(read_entries([path])) == {"a", "c"}
+
+
+def test_a_whole_line_that_is_no_entry_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_text('{"case":"a","stat":"done"}\n')
+    with pytest.raises(IntegrityError, match="line 1"):
+        read_entries([tmp_path / "run.jsonl"])
+
+
+def test_a_name_with_a_newline_stays_on_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Ledger(path) as ledger:
+        ledger.add(replace(DONE, input="a\nb \udcff.nii"))
+    assert path.read_bytes().count(b"\n") == 1
+    assert read_entries([path])["a"].input == "a\nb \udcff.nii"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Case, RunSettings, Entry]:
+    """A scan, the settings of a run, and the entry of its result."""
+    for name in ("scan", "o"):
+        (tmp_path / name).write_bytes(b"x")
+    case = Case("a", tmp_path / "scan", "scan")
+    settings = RunSettings(tmp_path, Path("model"), "m", tmp_path / "staging")
+    digest = digest_files([tmp_path / "o"])
+    entry = Entry.of(case, settings, "done", input_sha256=digest, outputs={"o": digest})
+    return case, settings, entry
+
+
+def test_done_means_same_input_model_settings_and_output(run) -> None:
+    case, settings, entry = run
+    assert entry.is_current(case, settings)
+    assert not replace(entry, status="failed").is_current(case, settings)
+    assert not entry.is_current(case, replace(settings, model_sha256="other"))
+    assert not entry.is_current(case, replace(settings, output=OutputSettings(clean=True)))
+
+
+@pytest.mark.parametrize("file", ["scan", "o"])
+@pytest.mark.parametrize("content", [b"changed", None])
+def test_what_was_changed_or_removed_since_is_not_current(run, file: str, content) -> None:
+    case, settings, entry = run
+    (settings.out / file).unlink()
+    if content:
+        (settings.out / file).write_bytes(content)
+    assert not entry.is_current(case, settings)
+
+
+def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        ledger.add(replace(DONE, finished="2027-01-01"))
+        ledger.add(replace(DONE, reason="newer"))
+        held = ledger.entries
+    assert read_entries([tmp_path / "run.jsonl"]) == held
+    assert held["a"].reason == "newer"
+
+
+def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path: Path) -> None:
+    (tmp_path / "o").write_bytes(b"x")
+    there = replace(DONE, outputs={"o": digest_files([tmp_path / "o"])})
+    for number, entry in enumerate((there, replace(DONE, outputs={"o": ""}, finished="2027"))):
+        with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
+            ledger.add(entry)
+    ledgers = ledgers_in(tmp_path)
+    assert read_entries(ledgers) == read_entries(reversed(ledgers)) == {"a": there}

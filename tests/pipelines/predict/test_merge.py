@@ -1,0 +1,77 @@
+"""trinat merge: the newest entry of each case, each ledger read once, nothing written twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.common.lock import run_lock
+from pipelines.predict import ledger
+from pipelines.predict.ledger import Entry, Ledger, read_entries
+from pipelines.predict.merge import merge
+from pipelines.predict.naming import WORK
+from segmentation.errors import InputError, IntegrityError, LockedError
+
+FAILED = Entry("a", "failed", "a.nii", "is damaged", finished="2026-01-01")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Two shards; the second has done the first's case again."""
+    with Ledger(tmp_path / "run.shard-1-of-2.jsonl") as first:
+        first.add(FAILED)
+        first.add(replace(FAILED, case="b"))
+    with Ledger(tmp_path / "run.shard-2-of-2.jsonl") as second:
+        second.add(replace(FAILED, reason="is still damaged", finished="2026-01-02"))
+    return tmp_path
+
+
+def test_the_newest_of_each_case_is_joined_and_counted(out: Path) -> None:
+    assert merge(out).failed == 2
+    joined = read_entries([out / "run.jsonl"])
+    assert {case: entry.reason for case, entry in joined.items()} == {
+        "a": "is still damaged",
+        "b": "is damaged",
+    }
+    assert len((out / "run.jsonl").read_text().splitlines()) == 2
+    assert len((out / "summary.tsv").read_text().splitlines()) == 1 + 2
+    assert not (out / WORK).exists()
+
+
+def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(out)
+    with Ledger(out / "run.shard-1-of-2.jsonl") as first:
+        first.add(replace(FAILED, case="b", reason="is gone", finished="2026-01-03"))
+    read = []
+    parse = ledger._parse
+    monkeypatch.setattr(ledger, "_parse", lambda *line: read.append(line) or parse(*line))
+    merge(out)
+    # Two that were joined, three of the first shard and one of the second.
+    assert len(read) == 2 + 3 + 1
+    lines = (out / "run.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    assert "is gone" in lines[-1]
+
+
+def test_a_run_at_work_is_left_alone(out: Path) -> None:
+    with run_lock(out / WORK / "lock"), pytest.raises(LockedError):
+        merge(out)
+    assert not (out / "run.jsonl").exists()
+
+
+def test_a_folder_without_ledgers_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no run\*\.jsonl here"):
+        merge(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_ledger_is_named_and_nothing_written(out: Path) -> None:
+    (out / "run.shard-2-of-2.jsonl").write_text('{"case": 1, "nonsense": 2}\n')
+    with pytest.raises(IntegrityError, match=r"run\.shard-2-of-2\.jsonl: line 1"):
+        merge(out)
+    assert not (out / "run.jsonl").exists()
+    assert not (out / "summary.tsv").exists()

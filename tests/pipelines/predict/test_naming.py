@@ -1,0 +1,27 @@
+"""Names of outputs by the BIDS schema, and FreeSurfer's table."""
+
+from __future__ import annotations
+
+from pipelines.predict.naming import bids_name
+from pipelines.predict.stats import format_aseg_stats
+from segmentation.data.sources.bids import entities
+from segmentation.labels.scheme import load_scheme
+
+
+def test_all_entities_are_kept_and_ours_stand_where_the_schema_wants_them() -> None:
+    own = entities("sub-01_ses-x_acq-hi+lo_run-1_chunk-2")
+    name = bids_name(own, space="orig", desc="trinat")
+    assert name == "sub-01_ses-x_acq-hi+lo_run-1_space-orig_chunk-2_desc-trinat"
+
+
+def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:
+    voxels = {"Left-Thalamus": 100, "Brain-Stem": 7, "Right-Hippocampus": 0}
+    text = format_aseg_stats("s", load_scheme("quicknat33"), voxels, 0.5)
+    header, *rows = text.splitlines()[4:]
+    assert header == "# ColHeaders Index SegId NVoxels Volume_mm3 StructName"
+    assert [row.split() for row in rows] == [
+        ["1", "10", "100", "50.000", "Left-Thalamus"],
+        ["2", "16", "7", "3.500", "Brain-Stem"],
+        ["3", "53", "0", "0.000", "Right-Hippocampus"],
+    ]
+    assert "TIV" not in text

@@ -1,0 +1,297 @@
+"""Several processes: torchrun starts them, one dies and all go on, a signal stops all together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+from small_store import all_train, small_store
+
+from pipelines.train.job import Watcher
+from pipelines.train.launch import launch
+from pipelines.train.run import read_recipe
+from segmentation.errors import ConfigError, TrinatError
+from segmentation.models.checkpoint import load_model
+from segmentation.space.views import View
+from segmentation.synthetic.heads import phantom_heads
+from segmentation.training.state import State, read_latest
+
+CLI = (sys.executable, "-m", "pipelines.cli")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# Of torchrun or the user, and not for those that are started here.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in PLACE} | {"OMP_NUM_THREADS": "1"}
+ROOT = Path(__file__).parents[2]
+STEPS = 30
+JOB = "train/coronal"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One view of the phantom's head at 4 mm, a few slices of which take a moment."""
+    folder = tmp_path_factory.mktemp("recipe")
+    phantom_heads(4).save(folder / "heads.npz")
+    content: dict[str, Any] = {
+        "name": "tiny",
+        "network": {
+            "filters": 4,
+            "kernel": 3,
+            "depth": 2,
+            "excitation": "none",
+            "activation": "relu",
+            "order": "convolution-norm-activation",
+        },
+        "views": ["coronal"],
+        "data": {
+            "synthetic": {"heads": str(folder / "heads.npz")},
+            "rows": 32,
+            "columns": 32,
+            "epoch_slices": 999,
+        },
+        "schedule": {"steps": STEPS},
+        "batch": 4,
+        "checkpoint_every_steps": 2,
+    }
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
+    return folder / "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes from start to end."""
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = start(recipe, run)
+    _, words = done.communicate(timeout=500)
+    assert done.returncode == 0, words
+    return run
+
+
+def start(recipe: Path, run: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*CLI, "train", recipe, "--out", run, "--nproc", "2", *more],
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_a_state(run: Path) -> None:
+    deadline = time.monotonic() + 500
+    while not list((run / JOB).glob("state-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes that train, the leader first."""
+    children = psutil.Process(process.pid).children()
+    trainers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    return sorted(trainers, key=psutil.Process.create_time)
+
+
+def state_of(run: Path) -> State:
+    state, problems = read_latest(run / JOB)
+    assert state is not None
+    assert not problems
+    return state
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    one, two = state_of(first), state_of(second)
+    assert one.counters.step == two.counters.step == STEPS
+    for group in ("network", "average", "optimiser"):
+        ours, theirs = getattr(one, group), getattr(two, group)
+        assert ours.keys() == theirs.keys()
+        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+    models = [(run / "model/coronal.safetensors").read_bytes() for run in (first, second)]
+    assert models[0] == models[1]
+
+
+def test_two_processes_train_one_model_and_one_of_them_writes(undisturbed: Path) -> None:
+    assert set(load_model(undisturbed / "model").networks) == {View.CORONAL}
+    lines = (undisturbed / JOB / "metrics.csv").read_text().splitlines()
+    steps = [int(line.split(",")[0]) for line in lines[1:]]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == STEPS
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_after_a_killed_process_all_go_on_to_the_same_bits(
+    recipe: Path, undisturbed: Path, tmp_path: Path, rank: int
+) -> None:
+    process = start(recipe, tmp_path / "run")
+    wait_for_a_state(tmp_path / "run")
+    ranks(process)[rank].kill()
+    _, words = process.communicate(timeout=500)
+    assert process.returncode == 0, words
+    assert "a process died: all go on from the last state (restart 1)" in words
+    assert_same_weights(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_ends_with_75_and_the_run_goes_on_to_the_same_bits(
+    recipe: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    process = start(recipe, tmp_path / "run")
+    wait_for_a_state(tmp_path / "run")
+    process.send_signal(signal.SIGUSR1)
+    _, words = process.communicate(timeout=500)
+    assert process.returncode == 75, words
+    assert "its state is saved" in words.splitlines()[-1]
+    resumed = start(recipe, tmp_path / "run", "--resume")
+    _, words = resumed.communicate(timeout=500)
+    assert resumed.returncode == 0, words
+    assert_same_weights(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_two_processes_that_read_ahead_give_the_bits_of_two_that_do_not(
+    recipe: Path, tmp_path: Path
+) -> None:
+    store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
+    content = yaml.safe_load(recipe.read_text()) | {"scheme": "tissue4"}
+    runs = [tmp_path / "ahead-0", tmp_path / "ahead-2"]
+    for workers, run in zip((0, 2), runs, strict=True):
+        source = {"path": str(store), "split": str(all_train(store)), "workers": workers}
+        content["data"] = {"store": source, "rows": 16, "columns": 16, "epoch_slices": 64}
+        (tmp_path / "stored.yaml").write_text(yaml.safe_dump(content))
+        process = start(tmp_path / "stored.yaml", run)
+        _, words = process.communicate(timeout=500)
+        assert process.returncode == 0, words
+    assert_same_weights(*runs)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_is_one_line_and_no_reason_to_try_again(
+    recipe: Path, undisturbed: Path
+) -> None:
+    process = start(recipe, undisturbed, "--quiet")
+    _, words = process.communicate(timeout=500)
+    assert process.returncode == 4
+    assert words.splitlines() == [
+        f"trinat: {undisturbed}: a run is there already: go on with --resume, or give another --out"
+    ]
+
+
+FAILING = """
+import sys
+from segmentation.training.loop import Trainer
+from pipelines.cli import main
+
+def step(self):
+    with open({log!r}, "a") as log:
+        log.write("step\\n")
+    if self.workers.rank == 1:
+        raise RuntimeError("no such kernel")
+    return real(self)
+
+real, Trainer.step = Trainer.step, step
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("way", ["nproc", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_an_error_in_every_step_is_one_line_and_not_tried_again(
+    recipe: Path, tmp_path: Path, way: str
+) -> None:
+    """Spawned processes run the script's top, too, and so have its step."""
+    script, log = tmp_path / "failing.py", tmp_path / "steps.log"
+    script.write_text(FAILING.format(log=str(log)))
+    command = [sys.executable, script]
+    many = ["--nproc", "2"]
+    if way == "torchrun":
+        command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=2", script]
+        many = []
+    done = subprocess.run(
+        [*command, "train", recipe, "--out", tmp_path / "run", "--quiet", *many],
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    # Each process began its first step, once.
+    assert log.read_text().splitlines() == ["step"] * 2
+    lines = [line for line in done.stderr.splitlines() if "no such kernel" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("trinat: RuntimeError: no such kernel")
+    if way == "nproc":
+        assert done.returncode == 4
+        assert done.stderr.splitlines() == lines
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
+    recipe: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
+        *("-m", "pipelines.cli", "train", str(recipe), "--out", str(tmp_path / "run")),
+    ]
+    # As many threads each as two processes of one machine have: sums in the same order.
+    cores = sorted(os.sched_getaffinity(0))
+    half = partial(os.sched_setaffinity, 0, cores[: max(1, len(cores) // 2)])
+    machines = [
+        subprocess.Popen(
+            command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=half
+        )
+        for _ in range(2)
+    ]
+    for machine in machines:
+        _, words = machine.communicate(timeout=500)
+        assert machine.returncode == 0, words
+    assert_same_weights(tmp_path / "run", undisturbed)
+
+
+SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
+
+
+def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'oblique' is no view"):
+        launch(
+            read_recipe(str(recipe)), tmp_path / "run", lambda: nullcontext(SILENT), view="oblique"
+        )
+
+
+def test_whom_torchrun_started_starts_no_others(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PLACE:
+        monkeypatch.setenv(name, "0" if name.endswith("RANK") else "2")
+    with pytest.raises(ConfigError, match="leave --nproc out"):
+        launch(read_recipe(str(recipe)), tmp_path, lambda: nullcontext(SILENT), processes=2)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda"])
+def test_processes_of_one_machine_do_not_share_a_gpu(
+    recipe: Path, tmp_path: Path, device: str
+) -> None:
+    with pytest.raises(TrinatError, match=r"cannot share cuda:0|devices for 99 processes"):
+        launch(
+            read_recipe(str(recipe)),
+            tmp_path / "run",
+            lambda: nullcontext(SILENT),
+            device=device,
+            processes=99,
+        )
+    assert not (tmp_path / "run").exists()

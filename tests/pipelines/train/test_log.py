@@ -1,0 +1,124 @@
+"""What a training writes down: once for each step, also after it was killed."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.train.log import Metrics, append_scores
+from pipelines.train.page import read_curves, write_page
+from segmentation.errors import ConfigError
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
+from segmentation.training.loop import StepReport
+from segmentation.training.validation import Examples, Scores
+
+SCHEME = load_scheme("tissue4")
+BLANK = np.zeros((1, 1), np.uint8)
+
+
+def scores(dice: float) -> dict[View, Scores]:
+    values = np.array([np.nan, dice, np.nan, 0.5])
+    blank = BLANK[None]
+    examples = Examples(blank.astype(np.float32), blank, blank)
+    return {View.AXIAL: Scores(values, values / 2, examples)}
+
+
+def report(step: int, loss: float) -> StepReport:
+    return StepReport(step, 0, loss, 0.1, 1.0, 0.5, 4)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_scores_stand_once_for_each_step_and_defined_structure(tmp_path: Path) -> None:
+    for step, dice in ((10, 0.25), (20, 0.5), (20, 0.75)):
+        append_scores(tmp_path, step, scores(dice), SCHEME)
+    found = [(row["step"], row["dice"]) for row in rows(tmp_path / "validations.csv")]
+    assert found == [("10", "0.2500"), ("10", "0.5000"), ("20", "0.7500"), ("20", "0.5000")]
+
+
+def test_metrics_after_the_state_that_a_run_goes_on_from_are_dropped(tmp_path: Path) -> None:
+    for step in (3, 6):
+        Metrics(tmp_path, step - 3).add(report(step, 1.0), last=True)
+    Metrics(tmp_path, 3).add(report(6, 2.0), last=True)
+    found = [(row["step"], float(row["loss"])) for row in rows(tmp_path / "metrics.csv")]
+    assert found == [("3", 1.0), ("6", 2.0)]
+
+
+@pytest.mark.parametrize(
+    "torn", ["6,0,2.0", "6,0,2.0,0.1,1,8", "\r\n", "\0\0\0\0", "6,0,2.\0\0\0\0\0", "\xff\r\n"]
+)
+def test_a_line_that_a_power_cut_has_torn_is_left_out(tmp_path: Path, torn: str) -> None:
+    Metrics(tmp_path, 0).add(report(3, 1.0), last=True)
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(path.read_bytes() + torn.encode("latin-1"))
+    assert read_curves(tmp_path)["loss"] == ([3], [1])
+    Metrics(tmp_path, 9).add(report(12, 2.0), last=True)
+    assert [row["step"] for row in rows(path)] == ["3", "12"]
+
+
+def test_metrics_that_a_power_cut_has_emptied_begin_anew(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").touch()
+    assert read_curves(tmp_path)["loss"] == ([], [])
+    Metrics(tmp_path, 9).add(report(12, 2.0), last=True)
+    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["12"]
+
+
+def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, 0)
+    for step, loss in ((1, 1.0), (2, float("nan")), (3, 2.0)):
+        metrics.add(report(step, loss), last=step == 3)
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert float(row["loss"]) == 1.5
+    # 3 steps of 4 slices in half a second each.
+    assert float(row["slices_per_second"]) == 8
+
+
+def test_curves_in_mlflow_that_is_not_there_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match=r"install trinat\[mlflow\]"):
+        Metrics(tmp_path, 0, mlflow="tries")
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_a_job_is_one_run_of_an_mlflow_experiment_also_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is optional: trinat[mlflow]")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    settings = {"seed": 3, "stage": {"batch": 4, "start": None}}
+    for step in (3, 6):
+        metrics = Metrics(tmp_path, step - 3, mlflow="tries", settings=settings)
+        metrics.add(report(step, step / 2), last=True)
+        metrics.add_scores(scores(0.25), step)
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("tries")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params == {"seed": "3", "stage.batch": "4"}
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in history] == [(3, 1.5), (6, 3.0)]
+    # Of 0.25 and 0.5; background takes no part.
+    assert run.data.metrics["axial/dice"] == 0.375
+
+
+def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
+    caption = "Dice and IoU of each structure through time"
+    Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
+    write_page(tmp_path, "job", SCHEME)
+    assert caption not in (tmp_path / "run.html").read_text()
+    for step in (10, 20):
+        append_scores(tmp_path, step, scores(step / 40), SCHEME)
+    write_page(tmp_path, "job", SCHEME)
+    page = (tmp_path / "run.html").read_text()
+    assert caption in page
+    assert page.count("data:image/png;base64,") == 2

@@ -1,0 +1,73 @@
+"""trinat runs: each job's figures from the files that a training leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.train.log import Metrics, append_scores
+from pipelines.train.runs import JobSummary, summarise
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
+from segmentation.training.loop import StepReport
+from segmentation.training.state import Counters, State, write_state
+from segmentation.training.validation import Examples, Scores
+
+SCHEME = load_scheme("tissue4")
+BLANK = np.zeros((1, 1, 1), np.uint8)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job of two views: losses 3 and 1; mean Dice of both 0.4 at step 10, 0.6, then 0.5."""
+    (tmp_path / "config.yaml").write_text("name: run\n")
+    job = tmp_path / "train/coronal-axial"
+    job.mkdir(parents=True)
+    metrics = Metrics(job, 0)
+    for step, loss in ((15, 3.0), (30, 1.0)):
+        metrics.add(StepReport(step, 0, loss, 0.1, 1.0, 0.5, 4), last=True)
+    for step, coronal, axial in ((10, 0.3, 0.5), (20, 0.8, 0.4), (30, 0.5, 0.5)):
+        scores = {View.CORONAL: scored(coronal), View.AXIAL: scored(axial)}
+        append_scores(job, step, scores, SCHEME)
+    return job
+
+
+def scored(dice: float) -> Scores:
+    """Two structures whose mean Dice is `dice`, and one that nobody has."""
+    values = np.array([np.nan, dice - 0.1, dice + 0.1, np.nan])
+    return Scores(values, values / 2, Examples(BLANK.astype(np.float32), BLANK, BLANK))
+
+
+def finish(job: Path, counters: Counters) -> None:
+    (job / "done.json").write_text(json.dumps(asdict(counters)))
+
+
+def only(job: Path) -> JobSummary:
+    (summary,) = summarise(job.parents[1])
+    return summary
+
+
+def test_a_finished_job_has_its_time_last_loss_and_best_dice(job: Path) -> None:
+    finish(job, Counters(step=30, seconds=5400))
+    summary = only(job)
+    assert (summary.name, summary.steps, summary.hours) == ("train/coronal-axial", 30, 1.5)
+    assert summary.final_loss == 1
+    assert summary.best_dice == pytest.approx(0.6)
+
+
+def test_a_job_that_was_stopped_has_the_time_of_its_last_sound_state(job: Path) -> None:
+    for step in (20, 28):
+        write_state(job, State(Counters(step=step, seconds=step * 90), {}, {}, {}))
+    assert (only(job).steps, only(job).hours) == (28, 0.7)
+    newest = job / "state-000000028.state"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert (only(job).steps, only(job).hours) == (20, 0.5)
+
+
+def test_a_job_before_its_first_state_and_validation_has_steps_and_a_loss(job: Path) -> None:
+    (job / "validations.csv").unlink()
+    assert only(job) == JobSummary("train/coronal-axial", 30, None, 1.0, None)

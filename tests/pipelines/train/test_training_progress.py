@@ -1,0 +1,50 @@
+"""What a training says in a log file: a line a minute, with the time that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.cli.training_progress import training_progress
+from pipelines.train.job import Job
+from segmentation.space.views import View
+from segmentation.training.config import StageConfig
+from segmentation.training.loop import StepReport
+
+
+def job(view: View) -> Job:
+    stage = StageConfig.model_validate({"data": {}, "schedule": {"steps": 100}})
+    return Job(stage, (view,))
+
+
+def report(step: int) -> StepReport:
+    return StepReport(step, 0, 0.5, 0.004, 1.0, 2.0, 8)
+
+
+def test_a_log_file_gets_a_line_a_minute_with_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.0
+    coronal, axial = job(View.CORONAL), job(View.AXIAL)
+    with training_progress(False, lambda: now) as watcher:
+        # Gone on at half of it; then a hundredth takes 50 s.
+        for step in range(50, 55):
+            watcher.step(coronal, report(step), step / 100)
+            now += 50
+        # Another job begins, and goes at its own speed: a hundredth takes 70 s.
+        for step in range(2):
+            watcher.step(axial, report(step), step / 100)
+            now += 70
+    assert capsys.readouterr().err.splitlines() == [
+        "train/coronal step 52 loss 0.500 rate 0.004 4.0 slices/s 52%, 0:40:00 left",
+        "train/coronal step 54 loss 0.500 rate 0.004 4.0 slices/s 54%, 0:38:20 left",
+        "train/axial step 1 loss 0.500 rate 0.004 4.0 slices/s 1%, 1:55:30 left",
+    ]
+
+
+def test_a_quiet_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    with training_progress(True, lambda: now) as watcher:
+        for step in range(3):
+            watcher.step(job(View.CORONAL), report(step), step / 100)
+            now += 100
+    assert capsys.readouterr().err == ""

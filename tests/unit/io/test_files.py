@@ -1,0 +1,129 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from segmentation.errors import OutputError
+from segmentation.io.files import atomic_path, atomic_text, atomic_write
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.fixture
+def small_files_only() -> Iterator[None]:
+    """The kernel refuses files above 64 KiB, as a full disk refuses more."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_nothing_stands_at_the_name_until_the_block_ends(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"new")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+
+    def fail() -> None:
+        with atomic_write(tmp_path / "a") as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_library_that_wants_a_path_gets_one_in_the_same_folder(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / "a") as temporary:
+        assert temporary.parent == tmp_path
+        temporary.write_bytes(b"1")
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_text_is_utf8_with_its_own_line_ends(tmp_path: Path) -> None:
+    with atomic_text(tmp_path / "a") as file:
+        file.write("ä\r\n")
+    assert (tmp_path / "a").read_bytes() == "ä\r\n".encode()
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with atomic_write(tmp_path / "a") as file:
+            file.write(b"1")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+@pytest.mark.usefixtures("small_files_only")
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    def overflow() -> None:
+        with atomic_write(tmp_path / "a") as file:
+            file.write(bytes(2**17))
+
+    with pytest.raises(OutputError, match="cannot be written") as caught:
+        overflow()
+    assert str(caught.value).startswith(f"{tmp_path / 'a'}: ")
+    assert names(tmp_path) == []
+
+
+def test_a_missing_folder_is_named_as_such(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match=r"No such file.*") as caught,
+        atomic_write(tmp_path / "no" / "a"),
+    ):
+        pass
+    assert caught.value.remedy == "create the folder first"
+
+
+def test_a_name_of_255_characters_can_be_written(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / ("n" * 255)) as file:
+        file.write(b"1")
+    assert (tmp_path / ("n" * 255)).read_bytes() == b"1"
+
+
+def test_an_error_about_another_file_stays_itself(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="elsewhere"), atomic_write(tmp_path / "a"):
+        (tmp_path / "elsewhere").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="strace-like tracing by audit hooks of Linux")
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path: Path) -> None:
+    # The order of the calls is what a power cut tests; a subprocess, since hooks cannot be undone.
+    probe = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "calls = []\n"
+        "real = os.fsync\n"
+        "def fsync(fd):\n"
+        "    calls.append('folder' if os.path.isdir(f'/proc/self/fd/{fd}') else 'file')\n"
+        "    real(fd)\n"
+        "os.fsync = fsync\n"
+        "sys.addaudithook(lambda e, a: calls.append('rename') if e == 'os.rename' else None)\n"
+        "from segmentation.io.files import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1]) / 'a') as file: file.write(b'1')\n"
+        "print(*calls)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["file", "rename", "folder"]

@@ -1,0 +1,144 @@
+"""Anatomies to draw from: reading, keeping, and what is learned from which number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from segmentation.errors import DatasetError, IntegrityError
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
+from segmentation.space.views import View
+from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads, read_label_maps
+from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+
+SCHEME = load_scheme("quicknat33")
+
+
+def heads_of(numbers: list[int]) -> HeadMaps:
+    """One head with a voxel of each number, white matter first."""
+    entries = np.arange(len(numbers), dtype=np.uint8).reshape(1, len(numbers), 1, 1)
+    classes = np.zeros(len(numbers), np.int64)
+    priors = np.ones((2, 1))
+    return HeadMaps(entries, np.array(numbers), classes, priors, priors)
+
+
+def folder_of_maps(folder: Path, data: np.ndarray, affine: np.ndarray) -> Path:
+    Volume(data.astype(np.int16), affine).write(folder / "one.nii.gz", labels=True)
+    np.save(folder / "generation_labels.npy", np.array([0, 41, 2, 507], np.int32))
+    np.save(folder / "generation_classes_contrast_specific.npy", np.array([0, 1, 1, 2]))
+    np.save(folder / "prior_means_t1.npy", np.ones((2, 3)))
+    np.save(folder / "prior_stds_t1.npy", np.ones((2, 3)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "structure"),
+    [
+        (24, "background"),  # all CSF around the brain, no target
+        (136, "Left-Lateral-Ventricle"),
+        (163, "Right-Lateral-Ventricle"),
+        (137, "Left-Inf-Lat-Vent"),
+        (164, "Right-Inf-Lat-Vent"),
+        (25, "Left-Cerebral-White-Matter"),
+        (57, "Right-Cerebral-White-Matter"),
+        (17, "Left-Hippocampus"),
+        (507, "background"),
+        (30, "background"),
+    ],
+)
+def test_what_is_learned_from_a_number(number: int, structure: str) -> None:
+    full, _ = aim(heads_of([0, 2, number]), SCHEME)
+    assert SCHEME.names[int(full.targets[2])] == structure
+
+
+def test_a_mirrored_head_teaches_the_other_side() -> None:
+    full, merged = aim(heads_of([0, 2, 17, 14]), SCHEME)
+    names = [SCHEME.names[int(k)] for k in full.mirrored_targets]
+    assert names[1:] == ["Right-Cerebral-White-Matter", "Right-Hippocampus", "3rd-Ventricle"]
+    # Merged classes know no sides.
+    assert merged.mirrored_targets.tolist() == merged.targets.tolist()
+
+
+def test_brain_is_what_a_stripped_scan_keeps() -> None:
+    full, _ = aim(heads_of([0, 2, 24, 85, 507]), SCHEME)
+    assert full.is_brain.tolist() == [False, True, False, True, False]
+
+
+def test_both_sides_share_their_looks() -> None:
+    full, _ = aim(heads_of([0, 2, 41, 136, 163, 14]), SCHEME)
+    assert full.sideless.tolist() == [0, 1, 1, 3, 3, 5]
+
+
+def test_heads_come_back_from_their_file(tmp_path: Path) -> None:
+    heads = heads_of([0, 2, 41])
+    heads.save(tmp_path / "heads.npz")
+    again = load_heads(tmp_path / "heads.npz")
+    assert again.fingerprint == heads.fingerprint
+    assert again.labels.tolist() == heads.labels.tolist()
+
+
+def test_another_anatomy_has_another_fingerprint() -> None:
+    one, other = heads_of([0, 2, 41]), heads_of([0, 2, 41])
+    other.labels[0, 0, 0, 0] = 1
+    assert one.fingerprint != other.fingerprint
+
+
+def test_a_damaged_file_of_heads_is_refused(tmp_path: Path) -> None:
+    heads_of([0, 2, 41]).save(tmp_path / "heads.npz")
+    content = (tmp_path / "heads.npz").read_bytes()
+    (tmp_path / "heads.npz").write_bytes(content[:-200])
+    with pytest.raises(IntegrityError, match="damaged"):
+        load_heads(tmp_path / "heads.npz")
+
+
+def test_slices_are_synthesised_from_label_maps_of_any_orientation(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).choice([0, 2, 41], (20, 24, 28))
+    affine = np.array([[-1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])  # LIA
+    full, _ = aim(read_label_maps(folder_of_maps(tmp_path, data, affine)), SCHEME)
+    generator = torch.Generator().manual_seed(0)
+    images, classes = synthesise(full, SynthesisConfig(), View.CORONAL, 2, (16, 16), generator)
+    assert images.shape == (2, 3, 16, 16)
+    assert classes.any()
+
+
+def test_label_maps_are_turned_to_ras_and_cropped(tmp_path: Path) -> None:
+    data = np.zeros((16, 17, 18))
+    # LIA axes: the first runs to the left, the second down, the third to the front.
+    data[1, 1, 1], data[3, 2, 1] = 41, 2
+    affine = np.array([[-1, 0, 0, 15], [0, 0, 1, 0], [0, -1, 0, 16], [0, 0, 0, 1.0]])
+    heads = read_label_maps(folder_of_maps(tmp_path, data, affine))
+    assert heads.labels.shape == (1, 3, 1, 2)
+    # Left white matter at the low end of x and, being further down, of z.
+    assert heads.numbers[heads.labels[0, 0, 0, 0]] == 2
+    assert heads.numbers[heads.labels[0, 2, 0, 1]] == 41
+
+
+def test_label_maps_of_another_spacing_are_refused(tmp_path: Path) -> None:
+    data = np.zeros((16, 16, 16))
+    data[1, 1, 1] = 2
+    with pytest.raises(DatasetError, match="1 mm"):
+        read_label_maps(folder_of_maps(tmp_path, data, np.diag([1, 1, 2, 1.0])))
+
+
+def test_a_label_without_a_class_of_intensity_is_refused(tmp_path: Path) -> None:
+    data = np.zeros((16, 16, 16))
+    data[1, 1, 1] = 77
+    with pytest.raises(DatasetError, match="label 77"):
+        read_label_maps(folder_of_maps(tmp_path, data, np.eye(4)))
+
+
+def test_missing_tables_are_named(tmp_path: Path) -> None:
+    folder_of_maps(tmp_path, np.full((16, 16, 16), 2), np.eye(4))
+    (tmp_path / "prior_means_t1.npy").unlink()
+    with pytest.raises(DatasetError, match="prior_means_t1"):
+        load_heads(tmp_path)
+
+
+def test_the_phantom_gives_a_head_with_every_structure_but_csf() -> None:
+    heads = phantom_heads(4)
+    full, _ = aim(heads, SCHEME)
+    assert set(full.targets.tolist()) == set(range(33)) - {SCHEME.names.index("CSF")}
