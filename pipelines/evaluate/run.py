@@ -205,7 +205,8 @@ def _write_report(
     images: Sequence[ScanFile],
     started: datetime,
 ) -> None:
-    from segmentation.report.evaluation import evaluate_frame, evaluation_page
+    from segmentation.report.evaluation import drawings, evaluation_page, heat_maps
+    from segmentation.report.summary import evaluate_frame
 
     provenance = {
         "trinat": version("trinat"),
@@ -223,9 +224,9 @@ def _write_report(
         file.write("\n")
     if settings.tables_only:
         return
-    drawings = evaluation.drawings()
+    plots = drawings(evaluation)
     folder = settings.out / "figures"
-    save_drawings(folder, [*chain.from_iterable(drawings.values()), *evaluation.heat_maps()])
+    save_drawings(folder, [*chain.from_iterable(plots.values()), *heat_maps(evaluation)])
     cases, notices = _worst_cases(settings, scheme, frame, measured, images)
     for number, case in enumerate(cases, start=1):
         with atomic_write(folder / f"worst-{number}.png") as picture:
@@ -237,7 +238,7 @@ def _write_report(
     )
     page = evaluation_page(
         evaluation,
-        drawings,
+        plots,
         cases,
         scheme,
         provenance,

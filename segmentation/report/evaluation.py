@@ -13,13 +13,13 @@ from segmentation.io.files import spreadsheet_safe
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.metrics.statistics import BOOTSTRAP_SAMPLES, FEWEST_PERSONS
-from segmentation.report import evaluation_tables as tables
-from segmentation.report import figures, summary
+from segmentation.report import figures, summary, tables
 from segmentation.report.figures import Drawing, short_name
 from segmentation.report.page import count, render
+from segmentation.report.summary import Evaluation
 from segmentation.report.viewer import ERROR_COLORS, CaseView
 
-__all__ = ["PAPERS", "Case", "Evaluation", "code_of", "evaluate_frame", "evaluation_page"]
+__all__ = ["PAPERS", "Case", "code_of", "drawings", "evaluation_page", "heat_maps"]
 
 PAPERS = (
     "Roy, Conjeti, Navab, Wachinger. QuickNAT: A fully convolutional network for quick and "
@@ -60,85 +60,43 @@ class Case:
     view: CaseView
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Everything that a report says, computed once from the table of measurements."""
-
-    frame: pd.DataFrame
-    pairs: pd.DataFrame
-    statistics: pd.DataFrame
-    comparisons: pd.DataFrame
-    agreement: pd.DataFrame
-    retest: pd.DataFrame
-
-    @property
-    def models(self) -> list[str]:
-        return summary.models_of(self.frame)
-
-    def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
-        found = summary.where(self.statistics, model=model, metric=metric, structure=structure)
-        return {} if found.empty else dict(found.iloc[0])
-
-    def to_json(self) -> dict[str, Any]:
-        """The tables of the report as records; undefined numbers are null."""
-        named = {
-            "statistics": self.statistics,
-            "comparisons": self.comparisons,
-            "agreement": self.agreement,
-            "retest": self.retest,
-            "side_swapped": summary.swapped(self.frame),
-            "absences": summary.absences(self.frame),
-        }
-        pairs = {str(k): int(v) for k, v in self.pairs["status"].value_counts().items()}
-        return {**{key: _records(table) for key, table in named.items()}, "pairs": pairs}
-
-    def drawings(self) -> dict[str, list[Drawing]]:
-        """The report's figures, by section."""
-        present = set(self.frame["metric"].unique())
-        structures = summary.structures_of(self.frame)
-        shown = [s for s in structures if s.startswith("Left-")] or structures
-        table = self.comparisons
-        compared: Any = [] if table.empty else table.groupby(["first", "second"], sort=False).groups
-        return {
-            "structures": [figures.box_plot(self.frame, m) for m in _PLOTTED if m in present],
-            "models": _numbered(
-                figures.comparison_plot(table, metric, first, second)
-                for first, second in compared
-                for metric in ("dice", "hd95")
-            ),
-            "volumes": _numbered(
-                figures.bland_altman_plot(self.frame, model, shown[:16]) for model in self.models
-            ),
-            "confusions": _numbered(
-                figures.confusion_plot(self.frame, model) for model in self.models
-            ),
-        }
-
-    def heat_maps(self) -> list[Drawing]:
-        """Scan x structure, a figure a model; the page has them as tables."""
-        maps = []
-        for model in self.models:
-            table = summary.by_scan(self.frame, model, "dice").sort_values("group:all")
-            table = table[[s for s in summary.structures_of(self.frame) if s in table.columns]]
-            maps.append(figures.heat_map(table.head(100), f"Dice, {model}"))
-        return _numbered(maps)
+def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
+    """The report's figures, by section."""
+    present = set(evaluation.frame["metric"].unique())
+    structures = summary.structures_of(evaluation.frame)
+    shown = [s for s in structures if s.startswith("Left-")] or structures
+    table = evaluation.comparisons
+    compared: Any = [] if table.empty else table.groupby(["first", "second"], sort=False).groups
+    return {
+        "structures": [figures.box_plot(evaluation.frame, m) for m in _PLOTTED if m in present],
+        "models": _numbered(
+            figures.comparison_plot(table, metric, first, second)
+            for first, second in compared
+            for metric in ("dice", "hd95")
+        ),
+        "volumes": _numbered(
+            figures.bland_altman_plot(evaluation.frame, model, shown[:16])
+            for model in evaluation.models
+        ),
+        "confusions": _numbered(
+            figures.confusion_plot(evaluation.frame, model) for model in evaluation.models
+        ),
+    }
 
 
-def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame) -> Evaluation:
-    """All statistics of a metrics.csv."""
-    return Evaluation(
-        frame,
-        pairs,
-        summary.structure_statistics(frame),
-        summary.comparisons(frame),
-        summary.agreement(frame),
-        summary.retest(frame),
-    )
+def heat_maps(evaluation: Evaluation) -> list[Drawing]:
+    """Scan x structure, a figure a model; the page has them as tables."""
+    maps = []
+    for model in evaluation.models:
+        table = summary.by_scan(evaluation.frame, model, "dice").sort_values("group:all")
+        table = table[[s for s in summary.structures_of(evaluation.frame) if s in table.columns]]
+        maps.append(figures.heat_map(table.head(100), f"Dice, {model}"))
+    return _numbered(maps)
 
 
 def evaluation_page(
     evaluation: Evaluation,
-    drawings: Mapping[str, Sequence[Drawing]],
+    plots: Mapping[str, Sequence[Drawing]],
     cases: Sequence[Case],
     scheme: LabelScheme,
     provenance: Mapping[str, str],
@@ -161,7 +119,7 @@ def evaluation_page(
         cards=_cards(evaluation, models[0]),
         headline=tables.headline(evaluation),
         groups=tables.groups(evaluation),
-        plots=drawings,
+        plots=plots,
         structures=tables.structures(evaluation),
         heat=[tables.heat(frame, model, scheme) for model in models],
         comparison_notices=_comparison_notices(evaluation),
@@ -256,13 +214,6 @@ def _comparison_notices(evaluation: Evaluation) -> list[str]:
 def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
     """Names of their own for figures of several models: they become files in one folder."""
     return [replace(d, name=f"{d.name}-{n}") for n, d in enumerate(drawings, start=1)]
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [
-        {str(k): None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
-        for row in table.to_dict("records")
-    ]
 
 
 def _listed(names: Sequence[str]) -> str:

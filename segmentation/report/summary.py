@@ -6,9 +6,10 @@ reduction of its tables, so the whole report can be recomputed from metrics.csv.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,12 +27,14 @@ from segmentation.metrics.statistics import (
 
 __all__ = [
     "COMPARED",
+    "Evaluation",
     "absences",
     "agreement",
     "by_person",
     "by_scan",
     "comparisons",
     "confusion",
+    "evaluate_frame",
     "groups_of",
     "models_of",
     "retest",
@@ -237,6 +240,58 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     lowest = single.loc[single.groupby(scan)["value"].idxmin(), [*scan, "structure", "value"]]
     lowest = lowest.rename(columns={"structure": "worst_structure", "value": "worst_value"})
     return worst.merge(lowest, on=scan, how="left")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that a report says, computed once from the table of measurements."""
+
+    frame: pd.DataFrame
+    pairs: pd.DataFrame
+    statistics: pd.DataFrame
+    comparisons: pd.DataFrame
+    agreement: pd.DataFrame
+    retest: pd.DataFrame
+
+    @property
+    def models(self) -> list[str]:
+        return models_of(self.frame)
+
+    def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
+        found = where(self.statistics, model=model, metric=metric, structure=structure)
+        return {} if found.empty else dict(found.iloc[0])
+
+    def to_json(self) -> dict[str, Any]:
+        """The tables of the report as records; undefined numbers are null."""
+        named = {
+            "statistics": self.statistics,
+            "comparisons": self.comparisons,
+            "agreement": self.agreement,
+            "retest": self.retest,
+            "side_swapped": swapped(self.frame),
+            "absences": absences(self.frame),
+        }
+        pairs = {str(k): int(v) for k, v in self.pairs["status"].value_counts().items()}
+        return {**{key: _records(table) for key, table in named.items()}, "pairs": pairs}
+
+
+def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame) -> Evaluation:
+    """All statistics of a metrics.csv."""
+    return Evaluation(
+        frame,
+        pairs,
+        structure_statistics(frame),
+        comparisons(frame),
+        agreement(frame),
+        retest(frame),
+    )
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {str(k): None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
+        for row in table.to_dict("records")
+    ]
 
 
 def _is_group(frame: pd.DataFrame) -> pd.Series:

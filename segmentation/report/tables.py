@@ -1,16 +1,50 @@
-"""metrics.csv: one number a row, in long form, and how it is written."""
+"""The tables of an evaluation: metrics.csv, one number a row, and those of its page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from segmentation.io.files import atomic_text, spreadsheet_safe
-from segmentation.metrics import Measurement
+from segmentation.labels.scheme import LabelScheme
+from segmentation.metrics.definitions import METRICS
+from segmentation.metrics.pair import Measurement
+from segmentation.report import summary
+from segmentation.report.figures import short_name
+from segmentation.report.page import Cell, Column, Columns, Table, number, table
+from segmentation.report.summary import Evaluation
 
-__all__ = ["METRICS_COLUMNS", "metrics_frame", "write_table"]
+__all__ = [
+    "HEADLINE",
+    "METRICS_COLUMNS",
+    "agreement",
+    "comparison",
+    "confusions",
+    "definitions",
+    "digits_of",
+    "groups",
+    "headline",
+    "heat",
+    "metrics_frame",
+    "pairs",
+    "retest",
+    "structures",
+    "write_table",
+]
+
+# What a reader wants first, one metric of each kind.
+HEADLINE = summary.COMPARED
+_MOST_SCANS = 200  # in the table by scan; metrics.csv has them all
+_MOST_CONFUSIONS = 25
+
+_HEADLINE_COLUMNS: Columns = [
+    Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition) for metric in HEADLINE
+]
+
 
 METRICS_COLUMNS = (
     *("subject", "session", "model", "structure", "fs_id"),
@@ -37,3 +71,264 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
         safe[column] = [spreadsheet_safe(v) if isinstance(v, str) else v for v in safe[column]]
     with atomic_text(path) as file:
         safe.to_csv(file, index=False, lineterminator="\n")
+
+
+def headline(evaluation: Evaluation) -> Table:
+    rows = [
+        [
+            model,
+            evaluation.statistic(model, "dice", "group:all").get("persons"),
+            *(_interval(evaluation, model, m) for m in ("generalised_dice", *HEADLINE)),
+        ]
+        for model in evaluation.models
+    ]
+    columns: Columns = [
+        "Model",
+        Column("Persons", 0),
+        Column("Generalised Dice", 0),
+        *_HEADLINE_COLUMNS,
+    ]
+    caption = "All structures: mean over persons, with its 95 % interval"
+    return table("headline", caption, columns, rows)
+
+
+def groups(evaluation: Evaluation) -> Table:
+    known = set(evaluation.statistics["structure"])
+    rows = [
+        [short_name(group), model, *(_interval(evaluation, model, m, group) for m in HEADLINE)]
+        for model in evaluation.models
+        for group in summary.groups_of(evaluation.frame)
+        if group != "group:all" and group in known
+    ]
+    columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
+    return table("groups", "Groups of structures: mean over persons, 95 % interval", columns, rows)
+
+
+def structures(evaluation: Evaluation) -> Table:
+    interval = "Bootstrap interval of the mean over persons"
+    columns: Columns = [
+        "Structure",
+        Column("Metric", pick=True),
+        "Model",
+        Column("Persons", 0, "Persons with a value"),
+        Column("Undefined", 0, "Persons without a value: missed, invented or absent"),
+        Column("Mean", 0),
+        Column("95 % low", 0, interval),
+        Column("95 % high", 0, interval),
+        Column("Median", 0),
+        Column("SD", 0),
+    ]
+    names = [*summary.structures_of(evaluation.frame), *evaluation.frame["structure"].unique()]
+    place = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    order = list(METRICS)
+    records = sorted(
+        evaluation.statistics.to_dict("records"),
+        key=lambda row: (order.index(row["metric"]), place[row["structure"]]),
+    )
+    rows = [
+        [
+            Cell(short_name(row["structure"]), place[row["structure"]]),
+            METRICS[row["metric"]].title_with_unit,
+            *(row[key] for key in ("model", "persons", "undefined")),
+            *_numbers(row, "mean", "low", "high", "median", "sd"),
+        ]
+        for row in records
+    ]
+    return table("structure-table", "Every structure, group and metric", columns, rows)
+
+
+def heat(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Table:
+    scans = summary.by_scan(frame, model, "dice").sort_values("group:all")
+    abbreviations = {label.name: label.abbreviation for label in scheme.labels}
+    singles = [name for name in scans.columns if name in abbreviations]
+    columns: Columns = [
+        "Scan",
+        Column("All", 2, "Mean over all structures"),
+        *(Column(abbreviations[name], 2, short_name(name)) for name in singles),
+    ]
+    shown = scans.head(_MOST_SCANS)
+    rows = [
+        [f"{subject} {session}".strip(), *(_shaded(s, values[s]) for s in ("group:all", *singles))]
+        for (subject, session), (_, values) in zip(shown.index, shown.iterrows(), strict=True)
+    ]
+    left_out = len(scans) > len(rows)
+    return table(
+        f"heat-{scheme.name}-{summary.models_of(frame).index(model)}",
+        f"Dice of every scan and structure, {model}; the lowest first",
+        columns,
+        rows,
+        note=f"The {_MOST_SCANS} lowest of {len(scans)}; metrics.csv has all." if left_out else "",
+        kind="heat",
+    )
+
+
+def comparison(evaluation: Evaluation) -> Table:
+    columns: Columns = [
+        "Structure",
+        Column("Metric", pick=True),
+        Column("Models", pick=True),
+        Column("Persons", 0),
+        Column("Difference", 0, "Mean of second minus first over persons"),
+        Column("95 % low", 0),
+        Column("95 % high", 0),
+        Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
+        Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
+        Column("p (Holm)", 3, "Corrected over structures within a metric"),
+        "Note",
+    ]
+    rows = [
+        [
+            short_name(row["structure"]),
+            METRICS[row["metric"]].title,
+            f"{row['second']} − {row['first']}",
+            row["persons"],
+            *_numbers(row, "mean_difference", "low", "high", sign=True),
+            row["effect"],
+            _p(row["p"]),
+            _p(row["p_holm"]),
+            row["note"],
+        ]
+        for row in evaluation.comparisons.to_dict("records")
+    ]
+    return table("comparison-table", "Paired differences", columns, rows)
+
+
+def agreement(evaluation: Evaluation) -> Table:
+    columns: Columns = [
+        "Structure",
+        Column("Model", pick=True),
+        Column("Persons", 0),
+        Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
+        Column("SD (mm³)", 0),
+        Column("Lower limit", 0, "Bias − 1.96 SD", sign=True),
+        Column("Upper limit", 0, "Bias + 1.96 SD", sign=True),
+        Column("ICC(2,1)", 3),
+    ]
+    keys = ("model", "persons", "bias", "sd", "lower", "upper", "icc")
+    rows = [
+        [short_name(row["structure"]), *(row[key] for key in keys)]
+        for row in evaluation.agreement.to_dict("records")
+    ]
+    return table("agreement-table", "Predicted against true volumes", columns, rows)
+
+
+def retest(evaluation: Evaluation) -> Table | None:
+    if evaluation.retest.empty:
+        return None
+    columns: Columns = [
+        "Structure",
+        Column("Volume", pick=True),
+        Column("Model", pick=True),
+        Column("Persons", 0),
+        Column("Within-subject CV (%)", 2),
+        Column("ICC(2,1)", 3),
+    ]
+    titles = {"volume": "predicted", "truth_volume": "true"}
+    keys = ("model", "persons", "cv_percent", "icc")
+    rows = [
+        [short_name(row["structure"]), titles[row["metric"]], *(row[key] for key in keys)]
+        for row in evaluation.retest.to_dict("records")
+    ]
+    return table("retest-table", "Volumes of two scans of a person", columns, rows)
+
+
+def confusions(frame: pd.DataFrame) -> Table:
+    rows = []
+    for model in summary.models_of(frame):
+        shares = summary.confusion(frame, model).drop(index="background")
+        values = np.nan_to_num(shares.to_numpy(float, copy=True))
+        values[np.array(shares.index)[:, None] == np.array(shares.columns)] = 0
+        largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
+        for true, predicted in zip(*np.unravel_index(largest, values.shape), strict=True):
+            if values[true, predicted] > 0:
+                names = short_name(shares.index[true]), short_name(shares.columns[predicted])
+                rows.append([*names, model, 100 * float(values[true, predicted])])
+    columns: Columns = ["True structure", "Labelled as", Column("Model", pick=True)]
+    return table(
+        "confusion-table",
+        "What was taken for what",
+        [*columns, Column("Share of the truth (%)", 2)],
+        rows,
+        note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
+    )
+
+
+def pairs(pairs: pd.DataFrame) -> Table:
+    columns: Columns = [
+        "Subject",
+        "Session",
+        Column("Model", pick=True),
+        "Status",
+        "Note",
+        "Paired by",
+    ]
+    keys = ("subject", "session", "model", "status", "note", "paired_by", "truth", "prediction")
+    rows = [
+        [
+            *(str(row[key]) for key in keys),
+            f"{row['shape']}, {row['spacing_mm']} mm" if row["shape"] else "",
+        ]
+        for row in pairs.to_dict("records")
+    ]
+    return table(
+        "pair-table",
+        "Every file of both sides",
+        [*columns, "Truth", "Prediction", "Grid"],
+        rows,
+        note="Checksums (SHA-256) of all files are in pairs.csv.",
+    )
+
+
+def definitions() -> Table:
+    columns: Columns = [
+        "Metric",
+        "Unit",
+        "Better",
+        "Definition",
+        "Absent from both",
+        "Missed",
+        "Invented",
+    ]
+    rows = [
+        [
+            m.title,
+            m.shown_unit,
+            {"none": "", "zero": "near 0"}.get(m.better, m.better),
+            *(m.definition, m.if_absent_from_both, m.if_missed, m.if_invented),
+        ]
+        for m in METRICS.values()
+    ]
+    return table("definition-table", "T is the truth, P the prediction", columns, rows)
+
+
+def _numbers(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+    """Numbers of a metric, with as many digits as its unit has use for."""
+    return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
+
+
+def _interval(
+    evaluation: Evaluation, model: str, metric: str, structure: str = "group:all"
+) -> Cell:
+    found = evaluation.statistic(model, metric, structure)
+    if not found or np.isnan(found["mean"]):
+        return number(None)
+    mean, low, high = (cell.text for cell in _numbers(found, "mean", "low", "high"))
+    undefined = int(found["undefined"])
+    hint = f"without a value: {undefined}" if undefined else ""
+    return Cell(f"{mean} [{low}, {high}]", float(found["mean"]), hint=hint)
+
+
+def _shaded(structure: str, dice: float) -> Cell:
+    cell = number(dice, 2)
+    shade = None if np.isnan(dice) else round(20 * float(np.clip(dice, 0, 1)))
+    return Cell(cell.text, cell.order, shade, f"{short_name(structure)}: {cell.hint or cell.text}")
+
+
+def _p(value: float) -> Cell:
+    if np.isnan(value):
+        return number(None, hint="no test")
+    return Cell("< 0.001" if value < 0.001 else f"{value:.3f}", float(value))
+
+
+def digits_of(metric: str) -> int:
+    return {"": 3, "mm": 2, "%": 1, "mm3": 0}[METRICS[metric].unit]
