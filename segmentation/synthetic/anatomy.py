@@ -7,7 +7,7 @@ from a label map and intensity priors of SynthSeg, https://github.com/BBillot/Sy
 from __future__ import annotations
 
 import lzma
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -36,6 +36,13 @@ class Anatomy:
     # tissue's mean (`means`) and of its standard deviation (`spreads`).
     means: NDArray[np.float32]
     spreads: NDArray[np.float32]
+
+    def with_tissues(self, tissues: NDArray[np.uint8]) -> Anatomy:
+        """The same head with other tissues in some places."""
+        class_of = np.zeros(len(self.contrast), np.uint8)
+        class_of[self.tissues] = self.truth
+        truth = class_of[tissues]
+        return replace(self, tissues=tissues, truth=truth, cells=_cells(truth))
 
 
 @cache

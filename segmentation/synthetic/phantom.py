@@ -54,16 +54,17 @@ def phantom(
     spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0),
     orientation: str = "RAS",
     oblique_deg: float = 0.0,
+    anatomy: Anatomy | None = None,
 ) -> tuple[Volume, Volume]:
     """A T1 scan (int16) and its truth (int16, FreeSurfer numbers), by `seed` alone.
 
     `spacing_mm` and `orientation`, as "LIA", go by the array's axes; `oblique_deg` turns the grid
     about a diagonal. From 2 mm on the anatomy is coarser too: quick heads for tests, in which the
-    smallest structures may be missing.
+    smallest structures may be missing. Another `anatomy` than the shipped one may be given.
     """
     _check(spacing_mm, orientation, oblique_deg)
     rng = np.random.default_rng(seed)
-    anatomy = load_anatomy(int(np.clip(min(spacing_mm), 1, 3)))
+    anatomy = anatomy or load_anatomy(int(np.clip(min(spacing_mm), 1, 3)))
     head = _draw_head(rng)
     grid = _draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
     image, classes = _render(rng, anatomy, _draw_brightness(rng, anatomy), head, grid)

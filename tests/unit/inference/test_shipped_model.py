@@ -10,6 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
 from segmentation.inference.segmenter import Segmenter
@@ -18,6 +19,7 @@ from segmentation.labels.scheme import load_scheme
 from segmentation.metrics.overlap import dice, joint_histogram, side_swap
 from segmentation.space.conform import conform
 from segmentation.space.resample import GridMap, occupied_box, resample_labels
+from segmentation.synthetic.anatomy import Anatomy, load_anatomy
 from segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
@@ -28,6 +30,7 @@ SPACINGS_MM = ((0.94, 0.94, 1.2), (0.8, 1.5, 0.8), (1.25, 1.0, 1.0))
 FIELD_MM = (80, 96, 80)  # around the thalamus: parts of most structures
 ENOUGH_MM3 = 500
 THALAMUS = (10, 49)
+SIDES = ("Left", "Right")
 
 
 Head = tuple[Volume, Volume]  # scan and truth
@@ -116,3 +119,46 @@ def test_the_networks_box_never_cuts_brain(change: Callable[[Volume, Volume], He
     assert room.mask is not None
     assert brain[room.box][room.mask.numpy()].sum() == brain.sum() > 0.5e6
     assert int(room.mask.sum()) < brain.size
+
+
+def widened_ventricles(anatomy: Anatomy) -> Anatomy:
+    """Lateral ventricles of twice their volume, at the expense of white matter."""
+    tissues = anatomy.tissues.copy()
+    for side in ("Left", "Right"):
+        ventricle, white = (
+            SCHEME.names.index(f"{side}-{name}")
+            for name in ("Lateral-Ventricle", "Cerebral-White-Matter")
+        )
+        own = anatomy.truth == ventricle
+        away = ndimage.distance_transform_edt(~own)
+        free = np.flatnonzero((anatomy.truth == white).ravel())
+        nearest = free[np.argsort(away.ravel()[free], kind="stable")[: own.sum()]]
+        tissues.ravel()[nearest] = tissues[own][0]
+    return anatomy.with_tissues(tissues)
+
+
+def thinned_cortex(anatomy: Anatomy) -> Anatomy:
+    """The outermost millimetre of the cortex becomes the fluid around it."""
+    cortex = np.isin(anatomy.truth, [SCHEME.names.index(f"{s}-Cerebral-Cortex") for s in SIDES])
+    outside = anatomy.truth == 0
+    fluid = np.bincount(anatomy.tissues[ndimage.binary_dilation(cortex) & outside]).argmax()
+    rim = cortex & ndimage.binary_dilation(outside)
+    return anatomy.with_tissues(np.where(rim, np.uint8(fluid), anatomy.tissues))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "structure"),
+    [(widened_ventricles, "Lateral-Ventricle"), (thinned_cortex, "Cerebral-Cortex")],
+)
+def test_an_old_brain_keeps_its_volumes(
+    change: Callable[[Anatomy], Anatomy], structure: str
+) -> None:
+    scan, truth = phantom(0, anatomy=change(load_anatomy()))
+    usual = phantom(0)[1]
+    found = segmenter().segment(scan).volumes_mm3
+    for side in SIDES:
+        number = SCHEME.labels[SCHEME.names.index(f"{side}-{structure}")].fs_id
+        true_mm3, usual_mm3 = ((each.data == number).sum() for each in (truth, usual))
+        assert not 0.9 < true_mm3 / usual_mm3 < 1.1
+        assert found[f"{side}-{structure}"] == pytest.approx(true_mm3, rel=0.1)

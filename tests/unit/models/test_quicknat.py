@@ -108,6 +108,32 @@ def test_the_forward_pass_equals_a_plain_implementation_at_full_width() -> None:
         torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_squares_of_pixels_are_channels_inside_and_pixels_again_outside() -> None:
+    shrunk = seeded(QuickNat(config(unshuffle=2, depth=1)))
+    x = torch.randn(2, 1, 12, 8, generator=torch.Generator().manual_seed(0))
+    # The same network without the option, on squares of four pixels that were put together by hand.
+    inner = QuickNat(config(channels=1, depth=1, classes=4 * SMALL["classes"]))
+    inner.encoders[0] = shrunk.encoders[0]
+    for name in ("bottleneck", "decoders"):
+        setattr(inner, name, getattr(shrunk, name))
+    inner.classifier.load_state_dict(shrunk.classifier.state_dict())
+    squares = torch.cat([x[..., i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
+    with torch.inference_mode():
+        got, expected = shrunk(x), inner.eval()(squares)
+    assert got.shape == (2, 5, 12, 8)
+    for i in (0, 1):
+        for j in (0, 1):
+            torch.testing.assert_close(got[..., i::2, j::2], expected[:, 2 * i + j :: 4])
+
+
+def test_the_rows_of_a_classifier_by_class_are_its_own() -> None:
+    classifier = QuickNat(config(unshuffle=2)).classifier
+    rows = classifier.by_class()
+    assert rows["weight"].shape[:2] == rows["bias"].shape == (5, 4)
+    rows["bias"][3] = -7
+    assert classifier.bias.tolist()[12:16] == [-7] * 4
+
+
 def test_gradients_reach_all_but_the_bottlenecks_excitation() -> None:
     network = QuickNat(PUBLISHED)
     network(torch.randn(1, 1, 32, 32)).square().sum().backward()
@@ -138,11 +164,14 @@ def test_pooling_comes_after_excitation_and_the_skip_before_the_unpooled_map() -
     assert (seen["x"][:, 6:] == 0).float().mean() == 0.75
 
 
-@pytest.mark.parametrize("size", [(1, 1), (17, 33), (50, 37), (64, 48)])
-def test_any_size_goes_in_and_comes_out(size: tuple[int, int]) -> None:
-    network = seeded(QuickNat(config()))
+@pytest.mark.parametrize("unshuffle", [1, 2])
+@pytest.mark.parametrize("size", [(1, 1), (5, 9), (17, 33), (50, 37), (64, 48)])
+def test_any_size_goes_in_and_comes_out(size: tuple[int, int], unshuffle: int) -> None:
+    network = seeded(QuickNat(config(unshuffle=unshuffle)))
+    multiple = network.config.multiple
+    assert multiple == 16 * unshuffle
     x = torch.randn(2, 1, *size)
-    padded = F.pad(x, (0, -size[1] % 16, 0, -size[0] % 16))
+    padded = F.pad(x, (0, -size[1] % multiple, 0, -size[0] % multiple))
     with torch.inference_mode():
         logits = network(x)
         assert logits.shape == (2, 5, *size)
@@ -154,6 +183,7 @@ def test_any_size_goes_in_and_comes_out(size: tuple[int, int]) -> None:
     [
         {"channels": 5},
         {"kernel": 3, "depth": 2},
+        {"unshuffle": 2, "depth": 2},
         {"excitation": "channel"},
         {"bottleneck": "convolution"},
         {"activation": "relu", "order": "convolution-norm-activation", "excitation": "none"},

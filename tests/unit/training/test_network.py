@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,10 +23,12 @@ def test_sagittal_networks_tell_no_sides_apart() -> None:
     assert CLASSES == {View.CORONAL: 33, View.AXIAL: 33, View.SAGITTAL: 19}
 
 
-def test_an_extracted_network_gives_the_same_logits(recipe: Recipe) -> None:
+@pytest.mark.parametrize("unshuffle", [1, 2])
+def test_an_extracted_network_gives_the_same_logits(recipe: Recipe, unshuffle: int) -> None:
     torch.manual_seed(0)
-    network = ViewsNet(recipe.network, CLASSES).eval()
-    slices = torch.randn(3, 3, 16, 16)
+    config = recipe.network.model_copy(update={"unshuffle": unshuffle})
+    network = ViewsNet(config, CLASSES).eval()
+    slices = torch.randn(3, 3, 10, 14)
     grouped = network(slices, [(View.AXIAL, 1), (View.SAGITTAL, 2)])
     with torch.inference_mode():
         alone = network.extract(View.SAGITTAL).eval()(slices[1:])
