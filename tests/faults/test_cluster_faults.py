@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from overfitted import random_model
-from poison import IN_HAND, segment_poison, segment_without_end
-from serial import SerialEngine, run_serially, write_scans
+from helpers.overfitted import random_model
+from helpers.poison import IN_HAND, segment_poison, segment_without_end
+from helpers.serial import SerialEngine, run_serially, write_scans
 
 from pipelines.cli.choices import engine_on
 from pipelines.common.discovery import Case

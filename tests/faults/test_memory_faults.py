@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from overfitted import miniature, random_model
+from helpers.overfitted import miniature, random_model
 
 from segmentation.errors import DeviceError
 from segmentation.inference.segmenter import Segmenter

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from overfitted import random_model
-from poison import serve_poison, serve_without_end
-from serial import run_serially, write_scans
+from helpers.overfitted import random_model
+from helpers.poison import serve_poison, serve_without_end
+from helpers.serial import run_serially, write_scans
 
 from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit

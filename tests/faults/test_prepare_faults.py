@@ -16,7 +16,7 @@ import nibabel as nib
 import numpy as np
 import psutil
 import pytest
-from miniatures import freesurfer_subject, head_image, head_labels, write_mgz
+from helpers.miniatures import freesurfer_subject, head_image, head_labels, write_mgz
 
 import pipelines.data.prepare
 from pipelines.common.exits import Exit

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from small_store import all_train, damage, small_store
+from helpers.small_store import all_train, damage, small_store
 
 from pipelines.common.exits import Exit, exit_code
 from pipelines.train.job import Watcher

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import small_store as stored
 import torch
+from helpers import small_store as stored
 from torch import Tensor
 
 from pipelines.bench._steps import step_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from overfitted import random_model
+from helpers.overfitted import random_model
 
 from pipelines.common.exits import Exit
 from pipelines.demo import GEOMETRIES, Geometry, run_demo

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loopback import Server, serve
-from miniatures import freesurfer_subject, pack
+from helpers.loopback import Server, serve
+from helpers.miniatures import freesurfer_subject, pack
 from typer.testing import CliRunner
 
 from pipelines.cli import app

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from overfitted import random_model
-from serial import write_scans
+from helpers.overfitted import random_model
+from helpers.serial import write_scans
 
 from pipelines.predict.ledger import digest_files, read_entries
 from pipelines.predict.merge import merge

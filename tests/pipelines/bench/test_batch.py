@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from overfitted import random_model
+from helpers.overfitted import random_model
 
 from pipelines.bench.batch import memory_mib, run
 

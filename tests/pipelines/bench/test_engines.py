@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from overfitted import random_model
+from helpers.overfitted import random_model
 
 from pipelines.bench.engines import run
 

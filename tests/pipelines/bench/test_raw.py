@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.overfitted import miniature
 from nibabel.affines import apply_affine
-from overfitted import miniature
 
 from pipelines.bench.raw import made_raw, run
 from segmentation.io.volume import Volume

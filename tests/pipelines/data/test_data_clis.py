@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback import Server, cut, serve
-from miniatures import freesurfer_subject
+from helpers.loopback import Server, cut, serve
+from helpers.miniatures import freesurfer_subject
 from PIL import Image
 from typer.testing import CliRunner
 

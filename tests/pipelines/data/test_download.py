@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback import Behaviour, Handler, Server, cut, serve
+from helpers.loopback import Behaviour, Handler, Server, cut, serve
 
 from pipelines.data.catalogue import RemoteFile, archives_of, load_catalogue
 from pipelines.data.download import CHECKSUMS, Policy, SafeRedirects, fetch

@@ -9,8 +9,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from loopback import Server, cut, serve
-from miniatures import (
+from helpers.loopback import Server, cut, serve
+from helpers.miniatures import (
     HEMISPHERES,
     SHAPE,
     head_image,
@@ -22,7 +22,7 @@ from miniatures import (
     without_orientation,
     write_nifti,
 )
-from prepared import GRID, build, head_in, prepare, tissues, volume_of
+from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 
 from pipelines.common.exits import Exit
 from pipelines.data.catalogue import load_catalogue

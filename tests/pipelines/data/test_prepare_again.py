@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from miniatures import freesurfer_subject, ixi_scan
-from prepared import prepare
+from helpers.miniatures import freesurfer_subject, ixi_scan
+from helpers.prepared import prepare
 
 from pipelines.data.split import split_store
 from segmentation.data.dataset import open_slices

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from miniatures import freesurfer_subject
-from prepared import prepare
+from helpers.miniatures import freesurfer_subject
+from helpers.prepared import prepare
 from typer.testing import CliRunner
 
 from pipelines.cli import app

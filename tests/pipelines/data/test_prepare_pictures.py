@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from miniatures import freesurfer_subject
+from helpers.miniatures import freesurfer_subject
+from helpers.prepared import prepare, volume_of
 from PIL import Image
-from prepared import prepare, volume_of
 
 from pipelines.common.exits import Exit
 from pipelines.data.prepare import export, run_from_png

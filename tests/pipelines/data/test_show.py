@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
+from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
 from PIL import Image
 
 from pipelines.data.prepare import PrepareConfig, run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser
+from helpers.browser import Browser
 
 from pipelines.common.printing import find_chromium, print_to_pdf
 from pipelines.evaluate.run import Settings, evaluate, named_models

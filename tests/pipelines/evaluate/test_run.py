@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from miniatures import without_orientation
+from helpers.miniatures import without_orientation
 
 from pipelines.common.exits import Exit
 from pipelines.evaluate.measuring import read_mapping

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from overfitted import SMALL
+from helpers.overfitted import SMALL
 from typer.testing import CliRunner
 
 from pipelines.cli import app

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from overfitted import miniature, random_model
+from helpers.overfitted import miniature, random_model
 
 from pipelines.models import calibrate as module
 from pipelines.models.calibrate import CASES, Case, Point, calibrate, cut, limit, noise, rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from overfitted import random_model
+from helpers.overfitted import random_model
 
 from pipelines.models.export import export_model, share_of_equal_labels
 from segmentation.errors import ConfigError, ModelError

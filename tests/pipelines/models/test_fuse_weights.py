@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from miniatures import head_image, head_labels, write_nifti
-from overfitted import overfitted_model, random_model
+from helpers.miniatures import head_image, head_labels, write_nifti
+from helpers.overfitted import overfitted_model, random_model
 from typer.testing import CliRunner
 
 from pipelines.cli import app

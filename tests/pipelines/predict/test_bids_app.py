@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from miniatures import without_orientation
-from overfitted import random_model
-from serial import run_serially, write_scans
+from helpers.miniatures import without_orientation
+from helpers.overfitted import random_model
+from helpers.serial import run_serially, write_scans
 
 from pipelines.cli import bids, main
 from pipelines.common.exits import Exit

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from overfitted import random_model
-from serial import run_serially, write_scans
+from helpers.overfitted import random_model
+from helpers.serial import run_serially, write_scans
 
 _opened: list[str] | None = None
 

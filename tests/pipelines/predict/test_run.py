@@ -15,8 +15,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from overfitted import miniature, overfitted_model
-from serial import QUICK, run_serially, write_scans
+from helpers.overfitted import miniature, overfitted_model
+from helpers.serial import QUICK, run_serially, write_scans
 
 from pipelines.common.exits import Exit
 from pipelines.predict.ledger import digest_files, read_entries

@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from browser import Browser
+from helpers.browser import Browser
 
 from pipelines.common.printing import find_chromium
 from pipelines.predict.ledger import Entry

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from small_store import all_train, small_store
+from helpers.small_store import all_train, small_store
 
 from pipelines.train.job import Watcher
 from pipelines.train.launch import launch

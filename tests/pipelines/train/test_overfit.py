@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from known import KnownSlices
+from helpers.known import KnownSlices
 
 from pipelines.common.process import prepare_process
 from pipelines.train.run import read_recipe

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from helpers.small_store import all_train, small_store
 from matplotlib.image import imread
-from small_store import all_train, small_store
 
 from pipelines.common.config import with_settings
 from pipelines.common.exits import Exit, exit_code

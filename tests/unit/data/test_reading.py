@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from small_store import damage, small_store
+from helpers.small_store import damage, small_store
 
 from segmentation.data.reading import Place, SliceReaders, SubjectFiles
 from segmentation.data.slices import SubjectFile

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from miniatures import freesurfer_subject, ixi_scan, neurite_session, oasis_session, write_nifti
+from helpers.miniatures import (
+    freesurfer_subject,
+    ixi_scan,
+    neurite_session,
+    oasis_session,
+    write_nifti,
+)
 
 from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
 from segmentation.data.sources.neurite import SEG35

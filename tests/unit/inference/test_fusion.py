@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fourclass import SCHEME
+from helpers.fourclass import SCHEME
 
 from segmentation.errors import ConfigError
 from segmentation.inference.fusion import Fusion, view_weights

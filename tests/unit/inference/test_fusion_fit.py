@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fourclass import SCHEME
+from helpers.fourclass import SCHEME
 
 from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights

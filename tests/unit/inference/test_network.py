@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from overfitted import random_model
+from helpers.overfitted import random_model
 
 from segmentation.inference.network import ViewNetwork
 from segmentation.models.checkpoint import load_model

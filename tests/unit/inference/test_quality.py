@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from overfitted import miniature, overfitted_model
+from helpers.overfitted import miniature, overfitted_model
 
 from pipelines.models.calibrate import cut, inverted, middle
 from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast

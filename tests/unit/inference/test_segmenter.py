@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from miniatures import head_image, head_labels, turned
-from overfitted import miniature, overfitted_model, random_model
+from helpers.miniatures import head_image, head_labels, turned
+from helpers.overfitted import miniature, overfitted_model, random_model
 
 from segmentation.errors import DeviceError, LabelError, ModelError
 from segmentation.inference.network import choose_device

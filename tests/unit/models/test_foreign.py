@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quicknat_port as port
 import torch
+from oracle import quicknat_port as port
 from torch import nn
 
 from segmentation.errors import ModelError

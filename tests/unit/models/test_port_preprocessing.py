@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quicknat_port as port
 import torch
-from miniatures import SHAPE, head_image, head_labels, turned
+from helpers.miniatures import SHAPE, head_image, head_labels, turned
+from oracle import quicknat_port as port
 
 from segmentation.inference.segmenter import Segmenter
 from segmentation.io.volume import Volume

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_store import TISSUE4, VIEWS, all_train, small_store
+from helpers.small_store import TISSUE4, VIEWS, all_train, small_store
 
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.data.slices import quantise, scheme_table, write_subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import exchange, in_both, losses
+from helpers.ranks import exchange, in_both, losses
 
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps

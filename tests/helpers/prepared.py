@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from miniatures import (
+
+from helpers.miniatures import (
     freesurfer_subject,
     head_image,
     head_labels,
@@ -14,7 +15,6 @@ from miniatures import (
     oasis_session,
     write_nifti,
 )
-
 from pipelines.data.prepare import PrepareConfig, Summary, run
 from segmentation.data.store import Store
 from segmentation.space.views import View, from_slices

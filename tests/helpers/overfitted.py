@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from miniatures import head_image, head_labels, turned
 
+from helpers.miniatures import head_image, head_labels, turned
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import save_model

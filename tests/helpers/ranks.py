@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from known import KnownSlices
 from torch import distributed
 
+from helpers.known import KnownSlices
 from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.loop import Trainer

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from overfitted import miniature, random_model
-
+from helpers.overfitted import miniature, random_model
 from pipelines.common.discovery import Case
 from pipelines.predict.case import CaseWorker
 from pipelines.predict.ledger import Entry

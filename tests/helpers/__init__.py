@@ -1,0 +1,1 @@
+"""What tests share: miniature heads, models and stores, servers, engines that fail."""
