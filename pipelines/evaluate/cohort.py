@@ -215,7 +215,7 @@ def _pictures(
     cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
 ) -> list[Picture]:
     """Of the most conspicuous scans: the picture made with the prediction, or one drawn now."""
-    grades = {"fail": 0, "look": 1}
+    grades = {"reject": 0, "look": 1}
     unusual = cohort.largest_z()
     order = sorted(
         range(len(files)),

@@ -44,8 +44,8 @@ __all__ = [
     "rates",
 ]
 
-# A structure below the first Dice has failed; below the second a person should look.
-FAILED, DOUBTFUL = 0.5, 0.7
+# A structure below the first Dice should be rejected; below the second a person should look.
+REJECTED, DOUBTFUL = 0.5, 0.7
 SENSITIVITY = 0.9
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
@@ -212,23 +212,23 @@ def calibrate(
     # First, so that what cannot be read is known before all the work.
     real = [point for path in subjects for point in look("real", path.name, *_subject(path))]
     points = [point for case in CASES for point in look(case.kind, case.name, *case.read())]
-    fail = limit(points, FAILED)
-    look_at = max(fail, limit(points, DOUBTFUL))
+    reject = limit(points, REJECTED)
+    look_at = max(reject, limit(points, DOUBTFUL))
     lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
-    for name, dice_, found in (("look", DOUBTFUL, look_at), ("fail", FAILED, fail)):
+    for name, dice_, found in (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject)):
         caught, alarmed = rates(points, dice_, found)
         told = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
         lines.append(f"{name} below {found:.2f}: {told}")
     origin = "trinat calibrate: " + "; ".join(lines)
-    update_info(folder, quality=Quality(agreement=(look_at, fail), origin=origin))
-    for name, dice_, found in (("look", DOUBTFUL, look_at), ("fail", FAILED, fail)):
+    update_info(folder, quality=Quality(agreement=(look_at, reject), origin=origin))
+    for name, dice_, found in (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject)):
         if real:
             caught, alarmed = rates(real, dice_, found)
             lines.append(
                 f"real scans, {name}: {caught:.0%} caught, {alarmed:.0%} of the others alarmed"
             )
     if picture is not None:
-        _draw(picture, points, real, look_at, fail)
+        _draw(picture, points, real, look_at, reject)
     return lines
 
 
@@ -278,15 +278,15 @@ def _compare(kind: str, found: Segmentation, truth: Volume) -> Iterator[Point]:
 
 
 def _draw(
-    picture: Path, points: Sequence[Point], real: Sequence[Point], look: float, fail: float
+    picture: Path, points: Sequence[Point], real: Sequence[Point], look: float, reject: float
 ) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
-    axes.axvspan(0, fail, color="#a40000", alpha=0.08, lw=0)
-    axes.axvspan(fail, look, color="#c98a00", alpha=0.10, lw=0)
-    for dice_, limit_ in ((FAILED, fail), (DOUBTFUL, look)):
+    axes.axvspan(0, reject, color="#a40000", alpha=0.08, lw=0)
+    axes.axvspan(reject, look, color="#c98a00", alpha=0.10, lw=0)
+    for dice_, limit_ in ((REJECTED, reject), (DOUBTFUL, look)):
         axes.axhline(dice_, color="0.6", lw=0.8, ls="--")
         axes.axvline(limit_, color="0.3", lw=0.8)
     for kind in dict.fromkeys(point.kind for point in points):
@@ -302,7 +302,7 @@ def _draw(
             edgecolors="black",
             label="real scans",
         )
-    for text, low, high in (("fail", 0, fail), ("look", fail, look), ("pass", look, 1)):
+    for text, low, high in (("reject", 0, reject), ("look", reject, look), ("pass", look, 1)):
         axes.text((low + high) / 2, 1.02, text, ha="center", va="bottom", fontsize=11)
     axes.set(
         xlim=(0, 1),

@@ -168,5 +168,5 @@ def _grade(entry: Entry) -> str:
 
 
 def _most_urgent_first(entry: Entry) -> int:
-    order = ["failed", "fail", "look", "pass"]
+    order = ["failed", "reject", "look", "pass"]
     return order.index(_grade(entry)) if _grade(entry) in order else len(order)

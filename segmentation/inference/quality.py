@@ -1,4 +1,4 @@
-"""Grades for a segmentation and its structures, pass, look or fail: by stated limits, with reasons.
+"""Grades of a segmentation and its structures: pass, look or reject, by limits, with reasons.
 
 How much the views must agree is a matter of the model: its own limits stand in its model.yaml, and
 `trinat calibrate` finds them (docs/quality.md). What a whole head is like is the same for all.
@@ -29,7 +29,7 @@ __all__ = [
     "total_brain_mm3",
 ]
 
-GradeName = Literal["pass", "look", "fail"]
+GradeName = Literal["pass", "look", "reject"]
 
 # Fluid is no brain tissue.
 _NO_TISSUE = frozenset({"background", "ventricles", "csf"})
@@ -40,7 +40,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond the first of each pair a person should look; beyond the second it has failed."""
+    """Beyond the first of each pair a person should look; beyond the second it is rejected."""
 
     # Mean Dice between views, of a structure and in the mean over structures; for models that
     # have not been calibrated.
@@ -54,8 +54,8 @@ class Limits:
     contrast: tuple[float, float] = (1.08, 1.0)
     # Structures that the model knows and did not find at all.
     missing: tuple[int, int] = (1, 6)
-    # Share of the structures that failed.
-    failed: tuple[float, float] = (0.0, 0.25)
+    # Share of the structures that are rejected.
+    rejected: tuple[float, float] = (0.0, 0.25)
 
 
 LIMITS = Limits()
@@ -102,14 +102,14 @@ def grade(found: Segmentation, limits: Limits = LIMITS) -> Grade:
     absent = [name for name, volume in volumes.items() if volume == 0]
     if len(absent) >= limits.missing[0]:
         problems.append((len(absent) >= limits.missing[1], f"not found: {_some(absent)}"))
-    failed = [name for name, verdict in structures.items() if verdict == "fail"]
+    rejected = [name for name, verdict in structures.items() if verdict == "reject"]
     if structures:
-        named = _some([name for name in failed if name not in absent])
-        what = f"views disagree on {named}" if named else f"{len(failed)} structures failed"
-        check(len(failed) / len(structures), limits.failed, what, least=False)
+        named = _some([name for name in rejected if name not in absent])
+        what = f"views disagree on {named}" if named else f"{len(rejected)} structures rejected"
+        check(len(rejected) / len(structures), limits.rejected, what, least=False)
     reasons = tuple(reason for _, reason in sorted(problems, key=lambda problem: not problem[0]))
-    if any(is_failure for is_failure, _ in problems):
-        return Grade("fail", reasons, structures)
+    if any(rejects for rejects, _ in problems):
+        return Grade("reject", reasons, structures)
     return Grade("look" if problems else "pass", reasons, structures)
 
 
@@ -149,18 +149,18 @@ def total_brain_mm3(scheme: LabelScheme, volumes: Mapping[str, float]) -> float:
 def _grade_structures(
     found: Segmentation, volumes: Mapping[str, float], limits: tuple[float, float]
 ) -> dict[str, GradeName]:
-    """What is not there has failed; what is there, if its views do not agree on it."""
+    """What is not there is rejected; so is what its views do not agree on."""
     grades: dict[str, GradeName] = {}
     for label in found.scheme.labels:
         if label.name not in volumes:
             continue
         if volumes[label.name] == 0:
-            grades[label.name] = "fail"
+            grades[label.name] = "reject"
         elif found.agreement is not None:
             # No view by itself has what their sum has: that is no agreement.
             value = float(np.nan_to_num(found.agreement[label.index]))
             grades[label.name] = (
-                "fail" if value < limits[1] else "look" if value < limits[0] else "pass"
+                "reject" if value < limits[1] else "look" if value < limits[0] else "pass"
             )
     return grades
 

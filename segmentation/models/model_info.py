@@ -105,7 +105,7 @@ class Quality(_Part):
     """What the agreement between views is worth: a model's own limits, as it was calibrated.
 
     A structure whose views agree less than the first should be looked at, less than the second
-    has failed.
+    is rejected.
     """
 
     agreement: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]

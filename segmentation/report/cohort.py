@@ -88,7 +88,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     if cohort.frame["z"].notna().sum() == 0:
         notices.append("Too few scans to tell an outlier: eight are needed for robust z-scores.")
     grades = [scan.grade for scan in cohort.scans]
-    texts = {"fail": "failed quality control", "look": "should be looked at by a person"}
+    texts = {"reject": "rejected by quality control", "look": "should be looked at by a person"}
     for grade, text in texts.items():
         if grade in grades:
             notices.append(f"{count(grades.count(grade), 'scan')} {text}.")

@@ -46,7 +46,7 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).parent.mkdir(parents=True)
         Volume(labels(n), AFFINE).write(root / name, labels=True)
         result = {
-            "grade": "fail" if n == SCANS else "pass",
+            "grade": "reject" if n == SCANS else "pass",
             "reasons": ["left is larger"] if n == SCANS else [],
             "notes": [],
             "volume_cv": {"Left-Hippocampus": 0.01 * n, "Brain-Stem": None},
@@ -144,7 +144,7 @@ def test_people_are_told_apart_by_sex_age_and_site(page: str) -> None:
 def test_the_run_speaks_through_its_ledger(page: str) -> None:
     assert "1 of 10 scans have failed." in page
     assert "FormatError: not a head" in page
-    assert "1 scan failed quality control." in page
+    assert "1 scan rejected by quality control." in page
     assert "left is larger" in page
     assert "Uncertainty of volumes" in page
 
@@ -228,7 +228,7 @@ def test_pictures_of_the_run_are_shown_worst_first(predictions: Path, tmp_path: 
         name = f"{anat.relative_to(tmp_path / 'in')}/{stem}_dseg.nii.gz"
         Volume(labels(n), AFFINE).write(tmp_path / "in" / name, labels=True)
         Image.new("L", (8, 8), n).save(anat / f"{stem}_qc.png")
-        grade = "fail" if n == SCANS else "pass"
+        grade = "reject" if n == SCANS else "pass"
         with Ledger(tmp_path / "in" / f"run-{n}.jsonl") as ledger:
             result = {"grade": grade, "reasons": [], "notes": []}
             ledger.add(Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result))

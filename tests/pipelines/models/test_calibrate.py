@@ -22,7 +22,7 @@ POINTS = [
 
 
 def test_the_limit_is_the_lowest_that_catches_enough() -> None:
-    # Ten have failed; nine of them lie at 0.8 or below.
+    # Ten should be rejected; nine of them lie at 0.8 or below.
     assert limit(POINTS, 0.5) == 0.81
     assert rates(POINTS, 0.5, 0.81) == (0.9, 0.5)
     assert rates(POINTS, 0.5, 0.80)[0] == 0.8
@@ -60,8 +60,8 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     assert [line.partition(":")[0] for line in told] == ["sub-07", "noise", "cropped"]
     after = read_info(folder)
     assert after.quality is not None
-    look, fail = after.quality.agreement
-    assert 0 <= fail <= look <= 1
+    look, reject = after.quality.agreement
+    assert 0 <= reject <= look <= 1
     assert after.quality.origin == "trinat calibrate: " + "; ".join(lines[:3])
     assert lines[3].startswith("real scans, look: ")
     assert after.model_copy(update={"quality": before.quality}) == before

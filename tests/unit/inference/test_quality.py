@@ -64,24 +64,24 @@ HAND = Limits(
     agreement=(0.8, 0.6),
     smallest_brain_mm3=(0.0, 0.0),
     contrast=(1.1, 1.0),
-    failed=(0.0, 0.4),
+    rejected=(0.0, 0.4),
     missing=(1, 2),
 )
 
 
 def test_structures_are_graded_by_how_much_the_views_agree_on_them() -> None:
     verdict = grade(by_hand([0.9, 0.7, 0.5]), HAND)
-    assert verdict.structures == {"white": "pass", "cortex": "look", "stem": "fail"}
+    assert verdict.structures == {"white": "pass", "cortex": "look", "stem": "reject"}
 
 
-def test_what_no_view_found_by_itself_has_failed() -> None:
-    assert grade(by_hand([0.9, 0.9, np.nan]), HAND).structures["stem"] == "fail"
+def test_what_no_view_found_by_itself_is_rejected() -> None:
+    assert grade(by_hand([0.9, 0.9, np.nan]), HAND).structures["stem"] == "reject"
 
 
 def test_one_view_alone_grades_no_structure_but_those_not_found() -> None:
     assert grade(by_hand(), HAND).structures == {}
     labels = np.where(BLOCKS == 3, 1, BLOCKS)
-    assert grade(by_hand(labels=labels), HAND).structures == {"stem": "fail"}
+    assert grade(by_hand(labels=labels), HAND).structures == {"stem": "reject"}
 
 
 def test_a_sound_scan_passes_and_says_nothing() -> None:
@@ -89,14 +89,14 @@ def test_a_sound_scan_passes_and_says_nothing() -> None:
     assert (verdict.name, verdict.reasons) == ("pass", ())
 
 
-def test_one_failed_structure_is_named_for_a_person_to_look_at() -> None:
+def test_one_rejected_structure_is_named_for_a_person_to_look_at() -> None:
     verdict = grade(by_hand([0.99, 0.99, 0.5]), HAND)
     assert (verdict.name, verdict.reasons) == ("look", ("views disagree on stem",))
 
 
-def test_many_failed_structures_fail_the_scan() -> None:
+def test_many_rejected_structures_reject_the_scan() -> None:
     verdict = grade(by_hand([0.99, 0.58, 0.58]), replace(HAND, agreement=(0.7, 0.6)))
-    assert (verdict.name, verdict.reasons) == ("fail", ("views disagree on cortex, stem",))
+    assert (verdict.name, verdict.reasons) == ("reject", ("views disagree on cortex, stem",))
 
 
 def test_contrast_is_white_matter_over_cortex() -> None:
@@ -105,7 +105,7 @@ def test_contrast_is_white_matter_over_cortex() -> None:
     assert tissue_contrast(by_hand(labels=labels)) is None
 
 
-@pytest.mark.parametrize(("cortex", "name"), [(1.15, "look"), (1.4, "fail")])
+@pytest.mark.parametrize(("cortex", "name"), [(1.15, "look"), (1.4, "reject")])
 def test_cortex_as_bright_as_white_matter_is_no_t1(cortex: float, name: str) -> None:
     found = by_hand([0.9] * 3, brightness=np.array([0, 1.2, cortex, 1], np.float32))
     verdict = grade(found, HAND)
@@ -125,7 +125,7 @@ MINIATURE = Limits(
     smallest_brain_mm3=(2.0e4, 1.0e4),
     largest_brain_mm3=(4.0e4, 8.0e4),
     missing=(99, 99),
-    failed=(1.0, 1.0),
+    rejected=(1.0, 1.0),
 )
 
 
@@ -147,17 +147,17 @@ def test_a_good_segmentation_passes(found) -> None:
     ("limits", "name", "reason"),
     [
         ({"smallest_brain_mm3": (3e4, 1e4)}, "look", "ml only"),
-        ({"smallest_brain_mm3": (3e4, 2.9e4)}, "fail", "ml only"),
+        ({"smallest_brain_mm3": (3e4, 2.9e4)}, "reject", "ml only"),
         ({"largest_brain_mm3": (1e4, 9e4)}, "look", "brain of"),
-        ({"largest_brain_mm3": (1e4, 2e4)}, "fail", "brain of"),
+        ({"largest_brain_mm3": (1e4, 2e4)}, "reject", "brain of"),
         ({"agreement": (1.1, 0.1)}, "look", "views agree"),
-        ({"agreement": (1.2, 1.1)}, "fail", "views agree"),
+        ({"agreement": (1.2, 1.1)}, "reject", "views agree"),
         ({"symmetry": (1.1, 0.1)}, "look", "one side"),
-        ({"symmetry": (1.2, 1.1)}, "fail", "one side"),
+        ({"symmetry": (1.2, 1.1)}, "reject", "one side"),
         ({"contrast": (9, 0.1)}, "look", "not T1"),
-        ({"contrast": (9, 8)}, "fail", "not T1"),
+        ({"contrast": (9, 8)}, "reject", "not T1"),
         ({"missing": (1, 99)}, "look", "not found"),
-        ({"missing": (1, 1)}, "fail", "not found"),
+        ({"missing": (1, 1)}, "reject", "not found"),
     ],
 )
 def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> None:
@@ -166,19 +166,19 @@ def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> N
     assert reason in verdict.reasons[0]
 
 
-def test_half_a_head_fails_by_its_missing_side(found: Segmentation) -> None:
+def test_half_a_head_is_rejected_by_its_missing_side(found: Segmentation) -> None:
     # Taken from a good result: what a network makes of half a head hangs on its last bits.
     fused = found.fused.clone()
     fused[20:] = 0
     fused[20:, ..., 0] = 1
     verdict = grade(replace(found, fused=fused), MINIATURE)
-    assert verdict.name == "fail"
+    assert verdict.name == "reject"
     assert any("one side has" in reason for reason in verdict.reasons)
 
 
 def test_noise_that_is_no_head_fails_with_the_shipped_limits(segmenter: Segmenter) -> None:
     noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
-    assert grade(segmenter.segment(Volume(noise, np.eye(4)))).name == "fail"
+    assert grade(segmenter.segment(Volume(noise, np.eye(4)))).name == "reject"
 
 
 SMALL_FIELD = (96, 112, 96)  # where the brain's size is no reason: it counts for nothing below
@@ -233,7 +233,7 @@ def test_what_is_no_head_fails_whatever_its_size(thing) -> None:
     clean = thing()
     air = 0.03 * np.random.default_rng(0).standard_normal((2, *SMALL_FIELD)).astype(np.float32)
     image = np.hypot(clean + air[0], air[1])
-    assert shipped_grade(image, np.eye(4)).name == "fail"
+    assert shipped_grade(image, np.eye(4)).name == "reject"
 
 
 @pytest.mark.slow
@@ -241,4 +241,4 @@ def test_what_is_no_head_fails_whatever_its_size(thing) -> None:
 def test_a_head_that_is_not_as_it_should_be_fails(change) -> None:
     scan, _ = middle(1)
     changed = change(scan.data, np.random.default_rng(0))
-    assert shipped_grade(np.asarray(changed, np.float32), scan.affine).name == "fail"
+    assert shipped_grade(np.asarray(changed, np.float32), scan.affine).name == "reject"
