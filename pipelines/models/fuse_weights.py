@@ -196,7 +196,7 @@ def _look(
         if view not in probabilities:
             probabilities[view] = torch.zeros((*image.shape, found.shape[-1]), dtype=torch.float16)
         axes = segmenter.model.info.preprocessing.slice_axes(view)
-        slices = to_slices(probabilities[view].permute(3, 0, 1, 2), axes).permute(0, 2, 3, 1)
+        slices = to_slices(probabilities[view], axes, trailing=1)
         slices[part.slices] = found.half().cpu()
     contested = contest(np.ascontiguousarray(classes[box]), probabilities, scheme)
     by_view: dict[str, Any] = {view.value: p for view, p in contested.probabilities.items()}

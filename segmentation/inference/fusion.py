@@ -12,12 +12,10 @@ from torch import Tensor
 
 from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
-from segmentation.models.model_info import Mean
+from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
-__all__ = ["DEFAULT_WEIGHTS", "Fusion", "view_weights"]
-
-DEFAULT_WEIGHTS = {View.CORONAL: 0.4, View.AXIAL: 0.4, View.SAGITTAL: 0.2}
+__all__ = ["Fusion", "view_weights"]
 
 # In a geometric mean a class has at least this probability in each view. On the two scans that
 # chose it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
@@ -120,8 +118,7 @@ class Fusion:
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
             raise ValueError("the sagittal view is added last: it needs the others' ratios")
         self._added.add(view)
-        # (N, K, H, W)-like view of the buffer, classes moved back to the end.
-        slices = to_slices(self.sum.permute(3, 0, 1, 2), self.axes[view]).permute(0, 2, 3, 1)
+        slices = to_slices(self.sum, self.axes[view], trailing=1)
         slices = slices[start : start + len(probabilities)]
         weight = self._weights[view]
         if probabilities.shape[1:3] != slices.shape[1:3]:

@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
+from segmentation.inference.fusion import Fusion
 from segmentation.labels.scheme import LabelScheme
-from segmentation.models.model_info import Mean
+from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from segmentation.space.views import SliceAxes, View
 
 __all__ = ["CLASS_PRIOR", "VIEW_PRIOR", "Contested", "Evidence", "contest", "fit_weights"]

@@ -84,6 +84,8 @@ class Preprocessing(_Part):
 
 Mean = Literal["arithmetic", "geometric"]
 
+DEFAULT_WEIGHTS = {View.AXIAL: 0.4, View.CORONAL: 0.4, View.SAGITTAL: 0.2}
+
 
 class Fusion(_Part):
     """How views are joined: the mean of their probabilities, and how much each view counts.
@@ -92,11 +94,7 @@ class Fusion(_Part):
     """
 
     mean: Mean = "arithmetic"
-    weights: dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {
-        View.AXIAL: 0.4,
-        View.CORONAL: 0.4,
-        View.SAGITTAL: 0.2,
-    }
+    weights: dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = DEFAULT_WEIGHTS
     # For structures, by name, that are better weighted otherwise.
     per_class: dict[str, dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
 

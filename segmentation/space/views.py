@@ -63,15 +63,17 @@ def slice_axes(view: View) -> SliceAxes:
     return _AXES[view]
 
 
-def to_slices(array: _Array, view: View | SliceAxes) -> _Array:
+def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _Array:
     """Volume (..., X, Y, Z) as slices (N, ..., H, W), without a copy.
 
-    A network trained elsewhere, on slices that lie otherwise, brings its own `SliceAxes`.
+    So many `trailing` axes, of classes, come behind X, Y, Z, and stay behind. A network trained
+    elsewhere, on slices that lie otherwise, brings its own `SliceAxes`.
     """
     axes = slice_axes(view) if isinstance(view, View) else view
-    leading: int = array.ndim - 3
+    leading: int = array.ndim - 3 - trailing
     along, rows, columns = (leading + axis for axis in axes)
-    return _permute(array, (along, *range(leading), rows, columns))
+    last: range = range(leading + 3, array.ndim)
+    return _permute(array, (along, *range(leading), rows, columns, *last))
 
 
 def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from segmentation.errors import ConfigError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
-from segmentation.space.grid import world_axes
+from segmentation.space.grid import Grid, world_axes
 from segmentation.synthetic.anatomy import MIXED, Anatomy, load_anatomy
 
 __all__ = ["phantom"]
@@ -69,7 +69,7 @@ def phantom(
     grid = _draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
     image, classes = _render(rng, anatomy, _draw_brightness(rng, anatomy), head, grid)
     numbers = load_scheme("quicknat33").to_freesurfer(classes)
-    return Volume(image, grid.affine), Volume(numbers, grid.affine.copy())
+    return Volume(image, grid.affine), Volume(numbers, grid.affine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +112,9 @@ class _Head:
 
 
 @dataclass(frozen=True, eq=False)
-class _Grid:
+class _SampledGrid(Grid):
     """The scan's voxels, each the mean of `factors` samples along its axes."""
 
-    affine: Floats
-    shape: tuple[int, int, int]
     factors: tuple[int, int, int]
     centre_mm: Floats  # of the field of view
 
@@ -127,8 +125,10 @@ class _Grid:
 
     def nodes_mm(self) -> Floats:
         """Nodes from the first sample to the last, in mm from the centre, (3, X, Y, Z)."""
-        steps_mm = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)) / self.factors
-        counts = np.maximum(np.ceil(self.samples * steps_mm / _NODE_MM).astype(int) + 1, 2)
+        steps_mm = np.array(self.spacing_mm) / np.array(self.factors)
+        counts = np.maximum(
+            np.ceil(np.array(self.samples) * steps_mm / _NODE_MM).astype(int) + 1, 2
+        )
         lines = [
             np.linspace(0, n - 1, count) for n, count in zip(self.samples, counts, strict=True)
         ]
@@ -176,7 +176,7 @@ def _draw_grid(
     spacing_mm: tuple[float, float, float],
     orientation: str,
     oblique_deg: float,
-) -> _Grid:
+) -> _SampledGrid:
     world, signs = zip(*world_axes(orientation), strict=True)
     directions = np.zeros((3, 3))
     directions[world, [0, 1, 2]] = signs
@@ -192,7 +192,7 @@ def _draw_grid(
     affine = affine.astype(np.float32).astype(np.float64)
     # Voxels larger than the anatomy's are the mean of several samples: partial volume.
     f, g, h = (max(1, round(mm / anatomy.spacing_mm)) for mm in spacing_mm)
-    return _Grid(affine, (x, y, z), (f, g, h), centre)
+    return _SampledGrid((x, y, z), affine, (f, g, h), centre)
 
 
 def _draw_brightness(rng: np.random.Generator, anatomy: Anatomy) -> NDArray[np.float32]:
@@ -219,7 +219,7 @@ def _render(
     anatomy: Anatomy,
     brightness: NDArray[np.float32],
     head: _Head,
-    grid: _Grid,
+    grid: _SampledGrid,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     """Image and truth (classes), slab by slab along the first axis, so that memory stays small."""
     points = grid.nodes_mm()
@@ -257,7 +257,7 @@ def _origin_mm(anatomy: Anatomy) -> Floats:
 
 
 def _between_nodes(
-    nodes: torch.Tensor, grid: _Grid, slab: slice
+    nodes: torch.Tensor, grid: _SampledGrid, slab: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Places (3, X, Y, Z) and log gain (X, Y, Z) of a slab's samples, linear between nodes."""
     factor, (total, rows, columns) = grid.factors[0], grid.samples

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from segmentation.errors import TrainingError
+from segmentation.inference.network import thick
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.overlap import dice, iou, joint_histogram
 from segmentation.space.views import View, to_slices
@@ -81,11 +81,8 @@ def predict_classes(
     bf16: bool = False,
 ) -> Tensor:
     """Most probable class of each pixel, (N, H, W) uint8; neighbours beyond the ends are empty."""
-    reach = channels // 2
-    padded = pad(images, (0, 0, 0, 0, reach, reach))
-    thick = padded.unfold(0, channels, 1).movedim(-1, 1)
     classes = []
-    for batch in torch.split(thick, _BATCH):
+    for batch in torch.split(thick(images, channels), _BATCH):
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             logits = forward(batch.to(device))
         classes.append(logits.argmax(1).to(torch.uint8).cpu())

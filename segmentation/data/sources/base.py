@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,21 @@ class Listing:
     subjects: tuple[Subject, ...]
     exclusions: tuple[Exclusion, ...] = ()
     advice: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        found: Iterable[Subject | Exclusion],
+        nothing: DatasetError | None = None,
+        unlabelled: str = "",
+    ) -> Listing:
+        """What was found; the error if that is nothing, the advice if none of it has labels."""
+        entries = list(found)
+        if nothing is not None and not entries:
+            raise nothing
+        subjects = tuple(entry for entry in entries if isinstance(entry, Subject))
+        exclusions = tuple(entry for entry in entries if isinstance(entry, Exclusion))
+        return cls(subjects, exclusions, "" if any(s.labels for s in subjects) else unlabelled)
 
 
 @dataclass(frozen=True)

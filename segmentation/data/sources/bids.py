@@ -39,41 +39,41 @@ def find(root: Path, options: SourceOptions) -> Listing:
             where=root,
             remedy="--root is a BIDS dataset",
         )
+    return Listing.of(_entries(root, options, scans), unlabelled=ADVICE)
+
+
+def _entries(
+    root: Path, options: SourceOptions, scans: list[Path]
+) -> Iterator[Subject | Exclusion]:
     people = read_participants(root / "participants.tsv")
     pipelines = list(_pipelines(root, options.labels))
-    subjects: list[Subject] = []
-    exclusions: list[Exclusion] = []
     for path in scans:
         name = without_suffix(path).removesuffix("_T1w")
         if reason := misnamed(path, root):
-            exclusions.append(Exclusion(without_suffix(path), reason, broken=True))
+            yield Exclusion(without_suffix(path), reason, broken=True)
             continue
         own = entities(name)
         pairs = {pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)}
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
             reason = f"several label maps: {names}"
-            exclusions.append(Exclusion(without_suffix(path), reason, broken=True))
+            yield Exclusion(without_suffix(path), reason, broken=True)
             continue
         image, labels = pairs.pop() if pairs else (path, None)
         person = f"sub-{own['sub']}"
         facts = people.get(person)
-        subjects.append(
-            Subject(
-                id=safe_name(name),
-                person=person,
-                session=own.get("ses"),
-                image=image,
-                labels=labels,
-                extra=options.extra,
-                ignore=options.ignore,
-                family=facts.family if facts else None,
-                age=facts.age if facts else None,
-                sex=facts.sex if facts else None,
-            )
+        yield Subject(
+            id=safe_name(name),
+            person=person,
+            session=own.get("ses"),
+            image=image,
+            labels=labels,
+            extra=options.extra,
+            ignore=options.ignore,
+            family=facts.family if facts else None,
+            age=facts.age if facts else None,
+            sex=facts.sex if facts else None,
         )
-    labelled = any(subject.labels for subject in subjects)
-    return Listing(tuple(subjects), tuple(exclusions), advice="" if labelled else ADVICE)
 
 
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.sources.base import (
@@ -29,36 +30,34 @@ _SESSION = re.compile(r"(?P<person>.+?)_(?P<session>(?:ses-|MR|V|tp)\w+)")
 
 def find(root: Path, options: SourceOptions) -> Listing:
     """Every folder with `mri/` is a subject; labels are aseg.mgz or what options.labels names."""
-    subjects: list[Subject] = []
-    exclusions: list[Exclusion] = []
+    nothing = DatasetError("no subject folder here", where=root, remedy="--root is a SUBJECTS_DIR")
+    return Listing.of(_entries(root, options), nothing)
+
+
+def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
     for folder in sorted(root.iterdir(), key=lambda path: natural_order(path.name)):
         if not folder.is_dir() or folder.name.startswith("."):
             continue
         if reason := _why_not(folder):
-            exclusions.append(Exclusion(folder.name, reason))
+            yield Exclusion(folder.name, reason)
             continue
         image = find_image(folder, options.image)
         if image is None:
             wanted = options.image or ", ".join(IMAGES)
             reason = f"none of these in mri/: {wanted}"
-            exclusions.append(Exclusion(folder.name, reason, broken=True))
+            yield Exclusion(folder.name, reason, broken=True)
             continue
         person, session = person_and_session(folder.name)
-        subjects.append(
-            Subject(
-                id=safe_name(folder.name),
-                person=person,
-                session=session,
-                image=image,
-                labels=find_labels(folder, options.labels),
-                extra=options.extra,
-                ignore=options.ignore,
-                note="skull-stripped" if image.name in _STRIPPED else "",
-            )
+        yield Subject(
+            id=safe_name(folder.name),
+            person=person,
+            session=session,
+            image=image,
+            labels=find_labels(folder, options.labels),
+            extra=options.extra,
+            ignore=options.ignore,
+            note="skull-stripped" if image.name in _STRIPPED else "",
         )
-    if not subjects and not exclusions:
-        raise DatasetError("no subject folder here", where=root, remedy="--root is a SUBJECTS_DIR")
-    return Listing(tuple(subjects), tuple(exclusions))
 
 
 def find_image(folder: Path, name: str | None = None) -> Path | None:

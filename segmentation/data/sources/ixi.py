@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.sources.base import (
@@ -29,8 +30,15 @@ _SCAN = re.compile(r"(?P<person>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.
 def find(root: Path, options: SourceOptions) -> Listing:
     """Scans below `root`. Where FreeSurfer has been over one, its own image goes with its labels:
     they share a grid, which is not the scan's."""
-    subjects: list[Subject] = []
-    exclusions: list[Exclusion] = []
+    nothing = DatasetError(
+        "no IXI scan (IXI002-Guys-0828-T1.nii.gz, ...) here",
+        where=root,
+        remedy="fetch them with `trinat data get ixi`",
+    )
+    return Listing.of(_entries(root, options), nothing, ADVICE)
+
+
+def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
     scans = {path.name: path for depth in ("", "*/") for path in root.glob(f"{depth}IXI*")}
     for name in sorted(scans, key=natural_order):
         path = scans[name]
@@ -38,7 +46,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
             continue
         match = _SCAN.fullmatch(name)
         if match is None:
-            exclusions.append(Exclusion(name, "not named as an IXI T1 scan"))
+            yield Exclusion(name, "not named as an IXI T1 scan")
             continue
         image, labels = path, None
         folder = options.subjects_dir and _results(options.subjects_dir, name.partition(".nii")[0])
@@ -46,25 +54,15 @@ def find(root: Path, options: SourceOptions) -> Listing:
             labels = find_labels(folder, options.labels)
             if labels:
                 image = find_image(folder, options.image) or path
-        subjects.append(
-            Subject(
-                id=name.partition("-T1")[0],
-                person=match["person"],
-                image=image,
-                labels=labels,
-                extra=options.extra,
-                ignore=options.ignore,
-                licence=LICENCE,
-            )
+        yield Subject(
+            id=name.partition("-T1")[0],
+            person=match["person"],
+            image=image,
+            labels=labels,
+            extra=options.extra,
+            ignore=options.ignore,
+            licence=LICENCE,
         )
-    if not subjects and not exclusions:
-        raise DatasetError(
-            "no IXI scan (IXI002-Guys-0828-T1.nii.gz, ...) here",
-            where=root,
-            remedy="fetch them with `trinat data get ixi`",
-        )
-    labelled = any(subject.labels for subject in subjects)
-    return Listing(tuple(subjects), tuple(exclusions), advice="" if labelled else ADVICE)
 
 
 def wanted_member(name: str) -> bool:

@@ -24,19 +24,16 @@ OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 def find(root: Path, options: SourceOptions) -> Listing:
     """Every image file in `root` is the label map of one person, in FreeSurfer's numbers."""
-    files = image_files(root)
-    if not files:
-        raise DatasetError("no label map (.nii.gz, .nii, .mgz) here", where=root)
-    return Listing(
-        tuple(
-            Subject(
-                id=safe_name(name),
-                person=name,
-                image=None,
-                labels=path,
-                extra={**GENERATION_FOLDED, **options.extra},
-                ignore=tuple({*OUTSIDE, *options.ignore}),
-            )
-            for name, path in files.items()
+    subjects = (
+        Subject(
+            id=safe_name(name),
+            person=name,
+            image=None,
+            labels=path,
+            extra={**GENERATION_FOLDED, **options.extra},
+            ignore=tuple({*OUTSIDE, *options.ignore}),
         )
+        for name, path in image_files(root).items()
     )
+    nothing = DatasetError("no label map (.nii.gz, .nii, .mgz) here", where=root)
+    return Listing.of(subjects, nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.sources.base import (
@@ -29,6 +30,15 @@ SEG35 = dict(enumerate((*_LEFT, *_RIGHT), start=1))
 
 def find(root: Path, options: SourceOptions) -> Listing:
     """`orig` (or norm, or their aligned_ twins, by options.image) with the seg35 of its grid."""
+    nothing = DatasetError(
+        "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
+        where=root,
+        remedy="fetch it with `trinat data get neurite`",
+    )
+    return Listing.of(_entries(root, options), nothing)
+
+
+def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
     kind = options.image or "orig"
     if kind not in {"orig", "norm", "aligned_orig", "aligned_norm"}:
         raise ConfigError(
@@ -36,39 +46,28 @@ def find(root: Path, options: SourceOptions) -> Listing:
             remedy="name one of orig, norm, aligned_orig, aligned_norm",
         )
     labels_name = "aligned_seg35.nii.gz" if kind.startswith("aligned_") else "seg35.nii.gz"
-    subjects: list[Subject] = []
-    exclusions: list[Exclusion] = []
     folders = [p for depth in ("", "*/") for p in root.glob(f"{depth}OASIS_OAS1_*") if p.is_dir()]
     for folder in sorted(folders, key=lambda path: natural_order(path.name)):
         match = _FOLDER.fullmatch(folder.name)
         if match is None:
-            exclusions.append(Exclusion(folder.name, "not named as a session"))
+            yield Exclusion(folder.name, "not named as a session")
             continue
         image = first_existing(folder, f"{kind}.nii.gz")
         labels = first_existing(folder, labels_name)
         if image is None or labels is None:
             missing = f"{kind}.nii.gz" if image is None else labels_name
-            exclusions.append(Exclusion(folder.name, f"no {missing}", broken=True))
+            yield Exclusion(folder.name, f"no {missing}", broken=True)
             continue
-        subjects.append(
-            Subject(
-                id=f"{match['person']}_{match['session']}",
-                person=match["person"],
-                session=match["session"],
-                image=image,
-                labels=labels,
-                extra=SEG35,
-                licence=LICENCE,
-                note="skull-stripped" if kind.endswith("norm") else "",
-            )
+        yield Subject(
+            id=f"{match['person']}_{match['session']}",
+            person=match["person"],
+            session=match["session"],
+            image=image,
+            labels=labels,
+            extra=SEG35,
+            licence=LICENCE,
+            note="skull-stripped" if kind.endswith("norm") else "",
         )
-    if not subjects and not exclusions:
-        raise DatasetError(
-            "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
-            where=root,
-            remedy="fetch it with `trinat data get neurite`",
-        )
-    return Listing(tuple(subjects), tuple(exclusions))
 
 
 def wanted_member(name: str) -> bool:

@@ -76,17 +76,12 @@ def find(root: Path, options: SourceOptions) -> Listing:
             )
         if not isinstance(found.get(folder.name), Subject):
             found[folder.name] = entry
-    if not found:
-        raise DatasetError(
-            "no OASIS-1 session (OAS1_0001_MR1, ...) here",
-            where=root,
-            remedy="fetch a disc with `trinat data get oasis1`",
-        )
-    entries = [found[name] for name in sorted(found, key=natural_order)]
-    return Listing(
-        tuple(entry for entry in entries if isinstance(entry, Subject)),
-        tuple(entry for entry in entries if isinstance(entry, Exclusion)),
+    nothing = DatasetError(
+        "no OASIS-1 session (OAS1_0001_MR1, ...) here",
+        where=root,
+        remedy="fetch a disc with `trinat data get oasis1`",
     )
+    return Listing.of([found[name] for name in sorted(found, key=natural_order)], nothing)
 
 
 def wanted_member(name: str) -> bool:

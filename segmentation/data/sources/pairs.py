@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.participants import read_rows
@@ -23,7 +24,7 @@ __all__ = ["find", "image_files"]
 def find(root: Path, options: SourceOptions) -> Listing:
     """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""
     if root.suffix in {".csv", ".tsv"}:
-        return _from_table(root, options)
+        return Listing.of(_from_table(root, options))
     images, labels = root / (options.image or "images"), root / (options.labels or "labels")
     if not images.is_dir():
         raise DatasetError(
@@ -31,33 +32,31 @@ def find(root: Path, options: SourceOptions) -> Listing:
             where=root,
             remedy="--root is a folder with images/ and labels/, or a CSV with a column `image`",
         )
-    label_files = image_files(labels) if labels.is_dir() else {}
-    subjects: list[Subject] = []
-    exclusions: list[Exclusion] = []
-    for name, image in image_files(images).items():
-        if label_files and name not in label_files:
-            exclusions.append(
-                Exclusion(name, f"no label map of that name in {labels.name}/", broken=True)
-            )
-            continue
-        subjects.append(
-            Subject(
-                id=safe_name(name),
-                person=_person(name),
-                session=None,
-                image=image,
-                labels=label_files.pop(name, None),
-                extra=options.extra,
-                ignore=options.ignore,
-            )
-        )
-    if not subjects and not exclusions:
+    return Listing.of(_from_folders(images, labels, options))
+
+
+def _from_folders(
+    images: Path, labels: Path, options: SourceOptions
+) -> Iterator[Subject | Exclusion]:
+    image_of = image_files(images)
+    if not image_of:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
-    exclusions += [
-        Exclusion(name, f"no image of that name in {images.name}/", broken=True)
-        for name in label_files
-    ]
-    return Listing(tuple(subjects), tuple(exclusions))
+    label_of = image_files(labels) if labels.is_dir() else {}
+    for name, image in image_of.items():
+        if label_of and name not in label_of:
+            yield Exclusion(name, f"no label map of that name in {labels.name}/", broken=True)
+            continue
+        yield Subject(
+            id=safe_name(name),
+            person=_person(name),
+            image=image,
+            labels=label_of.get(name),
+            extra=options.extra,
+            ignore=options.ignore,
+        )
+    for name in label_of:
+        if name not in image_of:
+            yield Exclusion(name, f"no image of that name in {images.name}/", broken=True)
 
 
 def image_files(folder: Path) -> dict[str, Path]:
@@ -73,20 +72,18 @@ def image_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _from_table(table: Path, options: SourceOptions) -> Listing:
+def _from_table(table: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
     """Columns: image; and as far as known labels, subject, person, session, family, age, sex."""
-    subjects: list[Subject] = []
-    exclusions: list[Exclusion] = []
     for number, row in enumerate(read_rows(table, required=("image",)), start=2):
         if not row.get("image"):
-            exclusions.append(Exclusion(f"line {number}", "no image named", broken=True))
+            yield Exclusion(f"line {number}", "no image named", broken=True)
             continue
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
         absent = next((path for path in (image, labels) if path and not path.is_file()), None)
         name = row.get("subject") or without_suffix(image)
         if absent:
-            exclusions.append(Exclusion(name, f"{absent.name} is not there", broken=True))
+            yield Exclusion(name, f"{absent.name} is not there", broken=True)
             continue
         try:
             age = float(row["age"]) if row.get("age") else None
@@ -94,21 +91,18 @@ def _from_table(table: Path, options: SourceOptions) -> Listing:
             raise DatasetError(
                 f"line {number}: age {row['age']!r} is no number", where=table
             ) from None
-        subjects.append(
-            Subject(
-                id=safe_name(name),
-                person=row.get("person") or _person(name),
-                session=row.get("session") or None,
-                image=image,
-                labels=labels,
-                extra=options.extra,
-                ignore=options.ignore,
-                family=row.get("family") or None,
-                age=age,
-                sex=row.get("sex", "")[:1].upper() or None,
-            )
+        yield Subject(
+            id=safe_name(name),
+            person=row.get("person") or _person(name),
+            session=row.get("session") or None,
+            image=image,
+            labels=labels,
+            extra=options.extra,
+            ignore=options.ignore,
+            family=row.get("family") or None,
+            age=age,
+            sex=row.get("sex", "")[:1].upper() or None,
         )
-    return Listing(tuple(subjects), tuple(exclusions))
 
 
 def _person(name: str) -> str:

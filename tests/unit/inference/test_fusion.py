@@ -20,7 +20,7 @@ SHAPE = (2, 3, 4)
 def constant(view: View, values: list[float]) -> torch.Tensor:
     """The same probabilities in every voxel, as slices (N, H, W, K)."""
     volume = torch.tensor(values).expand(*SHAPE, len(values))
-    return to_slices(volume.permute(3, 0, 1, 2), view).permute(0, 2, 3, 1)
+    return to_slices(volume, view, trailing=1)
 
 
 def fuse(views, per_view: dict[View, list[float]], **settings) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_slices_land_where_they_came_from() -> None:
     volume /= volume.sum(-1, keepdim=True)
     for view in (View.CORONAL, View.AXIAL):
         fusion = Fusion(SHAPE, SCHEME, (view,))
-        slices = to_slices(volume.permute(3, 0, 1, 2), view).permute(0, 2, 3, 1)
+        slices = to_slices(volume, view, trailing=1)
         for start in range(0, len(slices), 2):
             fusion.add(view, start, slices[start : start + 2])
         torch.testing.assert_close(fusion.finish().float(), volume, atol=1e-3, rtol=0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from helpers.fourclass import SCHEME
 
-from segmentation.inference.fusion import DEFAULT_WEIGHTS, Fusion
+from segmentation.inference.fusion import Fusion
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
-from segmentation.models.model_info import Mean
+from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from segmentation.space.views import View, to_slices
 
 C, A, S = View
@@ -125,7 +125,7 @@ def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights, mean: M
     assert 0 < len(contested.truth) < 0.6 * truth.size
     fusion = Fusion(SHAPE, SCHEME, tuple(View), weights, mean=mean)
     for view, given in views.items():
-        fusion.add(view, 0, to_slices(given.float().permute(3, 0, 1, 2), view).permute(0, 2, 3, 1))
+        fusion.add(view, 0, to_slices(given.float(), view, trailing=1))
     fused = fusion.finish()
     torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=4e-3, rtol=0)
     expected = np.zeros((4, 4), np.int64)
