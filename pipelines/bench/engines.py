@@ -30,9 +30,9 @@ from pipelines.common.process import prepare_process
 from segmentation.inference.network import thick
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.overlap import dice, joint_histogram
+from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
 from segmentation.models.hardware import computes_bfloat16
-from segmentation.models.quicknat import QuickNat
 from segmentation.models.zoo import find_model
 from segmentation.space.conform import conform
 from segmentation.space.resample import occupied_box
@@ -114,7 +114,7 @@ def _slices(view: View, channels: int, scheme: LabelScheme) -> tuple[Tensor, NDA
 
 
 @contextmanager
-def _made(name: str, network: QuickNat, slices: Tensor, threads: int) -> Iterator[Way]:
+def _made(name: str, network: Network, slices: Tensor, threads: int) -> Iterator[Way]:
     with (
         tempfile.TemporaryDirectory(prefix="trinat-") as folder,
         torch.inference_mode(),
@@ -124,23 +124,23 @@ def _made(name: str, network: QuickNat, slices: Tensor, threads: int) -> Iterato
         yield _WAYS[name](network, slices, threads, Path(folder))
 
 
-def _plain(network: QuickNat, *_: Any) -> Way:
+def _plain(network: Network, *_: Any) -> Way:
     return _arranged(copy.deepcopy(network).eval(), torch.contiguous_format)
 
 
-def _last(network: QuickNat, *_: Any) -> Way:
+def _last(network: Network, *_: Any) -> Way:
     return _arranged(copy.deepcopy(network).eval(), torch.channels_last)
 
 
-def _folded_plain(network: QuickNat, *_: Any) -> Way:
+def _folded_plain(network: Network, *_: Any) -> Way:
     return _arranged(network.fold(), torch.contiguous_format)
 
 
-def _folded_last(network: QuickNat, *_: Any) -> Way:
+def _folded_last(network: Network, *_: Any) -> Way:
     return network.fold()
 
 
-def _bfloat16(network: QuickNat, *_: Any) -> Way:
+def _bfloat16(network: Network, *_: Any) -> Way:
     folded = network.fold()
     for module in folded.modules():
         if isinstance(module, nn.Conv2d | nn.PReLU):
@@ -148,16 +148,16 @@ def _bfloat16(network: QuickNat, *_: Any) -> Way:
     return lambda batch: folded(batch.bfloat16()).float()
 
 
-def _compiled(network: QuickNat, *_: Any) -> Way:
+def _compiled(network: Network, *_: Any) -> Way:
     compiled: Way = torch.compile(network.fold())
     return compiled
 
 
-def _onnx(network: QuickNat, _: Tensor, threads: int, folder: Path) -> Way:
+def _onnx(network: Network, _: Tensor, threads: int, folder: Path) -> Way:
     return _session(_exported(network, folder), threads)
 
 
-def _int8(network: QuickNat, slices: Tensor, threads: int, folder: Path) -> Way:
+def _int8(network: Network, slices: Tensor, threads: int, folder: Path) -> Way:
     """Convolutions alone, their ranges taken from a few of the slices."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
@@ -184,7 +184,7 @@ def _int8(network: QuickNat, slices: Tensor, threads: int, folder: Path) -> Way:
     return _session(small, threads)
 
 
-_WAYS: dict[str, Callable[[QuickNat, Tensor, int, Path], Way]] = {
+_WAYS: dict[str, Callable[[Network, Tensor, int, Path], Way]] = {
     USED: _folded_last,
     "folded plain": _folded_plain,
     "trained channels-last": _last,
@@ -196,12 +196,12 @@ _WAYS: dict[str, Callable[[QuickNat, Tensor, int, Path], Way]] = {
 }
 
 
-def _arranged(network: QuickNat, layout: torch.memory_format) -> Way:
+def _arranged(network: Network, layout: torch.memory_format) -> Way:
     network.arrange(layout)
     return network
 
 
-def _exported(network: QuickNat, folder: Path) -> Path:
+def _exported(network: Network, folder: Path) -> Path:
     from pipelines.models.export import export_network
 
     path = folder / "network.onnx"
@@ -219,7 +219,7 @@ def _session(path: Path, threads: int) -> Way:
     return lambda batch: torch.from_numpy(session.run(None, {"slices": batch.numpy()})[0])
 
 
-def _parts(network: QuickNat, batch: Tensor, repetitions: int) -> dict[str, float]:
+def _parts(network: Any, batch: Tensor, repetitions: int) -> dict[str, float]:
     """Seconds of the processor in each block, the mean of some runs; the rest moves and pools."""
     spent: dict[str, float] = defaultdict(float)
     began: dict[str, float] = {}

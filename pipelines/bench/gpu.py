@@ -30,7 +30,8 @@ from pipelines.bench._steps import operations, step_of
 from pipelines.common.process import prepare_training
 from pipelines.train.run import read_recipe
 from segmentation.labels.scheme import load_scheme
-from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+from segmentation.models.architectures import FAST, PUBLISHED, build
+from segmentation.models.base import Network, NetworkConfig
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
@@ -61,10 +62,10 @@ class Setting:
         """Elsewhere bfloat16 may be emulated and a compiler takes minutes: no rehearsal."""
         return self.device != "cpu"
 
-    def network(self, config: QuickNatConfig) -> QuickNat:
+    def network(self, config: NetworkConfig) -> Network:
         small = {"filters": 4, "depth": 2} if self.tiny else {}
         torch.manual_seed(0)
-        return QuickNat(config.model_copy(update=small)).to(self.device)
+        return build(config.model_copy(update=small)).to(self.device)
 
     def slices(self) -> tuple[Tensor, Tensor]:
         """Random slices and labels: zeros would be quicker than scans are."""
@@ -191,7 +192,7 @@ def network_part(setting: Setting) -> Iterator[Figures]:
     and of inference, norms folded."""
     slices, labels = setting.slices()
 
-    def measure(config: QuickNatConfig, compiled: bool) -> Iterator[Figures]:
+    def measure(config: NetworkConfig, compiled: bool) -> Iterator[Figures]:
         network = setting.network(config).train()
         run: Any = torch.compile(network) if compiled else network
         step = step_of(run, slices, labels, bf16=setting.on_gpu)

@@ -21,9 +21,9 @@ from pathlib import Path
 _SLICES = 3 * 256
 _BASELINE = """
 import time, torch
-from segmentation.models.quicknat import PUBLISHED, QuickNat
+from segmentation.models.architectures import PUBLISHED, build
 torch.set_num_threads({threads})
-network = QuickNat(PUBLISHED).eval().to(memory_format=torch.contiguous_format)
+network = build(PUBLISHED).eval().to(memory_format=torch.contiguous_format)
 slice_ = torch.randn(1, 1, 256, 256)
 with torch.inference_mode():
     network(slice_)
@@ -71,16 +71,14 @@ def _head(root: Path) -> Path:
 def _random_quicknat(folder: Path) -> Path:
     import torch
 
+    from segmentation.models.architectures import PUBLISHED, build
     from segmentation.models.checkpoint import save_model
     from segmentation.models.model_info import Description
-    from segmentation.models.quicknat import PUBLISHED, QuickNat
     from segmentation.space.views import View
 
     torch.manual_seed(0)
     networks = {
-        view: QuickNat(
-            PUBLISHED.model_copy(update={"classes": 19 if view is View.SAGITTAL else 33})
-        )
+        view: build(PUBLISHED.model_copy(update={"classes": 19 if view is View.SAGITTAL else 33}))
         for view in View
     }
     save_model(folder, Description(name="random"), networks)

@@ -30,15 +30,15 @@ def probe(
     import torch
     from monai.networks.nets.quicknat import Quicknat
 
+    from segmentation.models.architectures import FAST, PUBLISHED, build
     from segmentation.models.hardware import computes_bfloat16, training_layout
-    from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     if name == MONAI:
         network = Quicknat().train()
     else:
-        network = QuickNat({"published": PUBLISHED, "fast": FAST}[name]).train()
+        network = build({"published": PUBLISHED, "fast": FAST}[name]).train()
         cpu = torch.device("cpu")
         network.arrange(training_layout(cpu) if layout == USED else getattr(torch, layout))
     slices = torch.randn(batch, 1, size, size)

@@ -30,5 +30,5 @@ def command(
     (config,) = info.architectures.values()
     typer.echo(
         f"{out}: {view}, {config.classes} classes, {config.filters} filters, "
-        f"squeeze-and-excitation {config.excitation}"
+        f"squeeze-and-excitation {config.model_dump()['excitation']}"
     )

@@ -11,8 +11,8 @@ import torch
 
 from segmentation.errors import ConfigError, ModelError
 from segmentation.io.files import atomic_path
+from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
-from segmentation.models.quicknat import QuickNat
 from segmentation.models.zoo import find_model
 
 __all__ = ["SAME_LABELS", "export_model", "export_network"]
@@ -48,7 +48,7 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
     return written
 
 
-def share_of_equal_labels(network: QuickNat, path: Path) -> float:
+def share_of_equal_labels(network: Network, path: Path) -> float:
     """Share of voxels, of slices of another number and size, that torch and ONNX label alike."""
     import onnxruntime
 
@@ -62,7 +62,7 @@ def share_of_equal_labels(network: QuickNat, path: Path) -> float:
     return float((np.asarray(logits).argmax(1) == expected).mean())
 
 
-def export_network(network: QuickNat, path: Path) -> None:
+def export_network(network: Network, path: Path) -> None:
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
     rows, columns = (torch.export.Dim(name, min=1) for name in ("rows", "columns"))
     # In units of what the network halves, so that the graph holds for any allowed size.

@@ -20,9 +20,9 @@ from pipelines.train.scores import TrainScores, interruption
 from segmentation.errors import ConfigError, DatasetError, InputError, TrainingError
 from segmentation.io.files import atomic_text
 from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
 from segmentation.models.model_info import Preprocessing
-from segmentation.models.quicknat import QuickNat
 from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.training.batches import Source
@@ -280,7 +280,7 @@ class JobRun:
                 )
         return network
 
-    def _teachers(self) -> dict[View, QuickNat]:
+    def _teachers(self) -> dict[View, Network]:
         """Networks whose probabilities are learnt: they must know these labels and these slices."""
         if self.job.stage.distillation is None:
             return {}
@@ -301,7 +301,7 @@ class JobRun:
                 )
         return dict(model.networks)
 
-    def _weights_to_start_from(self, view: View) -> tuple[QuickNat, LabelScheme] | None:
+    def _weights_to_start_from(self, view: View) -> tuple[Network, LabelScheme] | None:
         """A network, and its classes."""
         if self.job.stage.start is not None:
             model = load_model(find_model(self.job.stage.start))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from segmentation.errors import IntegrityError, TrainingError
 from segmentation.labels.scheme import load_scheme
+from segmentation.models.base import Network
 from segmentation.models.checkpoint import save_model
 from segmentation.models.model_info import Description, Training
-from segmentation.models.quicknat import QuickNat
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet
@@ -30,7 +30,7 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
 
 def trained(
     recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path, say: Callable[[str], None]
-) -> tuple[QuickNat, View]:
+) -> tuple[Network, View]:
     """A view's network as the last of some stages that trained it left it: the best, or the last.
 
     A view that none has trained gets the network of another view, which is named.

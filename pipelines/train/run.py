@@ -27,8 +27,9 @@ from segmentation.errors import (
     TrainingError,
 )
 from segmentation.io.files import atomic_text
+from segmentation.models.architectures import PUBLISHED
+from segmentation.models.base import NetworkConfig
 from segmentation.models.checkpoint import read_info
-from segmentation.models.quicknat import QuickNatConfig
 from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
@@ -54,11 +55,11 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-def _network_of(model: Path, views: Sequence[View]) -> QuickNatConfig:
+def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
     """What the networks of a model have in common: all but the number of their classes."""
     architectures = read_info(find_model(model)).architectures
     chosen = [architectures[view] for view in views if view in architectures]
-    classes = {"classes": QuickNatConfig().classes}
+    classes = {"classes": PUBLISHED.classes}
     shapes = {c.model_copy(update=classes) for c in chosen or architectures.values()}
     if len(shapes) > 1:
         raise ConfigError(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from segmentation.errors import DeviceError
+from segmentation.models.base import Network
 from segmentation.models.hardware import computes_bfloat16
-from segmentation.models.quicknat import QuickNat
 from segmentation.models.winograd import save_products
 from segmentation.space.views import SliceAxes, to_slices
 
@@ -68,7 +68,7 @@ class ViewNetwork:
 
     def __init__(
         self,
-        network: QuickNat,
+        network: Network,
         device: torch.device,
         dtype: torch.dtype,
         *,
@@ -79,7 +79,7 @@ class ViewNetwork:
         self.classes = network.config.classes
         self._multiple = network.config.multiple
         self.device = device
-        most = _BATCH[device.type] * _FILTERS[device.type] * network.config.unshuffle**2
+        most = _BATCH[device.type] * _FILTERS[device.type] * network.config.pixels
         self.batch = batch or min(max(most // network.config.filters, 1), _BATCH[device.type])
         folded = network.fold()
         if never is not None and len(never):

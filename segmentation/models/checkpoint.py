@@ -24,6 +24,8 @@ from torch import Tensor
 from segmentation.errors import LabelError, ModelError, OutputError
 from segmentation.io.files import atomic_write
 from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.models.architectures import build
+from segmentation.models.base import Network, NetworkConfig
 from segmentation.models.model_info import (
     FORMAT,
     PRIOR_FILE,
@@ -33,7 +35,6 @@ from segmentation.models.model_info import (
     Precision,
     weights_file,
 )
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.template import Template
 from segmentation.models.zoo import MODEL_FILE
 from segmentation.space.views import View
@@ -62,7 +63,7 @@ class Model:
     folder: Path
     info: ModelInfo
     scheme: LabelScheme
-    networks: Mapping[View, QuickNat]
+    networks: Mapping[View, Network]
     template: Template | None = None
 
     @property
@@ -118,7 +119,7 @@ def class_weights(
 def save_model(
     folder: str | Path,
     description: Description,
-    networks: Mapping[View, QuickNat],
+    networks: Mapping[View, Network],
     *,
     label_table: str | Path | None = None,
     template: Template | None = None,
@@ -283,7 +284,7 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
             )
 
 
-def _to_store(network: QuickNat, precision: Precision, where: Path) -> dict[str, Tensor]:
+def _to_store(network: Network, precision: Precision, where: Path) -> dict[str, Tensor]:
     tensors = {}
     for name, tensor in network.state_dict().items():
         if name.endswith(_COUNTER):
@@ -299,16 +300,14 @@ def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
     return _DTYPES[precision] if tensor.ndim == 4 else torch.float32
 
 
-def _load_network(
-    path: Path, data: bytes, config: QuickNatConfig, precision: Precision
-) -> QuickNat:
+def _load_network(path: Path, data: bytes, config: NetworkConfig, precision: Precision) -> Network:
     try:
         tensors = safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelError("is not a safetensors file", where=path, remedy=_COPY_AGAIN) from error
     # Nothing is drawn or allocated for weights that are about to be replaced.
     with torch.device("meta"):
-        network = QuickNat(config)
+        network = build(config)
     expected = network.state_dict()
     counters = {name: torch.tensor(0) for name in expected if name.endswith(_COUNTER)}
     names = expected.keys() - counters.keys()

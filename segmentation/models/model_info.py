@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from segmentation.models.quicknat import QuickNatConfig
+from segmentation.models.architectures import Architecture
 from segmentation.space.grid import world_axes
 from segmentation.space.views import SliceAxes, View, slice_axes
 
@@ -164,7 +164,7 @@ class ModelInfo(Description):
     format: Literal[1] = 1
     labels_sha256: Sha256
     precision: Precision
-    architectures: dict[View, QuickNatConfig] = Field(min_length=1)
+    architectures: dict[View, Architecture] = Field(min_length=1)
     versions: dict[str, str]
     files: dict[str, Sha256]
 

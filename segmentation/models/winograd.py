@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
+from segmentation.models.base import Network
 from segmentation.models.blocks import Layer
-from segmentation.models.quicknat import QuickNat
 
 __all__ = ["WinogradConv2d", "max_pool_rounded", "save_products"]
 
@@ -121,7 +121,7 @@ def max_pool_rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return max_pool2d(torch.addcmul(x, first, largest * _ROUNDING), 2, return_indices=True)
 
 
-def save_products(network: QuickNat) -> None:
+def save_products(network: Network) -> None:
     """Put faster convolutions where there are some, in place: for a processor and float32."""
     for layer in network.modules():
         if isinstance(layer, Layer) and WinogradConv2d.suits(layer.convolution):

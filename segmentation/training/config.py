@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from segmentation.data.augmentation import AugmentationConfig
+from segmentation.models.architectures import PUBLISHED, Architecture
 from segmentation.models.losses import LossConfig
 from segmentation.models.model_info import Precision
-from segmentation.models.quicknat import QuickNatConfig
 from segmentation.space.views import View
 from segmentation.synthetic.synthesis import SynthesisConfig
 
@@ -138,7 +138,7 @@ class Recipe(_Config):
 
     name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")
     scheme: str = "quicknat33"
-    network: QuickNatConfig = QuickNatConfig()
+    network: Architecture = PUBLISHED
     seed: int = Field(default=0, ge=0, lt=2**31)
     views: tuple[View, ...] = tuple(View)
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from segmentation.errors import DeviceError, TrainingError, TrinatError
+from segmentation.models.base import Network
 from segmentation.models.hardware import computes_bfloat16, training_layout
 from segmentation.models.losses import build_loss, divergence
-from segmentation.models.quicknat import QuickNat
 from segmentation.models.winograd import save_products
 from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
@@ -57,7 +57,7 @@ class Trainer:
         source: Source,
         device: torch.device,
         workers: Workers = ALONE,
-        teachers: Mapping[View, QuickNat] | None = None,
+        teachers: Mapping[View, Network] | None = None,
     ) -> None:
         if stage.batch % workers.count:
             raise TrainingError(

@@ -10,23 +10,24 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from segmentation.labels.scheme import LabelScheme
-from segmentation.models.quicknat import Classifier, QuickNat, QuickNatConfig
+from segmentation.models.architectures import build
+from segmentation.models.base import Classifier, Network, NetworkConfig
 from segmentation.space.views import View
 
 __all__ = ["ViewsNet", "copy_matching", "update_average"]
 
 
 class ViewsNet(nn.Module):
-    """Slices of several views, group by group, to logits; with one view a plain QuickNat."""
+    """Slices of several views, group by group, to logits; with one view a plain network."""
 
-    def __init__(self, config: QuickNatConfig, classes: Mapping[View, int]) -> None:
+    def __init__(self, config: NetworkConfig, classes: Mapping[View, int]) -> None:
         super().__init__()
         self.config = config
-        self.trunk = QuickNat(config)
+        self.trunk = build(config)
         self.trunk.classifier = nn.Identity()  # type: ignore[assignment]
         self.configs = {v: config.model_copy(update={"classes": k}) for v, k in classes.items()}
         self.classifiers = nn.ModuleDict(
-            {view.value: Classifier(own) for view, own in self.configs.items()}
+            {view.value: self.trunk.new_classifier(k) for view, k in classes.items()}
         )
 
     def forward(
@@ -44,9 +45,9 @@ class ViewsNet(nn.Module):
             for (view, _), part in zip(groups, parts, strict=True)
         ]
 
-    def extract(self, view: View) -> QuickNat:
+    def extract(self, view: View) -> Network:
         """A copy of one view's network, on its own."""
-        alone = QuickNat(self.configs[view])
+        alone = build(self.configs[view])
         state = self.trunk.state_dict()
         classifier = self.classifiers[view.value].state_dict()
         state |= {f"classifier.{name}": value for name, value in classifier.items()}
@@ -62,7 +63,7 @@ class ViewsNet(nn.Module):
 
 @torch.no_grad()
 def copy_matching(
-    network: ViewsNet, view: View, source: QuickNat, theirs: LabelScheme, ours: LabelScheme
+    network: ViewsNet, view: View, source: Network, theirs: LabelScheme, ours: LabelScheme
 ) -> tuple[int, list[str]]:
     """Take from `source` what fits: weights by name and shape, the classifier's rows by structure.
 

@@ -101,6 +101,18 @@ def test_pipelines_import_no_scripts_and_no_tests(path: Path) -> None:
     assert tops.isdisjoint({"scripts", "tests"})
 
 
+def test_one_module_knows_which_networks_there_are() -> None:
+    knowing = {
+        relative(path)
+        for path in (*python_files("segmentation"), *python_files("pipelines"))
+        if any(
+            module.startswith("segmentation.models.quicknat") for module in imported_modules(path)
+        )
+    }
+    # The importer of the authors' weights makes that very network of them.
+    assert knowing == {"segmentation/models/architectures.py", "segmentation/models/foreign.py"}
+
+
 def test_the_help_page_imports_nothing_heavy() -> None:
     probe = (
         "import sys; sys.argv = ['trinat', '--help']\n"

@@ -1,0 +1,106 @@
+"""What every network is to the rest of the software; `architectures.py` knows which there are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Annotated, Self
+
+import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn.functional import pixel_shuffle
+
+from segmentation.models.blocks import Layer, max_pool
+
+__all__ = ["Classifier", "Network", "NetworkConfig", "odd"]
+
+
+def odd(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError("must be odd, so that it has a middle")
+    return number
+
+
+class NetworkConfig(BaseModel):
+    """What all architectures have in common; each adds `architecture`, its name, and its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    classes: int = Field(default=33, ge=2, le=255)
+    # A thick slice: neighbours come along as channels, the slice to segment in the middle.
+    channels: Annotated[int, Field(ge=1, le=64), AfterValidator(odd)] = 1
+    filters: int = Field(default=64, ge=1, le=1024)
+
+    @property
+    def multiple(self) -> int:
+        """Rows and columns are padded to multiples of this."""
+        return 1
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a slice for each place where the network works."""
+        return 1
+
+
+class Classifier(nn.Conv2d):
+    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each."""
+
+    def __init__(self, filters: int, classes: int, unshuffle: int = 1) -> None:
+        super().__init__(filters, classes * unshuffle**2, 1)
+        self.unshuffle = unshuffle
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits = super().forward(features)
+        return pixel_shuffle(logits, self.unshuffle) if self.unshuffle > 1 else logits
+
+    def by_class(self) -> dict[str, Tensor]:
+        """Weight and bias by class, (K, u u ...): views that write through."""
+        return {
+            name: values.unflatten(0, (-1, self.unshuffle**2))
+            for name, values in self.state_dict().items()
+        }
+
+
+class Network(nn.Module):
+    """Slices (N, C, H, W) of any size to logits (N, K, H, W).
+
+    A subclass gives `features`, and parts with parameters of their own (encoders, ...), which a
+    recipe may train at different rates; its last part is the `classifier`.
+    """
+
+    classifier: Classifier
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        # What halves rows and columns; `winograd.py` replaces it.
+        self.pool: Callable[[Tensor], tuple[Tensor, Tensor]] = max_pool
+        self.layout = torch.channels_last
+
+    def new_classifier(self, classes: int) -> Classifier:
+        """A classifier of its features."""
+        return Classifier(self.config.filters, classes)
+
+    def features(self, slices: Tensor) -> Tensor:
+        """What the classifier sees, (N, F, h, w), of slices padded as they must be."""
+        raise NotImplementedError
+
+    def forward(self, slices: Tensor) -> Tensor:
+        rows, columns = slices.shape[-2:]
+        logits: Tensor = self.classifier(self.features(slices))
+        return logits[..., :rows, :columns]
+
+    def arrange(self, layout: torch.memory_format) -> None:
+        """Keep weights and activations in this order in memory."""
+        self.layout = layout
+        self.to(memory_format=layout)  # type: ignore[call-overload]
+
+    def fold(self) -> Self:
+        """A copy for inference: same logits, norms inside convolutions where the order allows."""
+        folded = copy.deepcopy(self).eval().requires_grad_(False)
+        for module in folded.modules():
+            if isinstance(module, Layer):
+                module.fold()
+        folded.arrange(torch.channels_last)
+        return folded
