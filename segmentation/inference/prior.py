@@ -138,7 +138,8 @@ def _sample(shares: Tensor, places: Tensor) -> Tensor:
         step = torch.tensor([corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=places.device)
         x, y, z = (low.long() + step).clamp(torch.zeros_like(shape), shape - 1).unbind(1)
         weight = torch.where(step.bool(), part, 1 - part).prod(1)
-        found += flat[(x * shape[1] + y) * shape[2] + z] * weight[:, None]
+        rows = flat.index_select(0, (x * shape[1] + y) * shape[2] + z)
+        found.addcmul_(rows.float(), weight[:, None])
     return found / 255
 
 

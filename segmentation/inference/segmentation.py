@@ -44,7 +44,7 @@ class Segmentation:
     def working(self) -> Volume:
         """Class indices on the working grid, uint8."""
         indices = torch.cat(
-            [slab.argmax(-1).to(torch.uint8) for slab in torch.split(self.fused, 8)]
+            [slab.max(-1).indices.to(torch.uint8) for slab in torch.split(self.fused, 8)]
         )
         return Volume(np.asarray(indices.numpy()), self.plan.working.affine)
 
