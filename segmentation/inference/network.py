@@ -147,7 +147,7 @@ class ViewNetwork:
         with torch.inference_mode():
             # Classes lie innermost in channels-last logits: this is no copy.
             logits: Tensor = self._network(batch)
-            return logits.permute(0, 2, 3, 1).float().softmax(-1)
+            return _softmax(logits.permute(0, 2, 3, 1).float())
 
     def _run_mirrored(
         self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: NDArray[np.int64]
@@ -158,6 +158,15 @@ class ViewNetwork:
         rows_or_columns = 2 if axes.rows == side_axis else 3
         found = self._run(batch.flip(rows_or_columns)).flip(rows_or_columns - 1)
         return found[..., torch.from_numpy(partners).to(found.device)]
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Over the last axis; may change what it is given."""
+    if logits.device.type != "cpu":
+        return logits.softmax(-1)
+    # With rows of 33 numbers torch's own takes three times as long on a processor.
+    logits = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    return logits.div_(logits.sum(-1, keepdim=True))
 
 
 def _grown(set_: Tensor, length: int, multiple: int) -> slice:
