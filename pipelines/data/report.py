@@ -14,6 +14,7 @@ from segmentation.data.slices import Statistics
 from segmentation.data.store import Store
 from segmentation.metrics.statistics import robust_z
 from segmentation.report.figures import (
+    INK,
     MODEL_COLORS,
     WARNING_COLOR,
     Drawing,
@@ -24,7 +25,6 @@ from segmentation.report.figures import (
     short_name,
 )
 from segmentation.report.page import Column, Columns, Table, render, table
-from segmentation.report.svg import INK
 
 __all__ = ["Outlier", "find_outliers", "write_report"]
 

@@ -16,7 +16,7 @@ from segmentation.data.store import Store
 from segmentation.errors import DatasetError
 from segmentation.io.files import atomic_write
 from segmentation.io.volume import Volume
-from segmentation.report.mosaic import (
+from segmentation.report.pictures import (
     brain_window,
     draw_mosaic,
     draw_rows,

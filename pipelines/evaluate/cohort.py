@@ -23,9 +23,16 @@ from segmentation.data.participants import read_rows
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.report.cohort import Picture, cohort_drawings, cohort_page
-from segmentation.report.cohort_data import Cohort, Range, Scan, cohort_of
-from segmentation.report.mosaic import draw_mosaic, png_bytes
+from segmentation.report.cohort import (
+    Cohort,
+    Picture,
+    Range,
+    Scan,
+    cohort_drawings,
+    cohort_of,
+    cohort_page,
+)
+from segmentation.report.pictures import draw_mosaic, png_bytes
 from segmentation.report.tables import write_table
 
 __all__ = ["Settings", "read_ranges", "report"]

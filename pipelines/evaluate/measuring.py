@@ -16,8 +16,7 @@ from segmentation.errors import ConfigError, GeometryError, TrinatError
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.metrics import Measurement, compare
-from segmentation.metrics.common_grid import on_grid_of
-from segmentation.metrics.sparse import drawn_slices
+from segmentation.metrics.common_grid import drawn_slices, on_grid_of
 
 __all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
 

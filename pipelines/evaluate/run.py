@@ -258,8 +258,8 @@ def _worst_cases(
     """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
     from segmentation.report.evaluation import Case
     from segmentation.report.figures import short_name
+    from segmentation.report.pictures import view_case
     from segmentation.report.summary import worst_scans
-    from segmentation.report.viewer import view_case
 
     by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}
     scans, notices = _scans_of(measured, images)

@@ -36,7 +36,7 @@ from segmentation.io.files import atomic_path, atomic_text
 from segmentation.io.maps import write_maps
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import load_model
-from segmentation.report.mosaic import draw_mosaic
+from segmentation.report.pictures import draw_mosaic
 from segmentation.space.views import View
 
 __all__ = ["CaseWorker"]

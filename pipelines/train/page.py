@@ -12,8 +12,8 @@ import numpy as np
 from pipelines.train.log import METRICS, VALIDATIONS, read_rows
 from segmentation.io.files import atomic_text, atomic_write
 from segmentation.labels.scheme import LabelScheme
-from segmentation.report.mosaic import brain_window, label_colors, overlay, png_bytes
 from segmentation.report.page import render
+from segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
 from segmentation.training.validation import Examples
 
 __all__ = ["Curve", "Rows", "read_curves", "write_comparison", "write_examples", "write_page"]

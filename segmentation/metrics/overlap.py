@@ -1,4 +1,4 @@
-"""Overlap of two label maps; everything here is a reading of one joint histogram.
+"""Overlap and volumes of two label maps; everything here is a reading of one joint histogram.
 
 `joint[t, p]` counts the voxels that the truth calls class t and the prediction class p, (K, K).
 A ratio whose denominator is zero is NaN: it is undefined, not good and not bad.
@@ -22,6 +22,8 @@ __all__ = [
     "precision",
     "recall",
     "side_swap",
+    "volume_difference_percent",
+    "volumes_mm3",
 ]
 
 Counts = NDArray[np.int64]
@@ -100,6 +102,16 @@ def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:
         crossed + crossed[partners], straight + straight[partners] + crossed + crossed[partners]
     )
     return np.where(partners == classes, np.nan, shares)
+
+
+def volumes_mm3(voxels: Counts, spacing_mm: tuple[float, float, float]) -> Values:
+    """Voxel counts to cubic millimetres."""
+    return np.asarray(voxels * float(np.prod(spacing_mm)), np.float64)
+
+
+def volume_difference_percent(truth_mm3: Values, prediction_mm3: Values) -> Values:
+    """(prediction - truth) / truth in percent; NaN where there is no truth to relate it to."""
+    return 100 * _ratio(prediction_mm3 - truth_mm3, truth_mm3)
 
 
 def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> Values:

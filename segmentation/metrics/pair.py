@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics import overlap, surface, volume
+from segmentation.metrics import overlap, surface
 from segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS, TOLERANCES_MM, Absence
 
 __all__ = ["ALL_STRUCTURES", "Measurement", "PairMeasurements", "compare"]
@@ -123,9 +123,9 @@ def compare(
     joint = overlap.joint_histogram(truth, prediction, classes)
     joint[0, 0] += voxels - truth.size
     true_voxels, predicted_voxels = joint.sum(1), joint.sum(0)
-    true_mm3 = volume.volumes_mm3(true_voxels, spacing_mm)
-    predicted_mm3 = volume.volumes_mm3(predicted_voxels, spacing_mm)
-    difference = volume.volume_difference_percent(true_mm3, predicted_mm3)
+    true_mm3 = overlap.volumes_mm3(true_voxels, spacing_mm)
+    predicted_mm3 = overlap.volumes_mm3(predicted_voxels, spacing_mm)
+    difference = overlap.volume_difference_percent(true_mm3, predicted_mm3)
     values = {
         "dice": overlap.dice(joint),
         "iou": overlap.iou(joint),
@@ -170,7 +170,7 @@ def _surface_values(
         values["boundary_iou"][index] = surface.boundary_iou(
             true, predicted, spacing_mm, BOUNDARY_WIDTH_MM
         )
-        values["centroid_distance"][index] = volume.centroid_distance_mm(
+        values["centroid_distance"][index] = surface.centroid_distance_mm(
             true, predicted, spacing_mm
         )
     return values

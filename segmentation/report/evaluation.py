@@ -16,8 +16,8 @@ from segmentation.metrics.statistics import BOOTSTRAP_SAMPLES, FEWEST_PERSONS
 from segmentation.report import figures, summary, tables
 from segmentation.report.figures import Drawing, short_name
 from segmentation.report.page import count, render
+from segmentation.report.pictures import ERROR_COLORS, CaseView
 from segmentation.report.summary import Evaluation
-from segmentation.report.viewer import ERROR_COLORS, CaseView
 
 __all__ = ["PAPERS", "Case", "code_of", "drawings", "evaluation_page", "heat_maps"]
 

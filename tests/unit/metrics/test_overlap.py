@@ -14,6 +14,8 @@ from segmentation.metrics.overlap import (
     precision,
     recall,
     side_swap,
+    volume_difference_percent,
+    volumes_mm3,
 )
 
 # Ten voxels in a row: class 1 is four of the truth and five of the prediction, three in common;
@@ -95,3 +97,13 @@ def test_an_index_outside_the_scheme_is_refused(bad: int) -> None:
     wrong[0, 0, 0] = bad
     with pytest.raises(EvaluationError, match="class indices"):
         joint_histogram(TRUTH, wrong, 4)
+
+
+def test_volumes_are_in_cubic_millimetres() -> None:
+    assert volumes_mm3(np.array([0, 4]), (0.5, 2.0, 3.0)).tolist() == [0, 12]
+
+
+def test_volume_difference_is_relative_to_the_truth_and_signed() -> None:
+    truth, prediction = np.array([10.0, 10.0, 0.0, 5.0]), np.array([12.0, 5.0, 3.0, 0.0])
+    expected = [20, -50, np.nan, -100]
+    assert volume_difference_percent(truth, prediction) == pytest.approx(expected, nan_ok=True)

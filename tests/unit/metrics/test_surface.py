@@ -11,9 +11,12 @@ from segmentation.metrics import surface
 from segmentation.metrics.surface import (
     average_symmetric_distance_mm,
     boundary_iou,
+    centroid_distance_mm,
+    corner_codes,
     hausdorff_mm,
     surface_dice,
     surface_distances,
+    surfel_areas_mm2,
 )
 
 ISOTROPIC = (1.0, 1.0, 1.0)
@@ -191,3 +194,71 @@ def test_tree_and_transform_agree_in_either_memory_order(
     apart = (np.argwhere(points)[:, None] - np.argwhere(targets)[None]) * spacing_mm
     assert nearest == pytest.approx(np.sqrt((apart**2).sum(2)).min(1))
     assert nearest.max() > 3  # some were far
+
+
+def test_a_voxel_alone_is_an_octahedron() -> None:
+    """Its eight corners each get one equilateral triangle of side sqrt(1/2)."""
+    codes = corner_codes(np.ones((1, 1, 1), bool))
+    assert sorted(codes.ravel().tolist()) == [1, 2, 4, 8, 16, 32, 64, 128]
+    triangle = math.sqrt(3) / 4 * 0.5
+    assert surfel_areas_mm2(ISOTROPIC)[codes] == pytest.approx(np.full((2, 2, 2), triangle))
+
+
+def test_codes_number_the_neighbours_by_axis() -> None:
+    mask = np.zeros((2, 2, 2), bool)
+    mask[1, 0, 0] = True  # seen from the corner in the middle: bit 0
+    assert corner_codes(mask)[1, 1, 1] == 0b10
+    mask[0, 1, 0] = mask[0, 0, 1] = True
+    assert corner_codes(mask)[1, 1, 1] == 0b10110
+
+
+@pytest.mark.parametrize(
+    ("code", "area_mm2"),
+    [
+        (0b01010101, 3.0 * 4.0),  # low x inside: the face across x
+        (0b00110011, 2.0 * 4.0),
+        (0b00001111, 2.0 * 3.0),
+    ],
+)
+def test_a_flat_surface_has_the_area_of_a_voxel_face(code: int, area_mm2: float) -> None:
+    assert surfel_areas_mm2((2.0, 3.0, 4.0))[code] == pytest.approx(area_mm2)
+
+
+def test_a_bar_is_cut_off_by_a_plane_across_its_edge() -> None:
+    """Two voxels along x: a rectangle, 2 mm by the diagonal between two edge midpoints."""
+    assert surfel_areas_mm2((2.0, 3.0, 4.0))[0b11] == pytest.approx(2.0 * math.hypot(1.5, 2.0))
+
+
+def test_inside_and_outside_have_the_same_surface() -> None:
+    areas = surfel_areas_mm2((1.0, 1.7, 2.3))
+    assert areas == pytest.approx(areas[::-1])
+
+
+def test_no_surface_where_all_voxels_agree() -> None:
+    areas = surfel_areas_mm2(ISOTROPIC)
+    assert areas[0] == areas[255] == 0
+    assert (areas[1:255] > 0).all()
+
+
+def test_every_code_equals_the_table_of_surface_distance() -> None:
+    lookup_tables = pytest.importorskip("surface_distance.lookup_tables")
+    spacing_mm = (1.0, 1.7, 2.3)
+    theirs = lookup_tables.create_table_neighbour_code_to_surface_area(spacing_mm)
+    kernel = lookup_tables.ENCODE_NEIGHBOURHOOD_3D_KERNEL
+    their_bits = [int(kernel[b & 1, b >> 1 & 1, b >> 2 & 1]) for b in range(8)]
+    their_code = [sum(bit for b, bit in enumerate(their_bits) if c >> b & 1) for c in range(256)]
+    assert surfel_areas_mm2(spacing_mm) == pytest.approx(theirs[their_code])
+
+
+def test_centroid_distance_is_in_millimetres() -> None:
+    truth, prediction = np.zeros((2, 6, 6, 6), bool)
+    truth[1:3, 2, 3] = True  # centre (1.5, 2, 3)
+    prediction[2:4, 4, 3] = True  # centre (2.5, 4, 3)
+    distance = centroid_distance_mm(truth, prediction, (3.0, 2.0, 1.0))
+    assert distance == pytest.approx(math.hypot(3, 4))
+
+
+def test_an_empty_mask_has_no_centroid() -> None:
+    mask = np.ones((2, 2, 2), bool)
+    assert math.isnan(centroid_distance_mm(mask, ~mask, (1.0, 1.0, 1.0)))
+    assert math.isnan(centroid_distance_mm(~mask, mask, (1.0, 1.0, 1.0)))

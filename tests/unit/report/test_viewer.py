@@ -11,7 +11,7 @@ from PIL import Image
 
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.report.viewer import CaseView, view_case
+from segmentation.report.pictures import CaseView, view_case
 
 AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis grows to the left
 

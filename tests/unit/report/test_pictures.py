@@ -8,7 +8,7 @@ import pytest
 from segmentation.errors import GeometryError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
-from segmentation.report.mosaic import draw_mosaic, label_colors, overlay
+from segmentation.report.pictures import draw_mosaic, label_colors, overlay
 
 SCHEME = load_scheme("quicknat33")
 
