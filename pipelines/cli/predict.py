@@ -39,6 +39,9 @@ def command(
     probabilities: bool = typer.Option(False, "--probabilities", help="Write probabilities."),
     fill_nonfinite: bool = typer.Option(False, "--fill-nonfinite", help="NaN and infinite are 0."),
     trust_affine: str | None = typer.Option(None, help="sform, qform or header where they differ."),
+    require_checksum: bool = typer.Option(
+        False, "--require-checksum", help="Refuse scans in formats without one (.nii, .mgh, .hdr)."
+    ),
     timeout: float | None = typer.Option(None, min=0.001, help="Seconds for one scan."),
     allow_cpu: bool = typer.Option(False, "--allow-cpu", help="If GPU memory does not do."),
     shard: str | None = typer.Option(None, help="Part K/N; by itself in a SLURM job array."),
@@ -84,6 +87,7 @@ def command(
         batch=batch,
         allow_cpu=allow_cpu,
         timeout_s=timeout,
+        require_checksum=require_checksum,
         shard=Shard.parse(shard) if shard else Shard.of_slurm(),
         engine=engine_on(
             cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout

@@ -40,6 +40,11 @@ def command(
     fill_nonfinite: bool = typer.Option(
         None, "--fill-nonfinite", help="NaN and infinite voxels become 0."
     ),
+    require_checksum: bool = typer.Option(
+        None,
+        "--require-checksum",
+        help="Refuse scans and label maps in formats without one (.nii, .mgh, .hdr).",
+    ),
     jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Subjects at a time."),
     export: str = typer.Option(None, help="png: also write all slices as pictures."),
     from_png: Path = typer.Option(None, help="Make the store from such pictures instead."),
@@ -74,6 +79,7 @@ def command(
                 "participants": participants,
                 "trust_affine": trust_affine,
                 "fill_nonfinite": fill_nonfinite,
+                "require_checksum": require_checksum,
             }
             settings = read_config(config, given)
             summary = run(settings, out, jobs=jobs, say=say, finished=finished)

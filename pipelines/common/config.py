@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from segmentation.errors import ConfigError
+from segmentation.io.files import read_text
 
 __all__ = ["check", "find_recipe", "read_yaml", "with_settings"]
 
@@ -20,7 +21,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping."""
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.safe_load(read_text(path))
     except FileNotFoundError:
         raise ConfigError("no such file", where=path) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from segmentation.data.sources.bids import anat_files, entities, misnamed
 from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
 from segmentation.data.sources.pairs import image_files
 from segmentation.errors import ConfigError, EvaluationError, InputError
+from segmentation.io.files import read_text
 from segmentation.io.streams import SCAN_SUFFIXES
 
 __all__ = ["Case", "Found", "Refusal", "ScanFile", "find_cases", "find_files"]
@@ -181,7 +182,7 @@ def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
 
 def _read_list(path: Path) -> tuple[Path, list[Path]]:
     """One path a line, relative to the list; empty lines and # comments are passed over."""
-    lines = path.read_text("utf-8-sig", errors="surrogateescape").splitlines()
+    lines = read_text(path, "utf-8-sig", "surrogateescape").splitlines()
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not names:
         raise InputError("the list names no scan", where=path)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pipelines.data.catalogue import RemoteFile
 from segmentation.errors import DownloadError, LockedError
-from segmentation.io.files import atomic_text
+from segmentation.io.files import atomic_text, open_regular
 
 __all__ = ["CHECKSUMS", "Fetched", "Policy", "fetch"]
 
@@ -295,7 +295,7 @@ def _check(path: Path, remote: RemoteFile, expected: str | None, *, remedy: str)
             f"has {size} bytes instead of {remote.size}", where=path, remedy=remedy
         )
     kind = "md5" if remote.md5 else "sha256"
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         # MD5 is what the publishers state; it finds damage, which is what is asked of it.
         found = f"{kind} {hashlib.file_digest(stream, kind).hexdigest()}"
     if expected and found != expected:

@@ -33,7 +33,8 @@ from segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from segmentation.errors import ConfigError, DatasetError, TrinatError, reason_of
+from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
+from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
@@ -64,6 +65,7 @@ class PrepareConfig(BaseModel):
     ignore: tuple[int, ...] = ()  # label numbers that are background
     trust_affine: TrustAffine | None = None  # what to believe where headers do not say
     fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
+    require_checksum: bool = False  # of every scan and label map; see segmentation/io/streams.py
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class _Job:
     path: Path
     cut: Cut
     pictures: Path | None = None  # a folder of exported pictures, in place of scans
+    require_checksum: bool = False
 
     def fingerprint(self) -> str:
         if self.pictures is not None:
@@ -136,7 +139,15 @@ def run(
         listing = _listing(config)
         if listing.advice:
             say(listing.advice)
-        todo = [_Job(subject, subject_path(out, subject.id), cut) for subject in listing.subjects]
+        todo = [
+            _Job(
+                subject,
+                subject_path(out, subject.id),
+                cut,
+                require_checksum=config.require_checksum,
+            )
+            for subject in listing.subjects
+        ]
         return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
 
 
@@ -284,6 +295,9 @@ def _prepare(job: _Job) -> Outcome:
     """Prepare one subject unless it is current; whatever is wrong with it stays its own matter."""
     name = job.subject.id
     try:
+        files = [path for path in (job.subject.image, job.subject.labels) if path]
+        if job.require_checksum and (bad := next((p for p in files if not has_checksum(p)), None)):
+            raise FormatError(NO_CHECKSUM, where=bad)
         if _is_current(job):
             return Outcome(name, "done")
         job.make()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from pipelines.evaluate.measuring import (
 )
 from pipelines.evaluate.pairing import Pairing, pair_files
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.io.files import atomic_text, atomic_write
+from segmentation.io.files import atomic_text, atomic_write, sha256_of
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics.common_grid import on_grid_of
@@ -216,7 +215,7 @@ def _write_report(
         "truth": str(settings.truth),
         **{f"predictions of {model.name}": str(model.predictions) for model in settings.models},
         "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
-        "metrics.csv (SHA-256)": _sha256(settings.out / "metrics.csv"),
+        "metrics.csv (SHA-256)": sha256_of(settings.out / "metrics.csv"),
     }
     evaluation = evaluate_frame(frame, pairs)
     with atomic_text(settings.out / "summary.json") as file:
@@ -307,8 +306,3 @@ def _scans_of(
     missing = len(pairing.truths_alone)
     notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
     return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}, notices
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.common.discovery import Case
-from pipelines.predict.ledger import Entry, digest_files
+from pipelines.predict.ledger import Entry
 from pipelines.predict.naming import CaseNames, Product
 from pipelines.predict.settings import RunSettings
 from pipelines.predict.stats import format_aseg_stats
@@ -32,7 +32,7 @@ from segmentation.inference.quality import (
 )
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Prepared, Segmenter
-from segmentation.io.files import atomic_path, atomic_text
+from segmentation.io.files import atomic_path, atomic_text, sha256_of
 from segmentation.io.maps import write_maps
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import load_model
@@ -123,7 +123,7 @@ class CaseWorker:
             picture = self._write_all(names, case, found)
             result["picture"] = str(picture.relative_to(staging)) if picture else ""
             paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
-            outputs = {str(path.relative_to(staging)): digest_files([path]) for path in paths}
+            outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
             for path in paths:
                 final = settings.out / path.relative_to(staging)
                 final.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ from pipelines.common.process import cpu_count
 from pipelines.predict.ledger import Entry
 from pipelines.predict.settings import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError, reason_of
+from segmentation.io.files import read_text
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -188,7 +189,7 @@ class DaskEngine:
                 f"--cluster {self._where} needs --cluster-config",
                 remedy="a YAML file with jobs, cores, memory, walltime and queue",
             )
-        content = yaml.safe_load(self._config.read_text("utf-8"))
+        content = yaml.safe_load(read_text(self._config))
         if not isinstance(content, dict):
             raise ConfigError("is not a list of settings", where=self._config)
         return content

@@ -6,7 +6,6 @@ not done, and is done again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -15,13 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from segmentation.errors import IntegrityError
+from segmentation.errors import InputError, IntegrityError
+from segmentation.io.files import open_regular, sha256_of
 
 if TYPE_CHECKING:
     from pipelines.common.discovery import Case
     from pipelines.predict.settings import RunSettings
 
-__all__ = ["Entry", "Ledger", "Status", "digest_files", "ledgers_in", "read_entries"]
+__all__ = ["Entry", "Ledger", "Status", "ledgers_in", "read_entries"]
 
 Status = Literal["done", "failed", "skipped"]
 
@@ -120,7 +120,7 @@ def read_entries(
     newest = dict(known or {})
     for path in paths:
         last: dict[str, Entry] = {}
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 entry = _parse(line.rstrip(b"\n"), path, number)
                 if entry and (cases is None or entry.case in cases or not entry.model):
@@ -156,18 +156,8 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
         return None
 
 
-def digest_files(paths: Iterable[Path]) -> str:
-    """SHA-256 over the files' bytes, one after the other; a header and its image are one scan."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
 def _digest(*paths: Path) -> str | None:
     try:
-        return digest_files(paths)
-    except OSError:
+        return sha256_of(*paths)
+    except (InputError, OSError):
         return None

@@ -20,11 +20,13 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.lock import run_lock
 from pipelines.common.process import cpu_count
 from pipelines.predict.engine import Engine, LocalEngine
-from pipelines.predict.ledger import Entry, Ledger, Status, digest_files, ledgers_in, read_entries
+from pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
 from pipelines.predict.naming import WORK, safe_component
 from pipelines.predict.settings import OutputSettings, RunSettings
 from pipelines.predict.tables import write_bids_files, write_tables
 from segmentation.errors import ConfigError, InputError
+from segmentation.io.files import sha256_of
+from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.models.zoo import MODEL_FILE, find_model
 
 __all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "predict"]
@@ -75,6 +77,7 @@ class Plan:
     batch: int | None = None
     allow_cpu: bool = False
     timeout_s: float | None = None
+    require_checksum: bool = False
     shard: Shard | None = None
     participants: Collection[str] = ()
     # Another engine than processes on this machine.
@@ -140,7 +143,7 @@ def predict(
     settings = RunSettings(
         out=plan.out,
         model=model,
-        model_sha256=digest_files([model / MODEL_FILE]),
+        model_sha256=sha256_of(model / MODEL_FILE),
         staging=plan.out / WORK / f"staging{part}",
         output=plan.output,
         bids=found.bids_root is not None,
@@ -149,6 +152,7 @@ def predict(
         or (None if plan.engine else max(1, cpu_count() // len(plan.worker_devices))),
         batch=plan.batch,
         allow_cpu=plan.allow_cpu,
+        require_checksum=plan.require_checksum,
     )
     with run_lock(plan.out / WORK / f"lock{part}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
@@ -225,6 +229,9 @@ class _Run:
             # Looking through what is done takes long where there is much of it.
             if stop():
                 return
+            if self.settings.require_checksum and not has_checksum(case.path):
+                self.note(Entry.failed(case, self.settings, NO_CHECKSUM))
+                continue
             known = self.ledger.entries.get(case.id)
             if known and known.is_current(case, self.settings):
                 # The entry of the run that did it stays the one that holds.

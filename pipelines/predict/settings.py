@@ -48,3 +48,4 @@ class RunSettings:
     threads: int | None = None
     batch: int | None = None
     allow_cpu: bool = False
+    require_checksum: bool = False

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from segmentation.errors import ConfigError
-from segmentation.io.files import atomic_text
+from segmentation.io.files import atomic_text, read_text
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport
@@ -170,7 +170,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """Rows of metrics.csv or validations.csv, without one that a power cut has torn."""
     if not path.is_file():
         return []
-    text = path.read_text("utf-8", errors="replace")
+    text = read_text(path, errors="replace")
     # A line without an end may lack a digit, too. Where a disk was asked for bytes that it never
     # got, it gives zeros.
     head, *lines = [""] if "\n" not in text else text[: text.rindex("\n")].splitlines()

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from segmentation.errors import DatasetError, IntegrityError
+from segmentation.io.files import open_regular
 
 __all__ = ["ArchiveLimits", "extract"]
 
@@ -107,7 +108,7 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     """A tar stream whose end is reached, so that gzip's checksum has been compared."""
     try:
         with ExitStack() as stack:
-            stream: IO[bytes] | gzip.GzipFile = stack.enter_context(archive.open("rb"))
+            stream: IO[bytes] | gzip.GzipFile = stack.enter_context(open_regular(archive))
             if archive.name.endswith("gz"):
                 # tarfile's own "r|gz" never looks at the checksum behind the last member.
                 stream = stack.enter_context(gzip.GzipFile(fileobj=stream, mode="rb"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from segmentation.errors import DatasetError
+from segmentation.io.files import open_regular
 
 __all__ = ["Facts", "read_participants", "read_rows"]
 
@@ -22,7 +24,7 @@ class Facts:
 
 def read_participants(path: Path) -> dict[str, Facts]:
     """Person -> what is known; a missing file knows nothing."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     people = {}
     for row in read_rows(path, required=("participant_id",)):
@@ -43,7 +45,7 @@ def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
     """Rows of a .csv or .tsv with a header; what is not known becomes an empty string."""
     delimiter = "\t" if path.suffix == ".tsv" else ","
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
             missing = [name for name in required if name not in (reader.fieldnames or ())]
             if missing:

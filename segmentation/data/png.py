@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from segmentation.data.slices import FORMAT, Quantised, SubjectFile, write_subject
 from segmentation.data.store import scheme_from_table
 from segmentation.errors import DatasetError, IntegrityError
+from segmentation.io.files import open_regular, read_bytes, read_text
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View, from_slices
 
@@ -130,7 +131,7 @@ def import_png(folder: Path, path: Path) -> PngInfo:
 
 def read_png_info(folder: Path) -> PngInfo:
     try:
-        return PngInfo.model_validate_json((folder / "slices.json").read_text("utf-8"))
+        return PngInfo.model_validate_json(read_text(folder / "slices.json"))
     except FileNotFoundError:
         raise DatasetError(
             "no slices.json: not exported by trinat", where=folder, remedy="see --export png"
@@ -145,7 +146,7 @@ def png_fingerprint(folder: Path) -> str:
     for path in natsorted(folder.rglob("*.*"), key=str):
         if path.suffix in {".png", ".json"}:
             digest.update(path.relative_to(folder).as_posix().encode())
-            digest.update(path.read_bytes())
+            digest.update(read_bytes(path))
     return digest.hexdigest()
 
 
@@ -179,13 +180,13 @@ def _stack(folder: Path, kind: type[np.uint16] | type[np.uint8]) -> NDArray[np.g
     slices = []
     for path in paths:
         try:
-            with Image.open(path) as picture:
+            with open_regular(path) as file, Image.open(file) as picture:
                 if picture.mode != mode:
                     wanted = "16-bit greyscale" if mode == "I;16" else "8-bit with a palette"
                     raise DatasetError(f"is {picture.mode}, not {wanted}", where=path)
                 slices.append(np.asarray(picture)[::-1])
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise IntegrityError(f"not a readable picture ({error})", where=path) from None
+            raise IntegrityError("not a readable picture", where=path) from error
     if len({slice_.shape for slice_ in slices}) > 1:
         raise DatasetError("pictures differ in size", where=folder)
     return np.stack(slices).astype(kind)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from segmentation.data.sources.base import Subject
 from segmentation.errors import GeometryError
+from segmentation.io.files import sha256_of
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import conform
@@ -126,12 +127,7 @@ def _digest(path: Path | None) -> str | None:
     """SHA-256 of a file; of an Analyze pair, of header and image in a row."""
     if path is None:
         return None
-    digest = hashlib.sha256()
-    for part in (path, path.with_suffix(".img")) if path.suffix == ".hdr" else (path,):
-        with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(*((path, path.with_suffix(".img")) if path.suffix == ".hdr" else (path,)))
 
 
 def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.io.files import atomic_write
+from segmentation.io.files import atomic_write, open_regular
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View, slice_axes, to_slices
 
@@ -244,6 +244,8 @@ class SubjectFile:
         if self._file is None or self._pid != os.getpid():
             self._datasets = {}
             try:
+                # HDF5 opens by name: what it would wait for is refused here.
+                open_regular(self.path).close()
                 # Random slices gain nothing from a chunk cache; read-only disks know no locks.
                 self._file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
             except OSError as error:

@@ -14,7 +14,7 @@ from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from segmentation.errors import DatasetError
-from segmentation.io.files import atomic_text
+from segmentation.io.files import atomic_text, read_text
 
 __all__ = ["PARTS", "Part", "Participant", "Split", "make_folds", "make_split", "read_split"]
 
@@ -81,7 +81,7 @@ class Split(BaseModel):
 
 def read_split(path: Path) -> Split:
     try:
-        return Split.model_validate_json(path.read_text("utf-8"))
+        return Split.model_validate_json(read_text(path))
     except FileNotFoundError:
         raise DatasetError(
             "no such split file", where=path, remedy="make it with `trinat split`"

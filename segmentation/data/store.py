@@ -22,7 +22,7 @@ from segmentation.data.slices import FORMAT, SubjectFile
 from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Participant
 from segmentation.errors import DatasetError
-from segmentation.io.files import atomic_text, write_tsv
+from segmentation.io.files import atomic_text, read_text, write_tsv
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View
 
@@ -73,7 +73,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            self.info = StoreInfo.model_validate_json((root / "store.json").read_text("utf-8"))
+            self.info = StoreInfo.model_validate_json(read_text(root / "store.json"))
         except FileNotFoundError:
             raise DatasetError(
                 "not a slice store (no store.json)",

@@ -1,20 +1,33 @@
-"""Files appear whole or not at all: every output of the project goes through here."""
+"""Inputs are regular files, outputs appear whole or not at all: all files go through here."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import errno
+import hashlib
+import io
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from segmentation.errors import OutputError
+from segmentation.errors import InputError, OutputError
 
-__all__ = ["atomic_path", "atomic_text", "atomic_write", "spreadsheet_safe", "write_tsv"]
+__all__ = [
+    "atomic_path",
+    "atomic_text",
+    "atomic_write",
+    "open_regular",
+    "read_bytes",
+    "read_text",
+    "sha256_of",
+    "spreadsheet_safe",
+    "write_tsv",
+]
 
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
@@ -28,6 +41,53 @@ _REMEDIES = {
     errno.EISDIR: "choose a name that is not a folder's",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+
+
+def open_regular(path: str | Path) -> io.BufferedReader:
+    """Open a regular file to read, also through links; never wait for a pipe, never read a device.
+
+    A file that is missing or not readable raises an OSError, as `open` does.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # of a socket
+            raise
+        raise _not_regular(path) from None
+    # The open file is asked, not its name: between two looks at a name it may be exchanged.
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise InputError("is a folder", where=path, remedy="name a file in it")
+    raise _not_regular(path)
+
+
+def _not_regular(path: str | Path) -> InputError:
+    return InputError("not a regular file", where=path, remedy="copy it to a file first")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a regular file."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The text of a regular file; every line ends with a newline character alone."""
+    with io.TextIOWrapper(open_regular(path), encoding, errors) as file:
+        return file.read()
+
+
+def sha256_of(*paths: Path) -> str:
+    """SHA-256 over the bytes of regular files, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open_regular(path) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager

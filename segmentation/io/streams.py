@@ -7,23 +7,25 @@ import gzip
 import hashlib
 import io
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 from segmentation.errors import FormatError, InputError, IntegrityError
+from segmentation.io.files import open_regular
 
 if TYPE_CHECKING:
     from hashlib import _Hash as _Digest
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["SCAN_SUFFIXES", "Source"]
+__all__ = ["NO_CHECKSUM", "SCAN_SUFFIXES", "Source", "has_checksum"]
 
 # Every kind of scan that is read; of two that end a name, the longer comes first.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
+
+NO_CHECKSUM = "its format has no checksum, and --require-checksum is given: compress it (gzip)"
 
 # Deflate cannot pack better than this.
 _DEFLATE_LIMIT = 1032
@@ -32,6 +34,11 @@ _BOMB_RATIO = 500
 _BOMB_BYTES = 256 * 2**20
 _PIECE = 2**20
 _FETCH_AGAIN = "fetch or make it again"
+
+
+def has_checksum(path: Path) -> bool:
+    """Whether a scan's format has one: compressed files do, .nii, .mgh and Analyze pairs do not."""
+    return path.name.lower().endswith((".gz", ".mgz"))
 
 
 class Source:
@@ -43,7 +50,7 @@ class Source:
     def __init__(self, path: Path, *, packed: bool, digest: _Digest | None = None) -> None:
         self.path = path
         self.position = 0
-        raw = _open_regular(path)
+        raw = _open(path)
         self._file = raw
         self._packed = packed
         try:
@@ -157,24 +164,16 @@ class _Hashed(io.RawIOBase):
         return count
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    """Open a file for unbuffered reading; never wait for a pipe, never read a device."""
+def _open(path: Path) -> BinaryIO:
+    """Open a scan for unbuffered reading."""
     try:
-        file = open(  # noqa: SIM115 - Path.open has no opener
-            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        )
+        return cast(BinaryIO, open_regular(path).detach())
     except FileNotFoundError:
         raise InputError("no such file", where=path, remedy="check the path") from None
-    except IsADirectoryError:
-        raise InputError("is a folder", where=path, remedy="name a file in it") from None
     except OSError as error:
         raise InputError(
             f"cannot be opened ({error.strerror})", where=path, remedy="check its permissions"
         ) from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise InputError("not a regular file", where=path, remedy="copy it to a file first")
-    return cast(BinaryIO, file)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from segmentation.errors import FormatError, InputError, IntegrityError
 from segmentation.io.files import atomic_write
 from segmentation.io.headers import Header, announce, read_mgh, read_nifti, read_pair
 from segmentation.io.orientation import TrustAffine, place
-from segmentation.io.streams import SCAN_SUFFIXES, Source
+from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
 from segmentation.space.grid import Grid, Shape
 
 __all__ = ["TrustAffine", "Volume"]
@@ -143,7 +143,7 @@ def _read_single(where: Path) -> tuple[Header, NDArray[Any], str]:
     """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both."""
     name = where.name.lower()
     mgh = name.endswith((".mgh", ".mgh.gz", ".mgz"))
-    with Source(where, packed=name.endswith((".gz", ".mgz"))) as source:
+    with Source(where, packed=has_checksum(where)) as source:
         header = read_mgh(source) if mgh else read_nifti(source)
         voxels = _voxels(source, header)
         # FreeSurfer appends the scan's parameters and history.

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segmentation.errors import LabelError
+from segmentation.io.files import read_text
 from segmentation.labels.folding import MAX_CLASSES, Folding, outer_rim
 from segmentation.space.views import View
 
@@ -199,7 +200,7 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
             remedy=f"give a TSV file or one of {', '.join(_SHIPPED)}",
         )
     try:
-        text = path.read_text("utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except UnicodeDecodeError as error:
         raise LabelError("is not a text file in UTF-8", where=path) from error
     return _parse(path.stem, text, path)

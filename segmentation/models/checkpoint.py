@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from segmentation.errors import LabelError, ModelError, OutputError
-from segmentation.io.files import atomic_write
+from segmentation.io.files import atomic_write, read_bytes
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.architectures import build
 from segmentation.models.base import Network, NetworkConfig
@@ -141,7 +141,7 @@ def save_model(
     }
     scheme = _scheme(description.labels, label_table, final)
     if label_table is not None:
-        contents[f"{description.labels}.tsv"] = Path(label_table).read_bytes()
+        contents[f"{description.labels}.tsv"] = read_bytes(label_table)
     if template is not None:
         contents[PRIOR_FILE] = template.to_bytes()
     info = ModelInfo(
@@ -214,7 +214,7 @@ def read_info(folder: str | Path) -> ModelInfo:
     if path.stat().st_size > _MAX_YAML_BYTES:
         raise ModelError("is too large to be a model's description", where=path)
     try:
-        content = yaml.load(path.read_bytes(), Loader=_PlainLoader)
+        content = yaml.load(read_bytes(path), Loader=_PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ModelError("is not readable YAML", where=path, remedy=_COPY_AGAIN) from error
     if not isinstance(content, dict):
@@ -340,7 +340,7 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
     """A file's bytes, the very ones whose hash was checked."""
     path = folder / name
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError as error:
         raise ModelError("is missing", where=path, remedy=_COPY_AGAIN) from error
     if _sha256(data) != info.files[name]:

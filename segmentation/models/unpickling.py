@@ -10,6 +10,7 @@ what the authors of QuickNAT published.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
 import zipfile
@@ -23,7 +24,8 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from torch import Tensor
 
-from segmentation.errors import ModelError
+from segmentation.errors import InputError, ModelError
+from segmentation.io.files import open_regular
 
 __all__ = ["Stub", "read_torch_file"]
 
@@ -62,14 +64,14 @@ def read_torch_file(path: str | Path) -> Any:
     """The object in a file of torch.save, zip or older: tensors, containers and stubs."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(4)
             file.seek(0)
             if start.startswith(b"PK"):
                 return _read_zip(file, size, path)
             return _read_legacy(file, size, path)
-    except (ModelError, OSError):
+    except (InputError, ModelError, OSError):
         raise
     # What a damaged pickle raises is anyone's guess; it is all the same to the user.
     except Exception as error:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.errors import DatasetError, IntegrityError
-from segmentation.io.files import atomic_write
+from segmentation.io.files import atomic_write, open_regular
 from segmentation.io.volume import Volume
 from segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
@@ -77,7 +77,7 @@ def load_heads(path: Path) -> HeadMaps:
         return read_label_maps(path)
     try:
         # Opened here: np.load leaves a damaged file open behind its error.
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return HeadMaps(**np.load(file, allow_pickle=False))
     except FileNotFoundError:
         raise DatasetError(
@@ -92,7 +92,8 @@ def read_label_maps(folder: Path) -> HeadMaps:
     tables = {}
     for name, file in _PRIORS.items():
         try:
-            tables[name] = np.load(folder / file, allow_pickle=False)
+            with open_regular(folder / file) as table:
+                tables[name] = np.load(table, allow_pickle=False)
         except FileNotFoundError:
             raise DatasetError(
                 f"{file} is not there",

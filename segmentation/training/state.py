@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from segmentation.errors import IntegrityError, TrainingError
-from segmentation.io.files import atomic_write
+from segmentation.io.files import atomic_write, read_bytes
 
 __all__ = [
     "Counters",
@@ -90,7 +90,7 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
 
 def read_state(path: Path) -> State:
     """Read one state, checksum first."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     head, newline, payload = content.partition(b"\n")
     if not newline or not head.startswith(_MAGIC):
         raise IntegrityError("is no state of a training run", where=path)

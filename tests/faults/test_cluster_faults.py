@@ -23,9 +23,10 @@ from pipelines.cli.choices import engine_on
 from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
 from pipelines.predict.cluster import DaskEngine
-from pipelines.predict.ledger import Entry, digest_files, read_entries
+from pipelines.predict.ledger import Entry, read_entries
 from pipelines.predict.settings import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError
+from segmentation.io.files import sha256_of
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
@@ -60,7 +61,7 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     assert (outcome.done, outcome.failed) == (8, 0)
     run_serially(scans, tmp_path / "alone")
     for path in (tmp_path / "alone").glob("*.nii.gz"):
-        assert digest_files([path]) == digest_files([tmp_path / "cluster" / path.name])
+        assert sha256_of(path) == sha256_of(tmp_path / "cluster" / path.name)
     entries = read_entries([tmp_path / "cluster/run.jsonl"])
     assert len({entry.worker for entry in entries.values()}) >= 2
 

@@ -20,10 +20,11 @@ from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
 from pipelines.common.lock import run_lock
 from pipelines.predict.engine import LocalEngine
-from pipelines.predict.ledger import digest_files, read_entries
+from pipelines.predict.ledger import read_entries
 from pipelines.predict.naming import WORK
 from pipelines.predict.settings import RunSettings
 from segmentation.errors import LockedError
+from segmentation.io.files import sha256_of
 
 TRINAT = Path(sys.executable).with_name("trinat")
 
@@ -63,7 +64,7 @@ def _start(scans: Path, out: Path) -> subprocess.Popen[bytes]:
 
 
 def _digests(out: Path) -> dict[str, str]:
-    return {path.name: digest_files([path]) for path in out.rglob("*.nii.gz")}
+    return {path.name: sha256_of(path) for path in out.rglob("*.nii.gz")}
 
 
 def _wait_for_entries(out: Path, count: int) -> None:

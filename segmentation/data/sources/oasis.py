@@ -14,6 +14,7 @@ from pathlib import Path
 from segmentation.data.sources.base import Exclusion, Listing, SourceOptions, Subject, natural_order
 from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import ConfigError, DatasetError
+from segmentation.io.files import read_text
 
 __all__ = ["AXES", "IMAGES", "find", "member_axes", "wanted_member"]
 
@@ -183,7 +184,7 @@ def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
     """From lines `AGE: 74` and `M/F: Female` of the session's text sheet, where it is there."""
     if not sheet.is_file():
         return None, None
-    text = sheet.read_text("utf-8", errors="replace")
+    text = read_text(sheet, errors="replace")
     age = re.search(r"^AGE:\s*(\d+)", text, re.MULTILINE)
     sex = re.search(r"^M/F:\s*([MF])", text, re.MULTILINE)
     return float(age[1]) if age else None, sex[1] if sex else None

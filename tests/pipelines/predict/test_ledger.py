@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.common.discovery import Case
-from pipelines.predict.ledger import Entry, Ledger, digest_files, ledgers_in, read_entries
+from pipelines.predict.ledger import Entry, Ledger, ledgers_in, read_entries
 from pipelines.predict.settings import OutputSettings, RunSettings
 from segmentation.errors import IntegrityError
+from segmentation.io.files import sha256_of
 
 DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
 
@@ -59,7 +60,7 @@ def run(tmp_path: Path) -> tuple[Case, RunSettings, Entry]:
         (tmp_path / name).write_bytes(b"x")
     case = Case("a", tmp_path / "scan", "scan")
     settings = RunSettings(tmp_path, Path("model"), "m", tmp_path / "staging")
-    digest = digest_files([tmp_path / "o"])
+    digest = sha256_of(tmp_path / "o")
     entry = Entry.of(case, settings, "done", input_sha256=digest, outputs={"o": digest})
     return case, settings, entry
 
@@ -93,7 +94,7 @@ def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(tmp_path: Pa
 
 def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path: Path) -> None:
     (tmp_path / "o").write_bytes(b"x")
-    there = replace(DONE, outputs={"o": digest_files([tmp_path / "o"])})
+    there = replace(DONE, outputs={"o": sha256_of(tmp_path / "o")})
     for number, entry in enumerate((there, replace(DONE, outputs={"o": ""}, finished="2027"))):
         with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
             ledger.add(entry)

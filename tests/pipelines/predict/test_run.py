@@ -19,10 +19,11 @@ from helpers.overfitted import miniature, overfitted_model
 from helpers.serial import QUICK, run_serially, write_scans
 
 from pipelines.common.exits import Exit
-from pipelines.predict.ledger import digest_files, read_entries
+from pipelines.predict.ledger import read_entries
 from pipelines.predict.merge import merge
 from pipelines.predict.run import Shard
 from segmentation.errors import ConfigError, InputError
+from segmentation.io.files import sha256_of
 
 
 def statuses(out: Path) -> dict[str, str]:
@@ -122,13 +123,13 @@ def test_a_touched_input_is_not_done_again(again) -> None:
 
 def test_a_damaged_or_missing_output_is_made_again_the_same(again) -> None:
     scans, out = again
-    before = digest_files([out / "a_dseg.nii.gz"]), digest_files([out / "b/c_dseg.nii.gz"])
+    before = sha256_of(out / "a_dseg.nii.gz"), sha256_of(out / "b/c_dseg.nii.gz")
     (out / "a_dseg.nii.gz").write_bytes(b"damaged")
     (out / "b/c_dseg.nii.gz").unlink()
     assert run_serially(scans, out).done == 2
     assert before == (
-        digest_files([out / "a_dseg.nii.gz"]),
-        digest_files([out / "b/c_dseg.nii.gz"]),
+        sha256_of(out / "a_dseg.nii.gz"),
+        sha256_of(out / "b/c_dseg.nii.gz"),
     )
 
 
