@@ -18,8 +18,7 @@ from pipelines.bench._steps import processor_s, seconds
 from pipelines.data.phantom import write_phantoms
 from pipelines.data.prepare import PrepareConfig
 from pipelines.data.prepare import run as prepare
-from segmentation.data.artefacts import Artefact, add_artefact
-from segmentation.data.augmentation import AugmentationConfig, Augmenter
+from segmentation.data.augmentation import Artefact, AugmentationConfig, Augmenter, add_artefact
 from segmentation.data.dataset import SliceDataset
 from segmentation.data.reading import SliceReaders
 from segmentation.data.store import Store

@@ -23,7 +23,7 @@ def command(
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
     from pipelines.common.exits import Exit
-    from pipelines.data.split import split_store
+    from segmentation.data.store import split_store
 
     for path, split in split_store(store, ratios=ratios, folds=kfold, seed=seed, out=out):
         counts = ", ".join(

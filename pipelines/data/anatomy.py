@@ -16,13 +16,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from segmentation.io.files import atomic_write
 from segmentation.io.volume import Volume
+from segmentation.space.views import reoriented
 from segmentation.synthetic.anatomy import ANATOMY_FILE
 
 __all__ = ["derive", "main"]
@@ -41,9 +41,8 @@ SMOOTHING_MM = 0.8  # takes lone voxels off the boundaries
 
 def derive(folder: Path) -> dict[str, NDArray[Any]]:
     """The arrays of the anatomy file, from the source's label map and priors in `folder`."""
-    head = Volume.read(folder / HEAD, labels=True)
-    ras = nib.as_closest_canonical(nib.Nifti1Image(np.asarray(head.data, np.int16), head.affine))
-    numbers = np.array(ras.dataobj)
+    head = reoriented(Volume.read(folder / HEAD, labels=True), "RAS")
+    numbers = np.array(head.data, np.int16)
     for source, target in FOLDED.items():
         numbers[numbers == source] = target
     centre = np.argwhere(numbers == THIRD_VENTRICLE).mean(axis=0)

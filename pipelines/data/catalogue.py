@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Annotated
@@ -9,12 +10,19 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from segmentation.data.archive import ArchiveLimits
 from segmentation.errors import ConfigError
 
-__all__ = ["Archive", "Dataset", "RemoteFile", "archives_of", "load_catalogue"]
+__all__ = ["Archive", "ArchiveLimits", "Dataset", "RemoteFile", "archives_of", "load_catalogue"]
 
 Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """What an archive may hold at most, as declared before it is opened."""
+
+    members: int
+    bytes: int
 
 
 class _Strict(BaseModel):

@@ -17,11 +17,17 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
 from pipelines.common.lock import run_lock
 from pipelines.data.unpack import unpack_archives
-from segmentation.data.participants import Facts, read_participants, read_rows
 from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
 from segmentation.data.preparing import Cut, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
-from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.base import (
+    Facts,
+    Listing,
+    SourceOptions,
+    Subject,
+    read_participants,
+    safe_name,
+)
 from segmentation.data.sources.registry import list_subjects
 from segmentation.data.store import (
     LedgerRow,
@@ -34,6 +40,7 @@ from segmentation.data.store import (
     write_participants,
 )
 from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
+from segmentation.io.files import read_rows
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.common.config import check, read_yaml
 from segmentation.data.augmentation import AugmentationConfig, Augmenter
-from segmentation.data.dataset import EmptySlices, SliceDataset
+from segmentation.data.dataset import SliceDataset
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
 from segmentation.io.files import atomic_write
@@ -77,9 +77,11 @@ def show_augmented(
     rows: dict[str, list[Picture]] = {}
     for view in store.views:
         # Slices with much brain in them, from one end to the other.
-        dataset = SliceDataset(store, [subject], view, empty=EmptySlices(keep_every=0))
+        dataset = SliceDataset(store, [subject], view)
         foreground = dataset.class_counts[:, 1:].sum(axis=1)
         useful = np.flatnonzero(foreground > foreground.max() / 4)
+        if not len(useful):
+            raise DatasetError(f"subject {subject} has no labelled voxel", where=root)
         chosen = useful[np.linspace(0, len(useful) - 1, count).round().astype(int)]
         images, labels = (
             torch.stack(part) for part in zip(*map(dataset.__getitem__, chosen), strict=True)

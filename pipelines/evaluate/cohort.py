@@ -19,8 +19,8 @@ from pipelines.common.printing import save_drawings, write_page
 from pipelines.common.process import cpu_count
 from pipelines.evaluate.pairing import pair_files
 from pipelines.predict.ledger import Entry, ledgers_in, read_entries
-from segmentation.data.participants import read_rows
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
+from segmentation.io.files import read_rows
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.report.cohort import (

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pipelines.common.isolated import isolated
 from pipelines.evaluate.pairing import Pair
-from segmentation.data.participants import read_rows
 from segmentation.errors import ConfigError, GeometryError, TrinatError
+from segmentation.io.files import read_rows
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.metrics import Measurement, compare

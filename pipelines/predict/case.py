@@ -33,8 +33,7 @@ from segmentation.inference.quality import (
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Prepared, Segmenter
 from segmentation.io.files import atomic_path, atomic_text, sha256_of
-from segmentation.io.maps import write_maps
-from segmentation.io.volume import Volume
+from segmentation.io.volume import Volume, write_maps
 from segmentation.models.checkpoint import load_model
 from segmentation.report.pictures import draw_mosaic
 from segmentation.space.views import View

@@ -1,28 +1,29 @@
 """Augmentation of batches of slices in torch, on the device where they are trained on.
 
 Per batch and not per slice: a batch of eight 256×256 slices takes the time that MONAI's or
-TorchIO's transforms take for one (docs/data.md). What those two add, is in artefacts.py.
+TorchIO's transforms take for one (docs/data.md). What goes wrong in a scanner
+and torch has no means for is theirs: asked for by name, one slice at a time, imported then.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
-from segmentation.data.artefacts import Artefact, add_artefact
 from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 
-__all__ = ["AugmentationConfig", "Augmenter"]
+__all__ = ["Artefact", "AugmentationConfig", "Augmenter", "add_artefact"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Range = tuple[float, float]
+Artefact = Literal["ghosting", "motion", "spike", "gibbs"]
 
 
 class AugmentationConfig(BaseModel):
@@ -248,3 +249,35 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
         return overlap / overlap.sum(-1, keepdim=True)
 
     return (1 - weight) * average(below) + weight * average(below + 1)
+
+
+def add_artefact(image: Tensor, artefact: Artefact, seed: int) -> Tensor:
+    """One slice (C, H, W) with the artefact, on the slice's device; the seed fixes it."""
+    slices = image.detach().cpu()
+    changed = (_monai if artefact in ("spike", "gibbs") else _torchio)(slices, artefact, seed)
+    return changed.clamp(min=0).to(image)
+
+
+def _torchio(slices: Tensor, artefact: Artefact, seed: int) -> Tensor:
+    import torchio
+
+    transform = {
+        "ghosting": torchio.RandomGhosting(num_ghosts=(2, 8), axes=(0, 1), intensity=(0.2, 0.7)),
+        "motion": torchio.RandomMotion(degrees=6, translation=5, num_transforms=2),
+    }[artefact]
+    # TorchIO draws from torch's global generator, which is not ours to move.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        changed: Tensor = transform(slices[..., None])
+    return changed[..., 0]
+
+
+def _monai(slices: Tensor, artefact: Artefact, seed: int) -> Tensor:
+    from monai.transforms import RandGibbsNoise, RandKSpaceSpikeNoise
+
+    transform = {
+        "spike": RandKSpaceSpikeNoise(prob=1.0, channel_wise=False),
+        "gibbs": RandGibbsNoise(prob=1.0, alpha=(0.3, 0.7)),
+    }[artefact]
+    transform.set_random_state(seed)
+    return torch.as_tensor(transform(slices))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
@@ -20,23 +18,14 @@ from segmentation.errors import ConfigError, DatasetError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 
-__all__ = ["BalancedSampler", "EmptySlices", "SliceDataset", "open_slices"]
+__all__ = ["BalancedSampler", "SliceDataset", "open_slices"]
 
 THICKNESSES = (1, 3, 5, 7)
 
 
-class EmptySlices(BaseModel):
-    """A slice is empty with fewer than `min_foreground` labelled voxels; of those, in the order
-    of the volume, each `keep_every`-th stays (0: none), so that background outside the brain is
-    learnt too."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    min_foreground: int = Field(default=1, ge=0)
-    keep_every: int = Field(default=8, ge=0)
-
-
-_USUAL = EmptySlices()
+# Of slices without a label every eighth is kept, in the order of the volume, so that background
+# outside the brain is learnt too.
+_KEEP_EVERY = 8
 
 
 class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -53,7 +42,6 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         view: View,
         *,
         thick: int = 1,
-        empty: EmptySlices = _USUAL,
     ) -> None:
         if thick not in THICKNESSES:
             raise ConfigError(
@@ -65,9 +53,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         self.scheme: LabelScheme = store.scheme.seen_in(view)
         self.subjects = tuple(subjects)
         self.files = SubjectFiles([store.file(subject) for subject in subjects])
-        self.subject_of, self.slice_of, self.class_counts = self._index(store, empty)
-        if not len(self):
-            raise DatasetError("no slice to train on", where=store.root)
+        self.subject_of, self.slice_of, self.class_counts = self._index(store)
 
     def __len__(self) -> int:
         return len(self.slice_of)
@@ -87,7 +73,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return total
 
     def _index(
-        self, store: Store, empty: EmptySlices
+        self, store: Store
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
         """Subject and slice of each item (M,), and its voxels per class (M, K)."""
         subjects, slices, counts = [], [], []
@@ -101,11 +87,8 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
                     remedy="leave it out of the split",
                 )
             per_slice = file.class_counts(self.view)
-            foreground = per_slice[:, 1:].sum(axis=1)
-            is_empty = foreground < empty.min_foreground
-            kept = ~is_empty
-            if empty.keep_every:
-                kept[np.flatnonzero(is_empty)[:: empty.keep_every]] = True
+            kept = np.asarray(per_slice[:, 1:].any(axis=1))
+            kept[np.flatnonzero(~kept)[::_KEEP_EVERY]] = True
             chosen = np.flatnonzero(kept)
             subjects.append(np.full(len(chosen), number, np.int32))
             slices.append(chosen.astype(np.int32))
@@ -123,13 +106,10 @@ class BalancedSampler(Sampler[int]):
     that the amygdala is met as often as the cortex. Seed and epoch decide all.
     """
 
-    def __init__(
-        self, dataset: SliceDataset, *, share: float, seed: int, count: int | None = None
-    ) -> None:
+    def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
         if not 0 <= share <= 1:
             raise ConfigError(f"a share lies between 0 and 1, not at {share}")
-        self._items = len(dataset)
-        self._count = count or len(dataset)
+        self._count = len(dataset)
         self._share, self._seed, self._epoch = share, seed, 0
         holders = (np.flatnonzero(column) for column in dataset.class_counts[:, 1:].T)
         self._holders = [items for items in holders if len(items)]
@@ -142,9 +122,7 @@ class BalancedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         rng = np.random.default_rng((self._seed, self._epoch))
-        # All items once, in random order, before any comes again.
-        rounds = math.ceil(self._count / self._items)
-        order = np.concatenate([rng.permutation(self._items) for _ in range(rounds)])[: self._count]
+        order = rng.permutation(self._count)
         if self._holders:
             replaced = rng.random(self._count) < self._share
             classes = rng.integers(len(self._holders), size=self._count)
@@ -162,7 +140,6 @@ def open_slices(
     view: View,
     *,
     thick: int = 1,
-    empty: EmptySlices = _USUAL,
 ) -> SliceDataset:
     """The slices of one part of a split, after checking that the split fits the store."""
     opened = Store(store)
@@ -171,4 +148,4 @@ def open_slices(
     subjects = assignment.part(part)
     if not subjects:
         raise DatasetError(f"the part {part!r} is empty", where=split)
-    return SliceDataset(opened, subjects, view, thick=thick, empty=empty)
+    return SliceDataset(opened, subjects, view, thick=thick)

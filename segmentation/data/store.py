@@ -17,16 +17,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from segmentation.data.participants import read_participants, read_rows
 from segmentation.data.slices import FORMAT, SubjectFile
-from segmentation.data.sources.base import Subject
-from segmentation.data.splits import Participant
+from segmentation.data.sources.base import Subject, read_participants
+from segmentation.data.splits import Participant, Split, make_folds, make_split
 from segmentation.errors import DatasetError
-from segmentation.io.files import atomic_text, read_text, write_tsv
+from segmentation.io.files import atomic_text, read_rows, read_text, write_tsv
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View
 
-__all__ = ["LedgerRow", "Store", "StoreInfo", "StoredSubject", "subject_path", "write_participants"]
+__all__ = [
+    "LedgerRow",
+    "Store",
+    "StoreInfo",
+    "StoredSubject",
+    "split_store",
+    "subject_path",
+    "write_participants",
+]
 
 PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
 LEDGER_COLUMNS = ("subject", "status", "reason")
@@ -183,3 +190,26 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
     write_tsv(root / "ledger.tsv", LEDGER_COLUMNS, [(r.subject, r.status, r.reason) for r in rows])
+
+
+def split_store(
+    root: Path,
+    *,
+    ratios: tuple[float, float, float] = (8, 1, 1),
+    folds: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+) -> list[tuple[Path, Split]]:
+    """Write split.json, or split-0.json and so on for folds, and return what stands in them."""
+    store = Store(root)
+    people = [p for p in store.participants if store.info.subjects[p.subject].has_labels]
+    path = out or root / "split.json"
+    if folds is None:
+        splits = [make_split(people, ratios, seed=seed, store=store.fingerprint)]
+        paths = [path]
+    else:
+        splits = make_folds(people, folds, seed=seed, store=store.fingerprint)
+        paths = [path.with_stem(f"{path.stem}-{index}") for index in range(folds)]
+    for each, split in zip(paths, splits, strict=True):
+        split.write(each)
+    return list(zip(paths, splits, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +18,6 @@ from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import ConformPlan, restore, restore_probabilities
 from segmentation.space.resample import GridMap
-from segmentation.space.views import View
 
 __all__ = ["Segmentation"]
 
@@ -37,8 +35,6 @@ class Segmentation:
     uncertainty: Uncertainty | None
     not_predicted: tuple[str, ...]
     timings: dict[str, float] = field(default_factory=dict)  # seconds
-    # What each view finds by itself: class indices on the working grid, (X, Y, Z) uint8.
-    maps: Mapping[View, Tensor] = field(default_factory=dict)
 
     @cached_property
     def working(self) -> Volume:
@@ -66,14 +62,6 @@ class Segmentation:
         found = self.indices
         numbers = self.scheme.to_freesurfer(found.data)
         return Volume(numbers, found.affine, found.codes, found.notes)
-
-    def of_view(self, view: View) -> Volume:
-        """Class indices that one view finds by itself, in the scan's own space, uint8.
-
-        Those of a view that cannot tell sides are of the merged scheme.
-        """
-        working = Volume(self.maps[view].numpy(), self.plan.working.affine)
-        return restore(working, self.plan, labels=True)
 
     @cached_property
     def voxels(self) -> dict[str, int]:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.errors import DeviceError, ModelError
-from segmentation.inference.disagreement import view_agreement
 from segmentation.inference.fusion import Fusion
 from segmentation.inference.network import (
     Part,
@@ -32,7 +31,7 @@ from segmentation.inference.network import (
 from segmentation.inference.prior import apply_prior
 from segmentation.inference.room import Room, room_around
 from segmentation.inference.segmentation import Segmentation
-from segmentation.inference.uncertainty import Samples, Uncertainty
+from segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.models.zoo import find_model
@@ -169,7 +168,6 @@ class Segmenter:
             uncertainty,
             () if fused.is_merged else self.model.info.not_predicted,
             timings,
-            {view: found.cpu() for view, found in maps.items()},
         )
 
     def _fuse(self, image: Tensor, room: Room, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:

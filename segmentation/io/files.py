@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from segmentation.errors import InputError, OutputError
+from segmentation.errors import DatasetError, InputError, OutputError
 
 __all__ = [
     "atomic_path",
@@ -23,12 +23,14 @@ __all__ = [
     "atomic_write",
     "open_regular",
     "read_bytes",
+    "read_rows",
     "read_text",
     "sha256_of",
     "spreadsheet_safe",
     "write_tsv",
 ]
 
+_UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
     errno.EDQUOT: "free some of your quota on that disk and run again",
@@ -157,6 +159,28 @@ def _tsv_cell(value: Any) -> str:
 def spreadsheet_safe(text: str) -> str:
     """Text that a spreadsheet would run as a formula, made plain text by a leading quote."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
+    """Rows of a .csv or .tsv with a header; what is not known becomes an empty string."""
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    try:
+        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter, restval="")
+            missing = [name for name in required if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DatasetError(f"has no column {missing[0]!r}", where=path)
+            rows = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
+    return [
+        {
+            key: "" if value.strip().lower() in _UNKNOWN else value.strip()
+            for key, value in row.items()
+            if isinstance(value, str)
+        }
+        for row in rows
+    ]
 
 
 def _sync(path: Path) -> None:

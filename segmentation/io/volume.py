@@ -8,6 +8,7 @@ the header's fields in headers.py, the affine in orientation.py, the voxels here
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,14 @@ from segmentation.io.orientation import TrustAffine, place
 from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
 from segmentation.space.grid import Grid, Shape
 
-__all__ = ["TrustAffine", "Volume"]
+__all__ = ["TrustAffine", "Volume", "write_maps"]
 
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
 _GZIP_LEVEL = 4
+# Steps of 3e-5, finer than float16, in half the bytes of float32 and a type that all tools read.
+_MAP_STEPS = 32767
+# The header, and four bytes that say that no extension follows.
+_MAP_OFFSET = 352
 _NIFTI_PADDING = 4096
 _MGH_TAGS = 16 * 2**20
 
@@ -137,6 +142,34 @@ class Volume:
         if labels:
             image.header.set_intent("label")
         return image
+
+
+def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
+    """Write `count` maps of values from 0 to 1, of one grid, as 4D .nii.gz: whole or not at all.
+
+    One map at a time is in memory. The same maps give the same bytes.
+    """
+    with (
+        atomic_write(path) as file,
+        gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed,
+    ):
+        for number, volume in enumerate(maps):
+            if number == 0:
+                _maps_header(volume, count).write_to(packed)
+            values = np.rint(np.clip(volume.data, 0, 1) * np.float32(_MAP_STEPS))
+            packed.write(values.astype("<i2").tobytes(order="F"))
+
+
+def _maps_header(volume: Volume, count: int) -> nib.Nifti1Header:
+    header = nib.Nifti1Header(endianness="<")
+    header.set_data_dtype(np.int16)
+    header.set_data_shape((*volume.shape, count))
+    header.set_qform(volume.affine, volume.codes[0])
+    header.set_sform(volume.affine, volume.codes[1])
+    header.set_xyzt_units("mm")
+    header.set_slope_inter(1 / _MAP_STEPS, 0)
+    header["vox_offset"] = _MAP_OFFSET
+    return header
 
 
 def _read_single(where: Path) -> tuple[Header, NDArray[Any], str]:

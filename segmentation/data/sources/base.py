@@ -10,16 +10,19 @@ from pathlib import Path
 from natsort import natsort_keygen
 
 from segmentation.errors import DatasetError
+from segmentation.io.files import read_rows
 from segmentation.io.streams import SCAN_SUFFIXES
 
 __all__ = [
     "Exclusion",
+    "Facts",
     "Finder",
     "Listing",
     "SourceOptions",
     "Subject",
     "first_existing",
     "natural_order",
+    "read_participants",
     "safe_name",
     "without_suffix",
 ]
@@ -117,3 +120,34 @@ def without_suffix(path: Path) -> str:
 
 def first_existing(folder: Path, *names: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a person."""
+
+    age: float | None = None
+    sex: str | None = None
+    family: str | None = None
+
+
+def read_participants(path: Path) -> dict[str, Facts]:
+    """Of participants.tsv, as BIDS has it, with a column `family`: person -> what is known.
+
+    A missing file knows nothing.
+    """
+    if not path.exists():
+        return {}
+    people = {}
+    for row in read_rows(path, required=("participant_id",)):
+        age = row.get("age", "")
+        try:
+            years = float(age) if age else None
+        except ValueError:
+            # BIDS censors great ages as 89+.
+            years = float(age.rstrip("+")) if age.rstrip("+").isdigit() else None
+        sex = row.get("sex", "")[:1].upper()
+        people[row["participant_id"]] = Facts(
+            years, sex if sex in {"M", "F"} else None, row.get("family") or None
+        )
+    return people

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from segmentation.data.participants import read_participants
 from segmentation.data.sources.base import (
     Exclusion,
     Listing,
     SourceOptions,
     Subject,
     natural_order,
+    read_participants,
     safe_name,
     without_suffix,
 )

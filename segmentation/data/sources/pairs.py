@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from segmentation.data.participants import read_rows
 from segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
@@ -17,6 +16,7 @@ from segmentation.data.sources.base import (
     without_suffix,
 )
 from segmentation.errors import DatasetError
+from segmentation.io.files import read_rows
 
 __all__ = ["find", "image_files"]
 

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import pipelines.data.catalogue
 from pipelines.cli import app
 from pipelines.common.exits import Exit
-from pipelines.data.catalogue import Archive, Dataset
-from segmentation.data.archive import ArchiveLimits
+from pipelines.data.catalogue import Archive, ArchiveLimits, Dataset
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError
 

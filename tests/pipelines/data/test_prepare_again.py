@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.miniatures import freesurfer_subject, ixi_scan
+from helpers.miniatures import (
+    freesurfer_subject,
+    head_image,
+    head_labels,
+    ixi_scan,
+    write_nifti,
+)
 from helpers.prepared import prepare
 
-from pipelines.data.split import split_store
 from segmentation.data.dataset import open_slices
 from segmentation.data.splits import read_split
+from segmentation.data.store import split_store
 from segmentation.errors import DatasetError
 from segmentation.space.views import View
 
@@ -113,3 +119,16 @@ def test_training_refuses_a_split_that_shares_a_person(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="OAS1_0001 is in train and validation"):
         open_slices(tmp_path / "out", path, "train", View.AXIAL)
     assert read_split(path).store == store.fingerprint
+
+
+def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None:
+    for name in ("a.nii.gz", "b.nii"):
+        for kind in ("images", "labels"):
+            array = head_labels() if kind == "labels" else head_image(head_labels())
+            write_nifti(tmp_path / "in" / kind / name, array, "RAS")
+    first, _ = prepare("pairs", tmp_path / "in", tmp_path / "out")
+    assert (first.made, first.failed) == (2, 0)
+    second, store = prepare("pairs", tmp_path / "in", tmp_path / "out", require_checksum=True)
+    assert (second.made, second.current, second.failed) == (0, 1, 1)
+    assert store.subjects == ("a",)
+    assert "has no checksum" in store.ledger[1].reason

@@ -320,3 +320,15 @@ def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(tmp_path
     labels = np.asarray(nib.load(next(out.rglob("*_dseg.nii.gz"))).dataobj)
     assert labels.max() < len(rows) == 19
     assert rows[1]["name"] == "Cerebral-White-Matter"
+
+
+def test_scans_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii")
+    outcome = run_serially(scans, tmp_path / "out", require_checksum=True)
+    assert (outcome.done, outcome.failed) == (1, 1)
+    entries = read_entries([tmp_path / "out/run.jsonl"])
+    assert entries["a"].status == "done"
+    assert "has no checksum" in entries["b"].reason
+    # Also what was segmented before it was asked for.
+    assert run_serially(scans, tmp_path / "out").done == 1
+    assert run_serially(scans, tmp_path / "out", require_checksum=True).failed == 1

@@ -9,8 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from segmentation.data.artefacts import Artefact
-from segmentation.data.augmentation import AugmentationConfig, Augmenter
+from segmentation.data.augmentation import Artefact, AugmentationConfig, Augmenter
 from segmentation.errors import ConfigError
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View

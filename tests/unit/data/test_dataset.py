@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from segmentation.data.dataset import BalancedSampler, EmptySlices, SliceDataset, open_slices
+from segmentation.data.dataset import BalancedSampler, SliceDataset, open_slices
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
@@ -27,7 +27,6 @@ from segmentation.space.views import View
 
 TISSUE4 = load_scheme("tissue4")
 N = 20  # axial slices of each subject, 16 x 16
-KEEP_ALL = EmptySlices(min_foreground=0)
 
 
 def volume(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,8 +75,24 @@ def store(tmp_path: Path) -> Store:
     return make_store(tmp_path / "store")
 
 
+@pytest.fixture
+def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items are slices by number: none is left out."""
+    monkeypatch.setattr("segmentation.data.dataset._KEEP_EVERY", 1)
+
+
+def drawn(sampler: BalancedSampler, epochs: int) -> Counter[int]:
+    """How often each item comes in so many epochs."""
+    counts: Counter[int] = Counter()
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        counts.update(sampler)
+    return counts
+
+
+@pytest.mark.usefixtures("keep_all")
 def test_an_item_is_a_slice_and_its_labels(store: Store) -> None:
-    dataset = SliceDataset(store, ["a"], View.AXIAL, empty=KEEP_ALL)
+    dataset = SliceDataset(store, ["a"], View.AXIAL)
     image, labels = dataset[7]
     assert (image.shape, image.dtype) == ((1, 16, 16), torch.float32)
     assert (labels.shape, labels.dtype) == ((16, 16), torch.uint8)
@@ -87,8 +102,9 @@ def test_an_item_is_a_slice_and_its_labels(store: Store) -> None:
     np.testing.assert_array_equal(labels.numpy(), expected_labels[:, :, 7].T)
 
 
+@pytest.mark.usefixtures("keep_all")
 def test_thick_slices_have_their_neighbours_and_background_beyond_the_ends(store: Store) -> None:
-    dataset = SliceDataset(store, ["a"], View.AXIAL, thick=5, empty=KEEP_ALL)
+    dataset = SliceDataset(store, ["a"], View.AXIAL, thick=5)
 
     def levels(index: int) -> list[float]:
         return [round(float(channel[3, 3]) * 40, 2) for channel in dataset[index][0]]
@@ -106,36 +122,19 @@ def test_slices_without_a_middle_or_too_thick_are_refused(store: Store, thick: i
         SliceDataset(store, ["a"], View.AXIAL, thick=thick)
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (KEEP_ALL, range(20)),
-        (EmptySlices(min_foreground=1, keep_every=0), range(5, 15)),
-        # The empty ones are 0-4 and 15-19: the first and each fourth after it stay.
-        (EmptySlices(min_foreground=1, keep_every=4), [0, 4, *range(5, 15), 18]),
-        (EmptySlices(min_foreground=17, keep_every=0), [7, 9, 10, 11]),
-    ],
-)
-def test_empty_slices_are_left_out_by_the_rule(
-    store: Store, rule: EmptySlices, expected: list[int]
-) -> None:
-    dataset = SliceDataset(store, ["a", "b"], View.AXIAL, empty=rule)
-    assert dataset.slice_of[dataset.subject_of == 0].tolist() == list(expected)
-    assert dataset.slice_of[dataset.subject_of == 1].tolist() == list(expected)
-    assert len(dataset) == 2 * len(list(expected))
-
-
-def test_a_rule_that_leaves_nothing_is_refused(store: Store) -> None:
-    with pytest.raises(DatasetError, match="no slice to train on"):
-        SliceDataset(store, ["a"], View.AXIAL, empty=EmptySlices(min_foreground=999, keep_every=0))
+def test_every_eighth_empty_slice_is_kept(store: Store) -> None:
+    # The empty ones are 0-4 and 15-19: the first and the eighth after it.
+    expected = [0, *range(5, 15), 18]
+    dataset = SliceDataset(store, ["a", "b"], View.AXIAL)
+    assert dataset.slice_of[dataset.subject_of == 0].tolist() == expected
+    assert dataset.slice_of[dataset.subject_of == 1].tolist() == expected
+    assert len(dataset) == 2 * len(expected)
 
 
 def test_voxels_per_class_are_those_of_the_items(store: Store) -> None:
-    dataset = SliceDataset(
-        store, ["a", "b"], View.AXIAL, empty=EmptySlices(min_foreground=1, keep_every=0)
-    )
-    # Ten slices of 256 voxels: 16 of class 3 in each, 1 of class 1, 2 of class 2 in three.
-    assert dataset.voxels_per_class().tolist() == [2 * (2560 - 160 - 1 - 6), 2, 12, 320]
+    dataset = SliceDataset(store, ["a", "b"], View.AXIAL)
+    # Twelve slices of 256 voxels; in ten 16 of class 3, in one 1 of class 1, in three 2 of class 2.
+    assert dataset.voxels_per_class().tolist() == [2 * (3072 - 160 - 1 - 6), 2, 12, 320]
 
 
 def test_sagittal_slices_have_the_merged_scheme(store: Store) -> None:
@@ -159,6 +158,7 @@ def test_subjects_that_cannot_train_are_refused(tmp_path: Path, lacking: str) ->
         SliceDataset(store, [], View.AXIAL)
 
 
+@pytest.mark.usefixtures("keep_all")
 def test_more_subjects_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +167,7 @@ def test_more_subjects_than_files_may_be_open(
     monkeypatch.setattr(module, "_OPEN_FILES", 2)
     names = ("a", "b", "c", "d")
     store = make_store(tmp_path / "s", names)
-    dataset = SliceDataset(store, names, View.AXIAL, empty=KEEP_ALL)
+    dataset = SliceDataset(store, names, View.AXIAL)
     for index in (0, 25, 45, 65, 5, 26):
         image, _ = dataset[index]
         subject, number = divmod(index, N)
@@ -179,8 +179,9 @@ def test_more_subjects_than_files_may_be_open(
 # Order --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("keep_all")
 def test_without_balance_every_item_comes_once(store: Store) -> None:
-    dataset = SliceDataset(store, ["a", "b"], View.AXIAL, empty=KEEP_ALL)
+    dataset = SliceDataset(store, ["a", "b"], View.AXIAL)
     sampler = BalancedSampler(dataset, share=0, seed=0)
     first = list(sampler)
     assert sorted(first) == list(range(40))
@@ -192,24 +193,24 @@ def test_without_balance_every_item_comes_once(store: Store) -> None:
     assert list(BalancedSampler(dataset, share=0, seed=1)) != first
 
 
+@pytest.mark.usefixtures("keep_all")
 def test_balance_meets_rare_classes_as_often_as_common_ones(store: Store) -> None:
-    dataset = SliceDataset(store, ["a"], View.AXIAL, empty=KEEP_ALL)
-    sampler = BalancedSampler(dataset, share=1.0, seed=0, count=3000)
-    drawn = Counter(sampler)
+    dataset = SliceDataset(store, ["a"], View.AXIAL)
+    found = drawn(BalancedSampler(dataset, share=1.0, seed=0), epochs=150)
     # A third each: class 1 in slice 7, class 2 in slices 9-11, class 3 in slices 5-14.
-    assert drawn[7] == pytest.approx(1000 + 100, abs=120)
-    assert drawn[9] == pytest.approx(333 + 100, abs=80)
-    assert drawn[5] == pytest.approx(100, abs=50)
-    assert not set(drawn) - set(range(5, 15))
+    assert found[7] == pytest.approx(1000 + 100, abs=120)
+    assert found[9] == pytest.approx(333 + 100, abs=80)
+    assert found[5] == pytest.approx(100, abs=50)
+    assert not set(found) - set(range(5, 15))
 
 
+@pytest.mark.usefixtures("keep_all")
 def test_the_share_of_balanced_items_is_met(store: Store) -> None:
-    dataset = SliceDataset(store, ["a"], View.AXIAL, empty=KEEP_ALL)
-    sampler = BalancedSampler(dataset, share=0.5, seed=0, count=4000)
-    drawn = Counter(sampler)
-    empty = sum(drawn[n] for n in (*range(5), *range(15, 20)))
+    dataset = SliceDataset(store, ["a"], View.AXIAL)
+    found = drawn(BalancedSampler(dataset, share=0.5, seed=0), epochs=200)
+    empty = sum(found[n] for n in (*range(5), *range(15, 20)))
     assert empty == pytest.approx(1000, abs=120)
-    assert len(sampler) == 4000
+    assert found.total() == 4000
     with pytest.raises(ConfigError, match="between 0 and 1"):
         BalancedSampler(dataset, share=1.5, seed=0)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from segmentation.inference.cleanup import clean_up
-from segmentation.inference.disagreement import dice_of_maps, view_agreement
-from segmentation.inference.uncertainty import Samples, entropy_of
+from segmentation.inference.uncertainty import Samples, dice_of_maps, entropy_of, view_agreement
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from segmentation.data.archive import ArchiveLimits, extract
+from pipelines.data.catalogue import ArchiveLimits
+from pipelines.data.unpack import extract
 from segmentation.errors import DatasetError, IntegrityError
 
 ROOMY = ArchiveLimits(members=100, bytes=10**6)

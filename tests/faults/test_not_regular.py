@@ -1,0 +1,136 @@
+"""Pipes, devices, sockets and folders behind names that are read: one line each, and no waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.miniatures import write_analyze
+
+from pipelines.common.config import read_yaml
+from pipelines.data.catalogue import ArchiveLimits
+from pipelines.data.unpack import extract
+from pipelines.predict.ledger import read_entries
+from segmentation.data.png import import_png
+from segmentation.data.slices import SubjectFile
+from segmentation.data.splits import read_split
+from segmentation.data.store import Store
+from segmentation.errors import TrinatError
+from segmentation.io.files import open_regular, read_rows
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
+from segmentation.models.checkpoint import load_model, read_info
+from segmentation.models.unpickling import read_torch_file
+from segmentation.models.zoo import find_model
+from segmentation.synthetic.heads import load_heads
+from segmentation.training.state import read_state
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "scan.nii.gz": Volume.read,
+    "scan.nii": Volume.read,
+    "scan.mgz": Volume.read,
+    "scan.hdr": Volume.read,
+    "labels.nii.gz": lambda path: Volume.read(path, labels=True),
+    "participants.tsv": lambda path: read_rows(path, required=()),
+    "checkpoint.pth": read_torch_file,
+    "recipe.yaml": read_yaml,
+    "run.jsonl": lambda path: read_entries([path]),
+    "split.json": read_split,
+    "store.json": lambda path: Store(path.parent),
+    "model.yaml": lambda path: read_info(path.parent),
+    "subject.h5": lambda path: SubjectFile(path).fingerprint,
+    "slices.json": lambda path: import_png(path.parent, path.parent / "out.h5"),
+    "scheme.tsv": load_scheme,
+    "heads.npz": load_heads,
+    "step-1.state": read_state,
+    "disc.tar.gz": lambda path: extract(
+        path, path.parent / "out", limits=ArchiveLimits(members=1, bytes=1)
+    ),
+}
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _linked_pipe(path: Path) -> None:
+    os.mkfifo(path.parent / "pipe")
+    path.symlink_to("pipe")
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _socket(path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        # By its name alone: a socket's path may not be long.
+        here = Path.cwd()
+        os.chdir(path.parent)
+        try:
+            server.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    """A reader that waits is interrupted."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("still waiting after a minute")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("make", [_pipe, _linked_pipe, _device, _socket, Path.mkdir])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_regular_file_is_refused(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    with pytest.raises((TrinatError, IsADirectoryError)) as caught:
+        READERS[name](tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_regular_file_is_opened_also_through_links(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"content"
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("make", [_pipe, _device])
+def test_the_image_half_of_a_pair(make: Callable[[Path], None], tmp_path: Path) -> None:
+    header = write_analyze(tmp_path / "scan.hdr", np.ones((20, 20, 20)), "RAS")
+    (tmp_path / "scan.img").unlink()
+    make(tmp_path / "scan.img")
+    with pytest.raises(TrinatError, match="not a regular file"):
+        Volume.read(header, axes="RAS")
+
+
+@pytest.mark.parametrize("make", [_pipe, _device])
+def test_weights(make: Callable[[Path], None], tmp_path: Path) -> None:
+    shipped, model = find_model("fast"), tmp_path / "model"
+    model.mkdir()
+    for file in shipped.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    weights = next(model.glob("*.safetensors"))
+    weights.unlink()
+    make(weights)
+    with pytest.raises(TrinatError, match="not a regular file"):
+        load_model(model)
