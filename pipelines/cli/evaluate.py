@@ -36,6 +36,12 @@ def command(
     trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
         None, "--trust-affine", help="What to believe where a header's two forms disagree."
     ),
+    not_predicted: list[str] = typer.Option(
+        [],
+        "--not-predicted",
+        help="A structure that the models cannot predict, such as CSF; give it again for another. "
+        "For predictions made by trinat it is read from their folder.",
+    ),
     jobs: int | None = typer.Option(None, "--jobs", help="Processes; all processors if not given."),
     show_heads: bool = typer.Option(
         False, "--show-heads", help="Show whole heads, faces included, not the brain alone."
@@ -63,6 +69,7 @@ def command(
         images=images,
         resample=resample,
         trust_affine=trust_affine,
+        not_predicted=tuple(not_predicted),
         jobs=jobs,
         show_heads=show_heads,
         tables_only=tables_only,

@@ -41,6 +41,7 @@ class Task:
     mappings: Mappings
     resample: bool = False
     trust_affine: TrustAffine | None = None
+    not_predicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _measure(task: Task) -> Done:
         if drawn := drawn_slices(true, spacing_mm):
             true, predicted = drawn.alone(true), drawn.alone(predicted)
             spacing_mm = drawn.spacing_mm(spacing_mm)
-        rows = compare(true, predicted, spacing_mm, load_scheme(task.scheme)).rows()
+        scheme = load_scheme(task.scheme)
+        rows = compare(true, predicted, spacing_mm, scheme, task.not_predicted).rows()
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))

@@ -28,6 +28,7 @@ from pipelines.evaluate.measuring import (
     scan_of,
 )
 from pipelines.evaluate.pairing import Pairing, pair_files
+from pipelines.predict.ledger import ledgers_in, read_entries
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import atomic_text, atomic_write, sha256_of
 from segmentation.io.volume import TrustAffine, Volume
@@ -61,6 +62,7 @@ class Settings:
     show_heads: bool = False
     tables_only: bool = False
     pdf: bool = False
+    not_predicted: tuple[str, ...] = ()
     command: str = ""
 
 
@@ -97,10 +99,12 @@ def evaluate(
     for pairing in pairings.values():
         _one_map_a_scan(pairing, settings.truth)
     images = find_files(settings.images, suffix="T1w") if settings.images else []
+    how = (settings.labels, mappings, settings.resample, settings.trust_affine)
     tasks = [
-        Task(model, pair, settings.labels, mappings, settings.resample, settings.trust_affine)
-        for model, pairing in pairings.items()
-        for pair in pairing.pairs
+        Task(model.name, pair, *how, unknown)
+        for model in settings.models
+        for unknown in [_not_predicted(model, scheme, settings.not_predicted)]
+        for pair in pairings[model.name].pairs
     ]
     if not tasks:
         raise EvaluationError(
@@ -145,6 +149,20 @@ def _check(settings: Settings) -> None:
         )
     if settings.jobs is not None and settings.jobs < 1:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
+
+
+def _not_predicted(model: Model, scheme: LabelScheme, named: Sequence[str]) -> tuple[str, ...]:
+    """Structures that the model does not know: as named, or by the ledger beside its predictions,
+    which has volumes of those alone that it knows."""
+    for name in named:
+        if name not in scheme.names[1:]:
+            raise ConfigError(f"--not-predicted: {scheme.name} has no {name!r}")
+    place = model.predictions
+    entries = read_entries(ledgers_in(place if place.is_dir() else place.parent)).values()
+    known = {name for entry in entries for name in entry.result.get("volumes_mm3", ())}
+    # A ledger of another label scheme tells nothing about this one.
+    told = known if known <= set(scheme.names) else set()
+    return tuple(n for n in scheme.names[1:] if n in named or (told and n not in told))
 
 
 def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
@@ -226,7 +244,7 @@ def _write_report(
     plots = drawings(evaluation)
     folder = settings.out / "figures"
     save_drawings(folder, [*chain.from_iterable(plots.values()), *heat_maps(evaluation)])
-    cases, notices = _worst_cases(settings, scheme, frame, measured, images)
+    cases, notices = _worst_cases(settings, scheme, evaluation.frame, measured, images)
     for number, case in enumerate(cases, start=1):
         with atomic_write(folder / f"worst-{number}.png") as picture:
             picture.write(case.view.still_png)

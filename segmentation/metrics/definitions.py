@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BOUNDARY_WIDTH_MM", "METRICS", "TOLERANCES_MM", "Absence", "Metric"]
+__all__ = ["BOUNDARY_WIDTH_MM", "METRICS", "NOT_PREDICTED", "TOLERANCES_MM", "Absence", "Metric"]
 
 TOLERANCES_MM = (1.0, 2.0)
 BOUNDARY_WIDTH_MM = 2.0
 
 # What a structure's absence from the truth, the prediction or both is called in the note column.
-Absence = Literal["absent from both", "missed", "invented"]
+Absence = Literal["absent from both", "missed", "invented", "not predicted by this model"]
+NOT_PREDICTED: Absence = "not predicted by this model"
+
+
+Better = Literal["higher", "lower", "zero", "none"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Metric:
     key: str
     title: str
     unit: str
-    better: Literal["higher", "lower", "zero", "none"]
+    better: Better
     definition: str
     if_absent_from_both: str
     if_missed: str
@@ -47,6 +51,14 @@ def _share(key: str, title: str, definition: str, missed: str = "0", invented: s
 
 def _distance(key: str, title: str, definition: str) -> Metric:
     return Metric(key, title, "mm", "lower", definition, "undefined", "undefined", "undefined")
+
+
+def _volume(key: str, title: str, definition: str, missed: str, invented: str) -> Metric:
+    return Metric(key, title, "mm3", "none", definition, "0", missed, invented, averaged=False)
+
+
+def _percent(key: str, title: str, better: Better, definition: str, missed: str) -> Metric:
+    return Metric(key, title, "%", better, definition, "undefined", missed, "undefined")
 
 
 _ALL = (
@@ -89,47 +101,23 @@ _ALL = (
         "IoU of the rims: the voxels of each mask within 2 mm of a voxel outside it, but at least "
         "one voxel thick.",
     ),
-    Metric(
-        "volume",
-        "Volume",
-        "mm3",
-        "none",
-        "Predicted voxels times the volume of one.",
-        "0",
-        "0",
-        "as measured",
-        averaged=False,
+    _volume("volume", "Volume", "Predicted voxels times the volume of one.", "0", "as measured"),
+    _volume(
+        "truth_volume", "True volume", "True voxels times the volume of one.", "as measured", "0"
     ),
-    Metric(
-        "truth_volume",
-        "True volume",
-        "mm3",
-        "none",
-        "True voxels times the volume of one.",
-        "0",
-        "as measured",
-        "0",
-        averaged=False,
-    ),
-    Metric(
+    _percent(
         "volume_difference",
         "Volume difference",
-        "%",
         "zero",
         "(predicted - true volume) / true volume.",
-        "undefined",
         "-100",
-        "undefined",
     ),
-    Metric(
+    _percent(
         "absolute_volume_difference",
         "Absolute volume difference",
-        "%",
         "lower",
         "|predicted - true volume| / true volume.",
-        "undefined",
         "100",
-        "undefined",
     ),
     _distance("centroid_distance", "Centroid distance", "Distance between the centres of gravity."),
     Metric(
@@ -149,7 +137,8 @@ _ALL = (
         "Generalised Dice",
         "",
         "higher",
-        "Dice over all structures at once, each weighted by 1 / (true volume)²; one number a scan.",
+        "Dice over all structures at once, each weighted by 1 / (true volume)²; one number a scan. "
+        "The smallest structures decide it: it may lie far below the mean Dice.",
         "left out",
         "counts as error",
         "counts as error, with the smallest structure's weight",

@@ -6,6 +6,7 @@ A ratio whose denominator is zero is NaN: it is undefined, not good and not bad.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -76,17 +77,18 @@ def recall(joint: Counts) -> Values:
     return _ratio(joint.diagonal(), joint.sum(1))
 
 
-def generalised_dice(joint: Counts) -> float:
-    """Dice over all classes but background, each weighted by 1 / (true volume)^2.
+def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
+    """Dice over all classes but background and `without`, each weighted by 1 / (true volume)^2.
 
     A class that the truth lacks gets the largest weight of those it has, as in MONAI, so that
     inventing a structure costs something.
     """
-    true, predicted = joint.sum(1)[1:].astype(float), joint.sum(0)[1:].astype(float)
+    classes = [n for n in range(1, len(joint)) if n not in without]
+    true, predicted = (joint.sum(axis)[classes].astype(float) for axis in (1, 0))
     if not true.any():
         return float("nan")
     weights = 1 / np.where(true > 0, true, true[true > 0].min()) ** 2
-    both = joint.diagonal()[1:]
+    both = joint.diagonal()[classes]
     return float(2 * (weights @ both) / (weights @ (true + predicted)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.labels.scheme import LabelScheme
+from segmentation.errors import EvaluationError
+from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.metrics import overlap, surface
-from segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS, TOLERANCES_MM, Absence
+from segmentation.metrics.definitions import (
+    BOUNDARY_WIDTH_MM,
+    METRICS,
+    NOT_PREDICTED,
+    TOLERANCES_MM,
+    Absence,
+)
 
 __all__ = ["ALL_STRUCTURES", "Measurement", "PairMeasurements", "compare"]
 
@@ -56,43 +63,28 @@ class PairMeasurements:
             for metric, values in self.values.items():
                 if metric == "side_swap" and label.partner is None:
                     continue
-                yield Measurement(
-                    label.name,
-                    label.fs_id,
-                    metric,
-                    float(values[label.index]),
-                    METRICS[metric].unit,
-                    absence or "",
-                )
+                value, unit = float(values[label.index]), METRICS[metric].unit
+                yield Measurement(label.name, label.fs_id, metric, value, unit, absence or "")
 
     def _groups(self) -> Iterator[Measurement]:
         """Plain means over the structures of a group; the note counts what has no value."""
-        members = {
-            ALL_STRUCTURES: [x.index for x in self.scheme.labels if x.group not in _NOT_IN_ALL]
-        }
+        members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
         for label in self.scheme.labels:
-            if label.group not in _NOT_IN_ALL:
-                members.setdefault(label.group, []).append(label.index)
-        for group, indices in members.items():
+            if label.group not in _NOT_IN_ALL and self.absences[label.index] != NOT_PREDICTED:
+                members[ALL_STRUCTURES].append(label)
+                members.setdefault(label.group, []).append(label)
+        for group, labels in members.items():
             for metric, values in self.values.items():
-                if not METRICS[metric].averaged:
+                paired = metric == "side_swap"
+                asked = values[[k.index for k in labels if k.partner is not None or not paired]]
+                if not METRICS[metric].averaged or not len(asked):
                     continue
-                asked = values[indices]
-                if metric == "side_swap":
-                    asked = values[
-                        [i for i in indices if self.scheme.labels[i].partner is not None]
-                    ]
-                if not len(asked):
-                    continue
-                defined = asked[~np.isnan(asked)]
-                mean = float(defined.mean()) if len(defined) else float("nan")
-                note = (
-                    "" if len(defined) == len(asked) else f"mean of {len(defined)} of {len(asked)}"
-                )
+                known = asked[~np.isnan(asked)]
+                mean = float(known.mean()) if len(known) else float("nan")
+                note = "" if len(known) == len(asked) else f"mean of {len(known)} of {len(asked)}"
                 yield Measurement(f"group:{group}", None, metric, mean, METRICS[metric].unit, note)
-        yield Measurement(
-            f"group:{ALL_STRUCTURES}", None, "generalised_dice", self.generalised_dice, ""
-        )
+        every = f"group:{ALL_STRUCTURES}"
+        yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
 
     def _confusions(self) -> Iterator[Measurement]:
         """What each true class was labelled as, in mm3; background is a class here."""
@@ -114,8 +106,13 @@ def compare(
     prediction: Indices,
     spacing_mm: tuple[float, float, float],
     scheme: LabelScheme,
+    not_predicted: Collection[str] = (),
 ) -> PairMeasurements:
-    """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices."""
+    """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices.
+
+    Structures that are `not_predicted`, which the model does not know, have no value but their
+    true volume, and are in no mean.
+    """
     classes = len(scheme)
     overlap.check_shapes(truth, prediction)
     voxels = truth.size
@@ -123,6 +120,9 @@ def compare(
     joint = overlap.joint_histogram(truth, prediction, classes)
     joint[0, 0] += voxels - truth.size
     true_voxels, predicted_voxels = joint.sum(1), joint.sum(0)
+    unknown = [label.index for label in scheme.labels if label.name in not_predicted]
+    if found := [scheme.names[k] for k in unknown if predicted_voxels[k]]:
+        raise EvaluationError(f"the prediction has {found[0]}, which it was said not to predict")
     true_mm3 = overlap.volumes_mm3(true_voxels, spacing_mm)
     predicted_mm3 = overlap.volumes_mm3(predicted_voxels, spacing_mm)
     difference = overlap.volume_difference_percent(true_mm3, predicted_mm3)
@@ -138,12 +138,15 @@ def compare(
         "absolute_volume_difference": np.abs(difference),
         "side_swap": overlap.side_swap(joint, scheme.partner_permutation),
     }
+    for metric in values.keys() - {"truth_volume"}:
+        values[metric][unknown] = np.nan
+    absences = [_absence(t, p) for t, p in zip(true_voxels, predicted_voxels, strict=True)]
     return PairMeasurements(
         scheme,
         joint,
         {metric: values[metric] for metric in METRICS if metric in values},
-        overlap.generalised_dice(joint),
-        tuple(_absence(t, p) for t, p in zip(true_voxels, predicted_voxels, strict=True)),
+        overlap.generalised_dice(joint, unknown),
+        tuple(NOT_PREDICTED if k in unknown else a for k, a in enumerate(absences)),
         float(np.prod(spacing_mm)),
     )
 

@@ -17,7 +17,7 @@ from segmentation.report import figures, summary, tables
 from segmentation.report.figures import Drawing, short_name
 from segmentation.report.page import count, render
 from segmentation.report.pictures import ERROR_COLORS, CaseView
-from segmentation.report.summary import Evaluation
+from segmentation.report.summary import HEADLINE, Evaluation
 
 __all__ = ["PAPERS", "Case", "code_of", "drawings", "evaluation_page", "heat_maps"]
 
@@ -47,7 +47,8 @@ interval = means.quantile([0.025, 0.975]).T[persons.count() > 1]
 print(persons.describe().T.join(interval).to_string())
 """
 
-_PLOTTED = ("dice", "hd95", "assd", "surface_dice_1mm", "boundary_iou", "volume_difference")
+_HEAT = HEADLINE[:4]
+_PLOTTED = (*_HEAT, "assd", "boundary_iou", "volume_difference")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,6 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """The report's figures, by section."""
     present = set(evaluation.frame["metric"].unique())
     structures = summary.structures_of(evaluation.frame)
-    shown = [s for s in structures if s.startswith("Left-")] or structures
     table = evaluation.comparisons
     compared: Any = [] if table.empty else table.groupby(["first", "second"], sort=False).groups
     return {
@@ -75,7 +75,7 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
             for metric in ("dice", "hd95")
         ),
         "volumes": _numbered(
-            figures.bland_altman_plot(evaluation.frame, model, shown[:16])
+            figures.bland_altman_plot(evaluation.frame, model, structures)
             for model in evaluation.models
         ),
         "confusions": _numbered(
@@ -85,13 +85,13 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
 
 
 def heat_maps(evaluation: Evaluation) -> list[Drawing]:
-    """Scan x structure, a figure a model; the page has them as tables."""
-    maps = []
-    for model in evaluation.models:
-        table = summary.by_scan(evaluation.frame, model, "dice").sort_values("group:all")
-        table = table[[s for s in summary.structures_of(evaluation.frame) if s in table.columns]]
-        maps.append(figures.heat_map(table.head(100), f"Dice, {model}"))
-    return _numbered(maps)
+    """Scan x structure, a figure for each metric and model; the page has them as tables."""
+    frame = evaluation.frame
+    return [
+        drawing
+        for metric in _HEAT
+        for drawing in _numbered(figures.heat_map(frame, m, metric) for m in evaluation.models)
+    ]
 
 
 def evaluation_page(
@@ -121,7 +121,11 @@ def evaluation_page(
         groups=tables.groups(evaluation),
         plots=plots,
         structures=tables.structures(evaluation),
-        heat=[tables.heat(frame, model, scheme) for model in models],
+        heat={
+            METRICS[m].title: [tables.heat(evaluation, model, m, scheme) for model in models]
+            for m in _HEAT
+        },
+        not_predicted=tables.not_predicted(evaluation),
         comparison_notices=_comparison_notices(evaluation),
         comparison=tables.comparison(evaluation),
         agreement=tables.agreement(evaluation),
@@ -171,6 +175,9 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
     for model, absence, number in sums.itertuples(index=False):
         if absence != "absent from both":
             notices.append(f"{model}: {count(number, 'structure')} {absence} over all scans.")
+    for row in evaluation.not_predicted.to_dict("records"):
+        name = short_name(row["structure"])
+        notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
     if persons < FEWEST_PERSONS:
         notices.append(
             f"Only {count(persons, 'person')}: intervals are rough, and fewer than "
@@ -188,7 +195,7 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
 def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
     """What, its value, and more of it."""
     cards = []
-    for metric in tables.HEADLINE:
+    for metric in HEADLINE:
         found = evaluation.statistic(model, metric, "group:all")
         if not found or np.isnan(found["mean"]):
             continue

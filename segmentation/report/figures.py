@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from segmentation.metrics.definitions import METRICS
-from segmentation.report.summary import by_person, confusion, models_of, structures_of
+from segmentation.report.summary import by_person, by_scan, confusion, models_of, structures_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,6 +130,7 @@ def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]
     from segmentation.metrics.statistics import bland_altman
 
     predicted, true = (by_person(frame, model, m) for m in ("volume", "truth_volume"))
+    structures = [s for s in structures if s in predicted.columns]
     columns = min(4, len(structures))
     rows = -(-len(structures) // columns)
     marks = {}
@@ -188,13 +189,18 @@ def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -
     return Drawing(f"comparison-{metric}", figure, label, {gid: names})
 
 
-def heat_map(table: pd.DataFrame, title: str) -> Drawing:
+def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
     """Scans x structures, for a paper; the report has it as a table."""
+    what, higher = METRICS[metric], METRICS[metric].better == "higher"
+    table = by_scan(frame, model, metric).sort_values("group:all", ascending=higher).head(100)
+    table = table[[s for s in structures_of(frame) if s in table.columns]]
     with canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
-        image = axis.imshow(table.to_numpy(float), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        colors: Any = {"cmap": "viridis", "vmax": 1} if higher else {"cmap": "viridis_r"}
+        image = axis.imshow(table.to_numpy(float), vmin=0, aspect="auto", **colors)
         _name_cells(axis, table.columns, [" ".join(map(str, key)).strip() for key in table.index])
-        figure.colorbar(image, ax=axis, shrink=0.7, label=title)
-    return Drawing("heat-map", figure, f"{title} of every scan and structure")
+        figure.colorbar(image, ax=axis, shrink=0.7, label=f"{what.title_with_unit}, {model}")
+    name = "heat-map" if metric == "dice" else f"heat-map-{metric}"
+    return Drawing(name, figure, f"{what.title}, {model} of every scan and structure")
 
 
 def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:

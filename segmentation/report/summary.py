@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from segmentation.metrics.definitions import METRICS
+from segmentation.metrics.definitions import METRICS, NOT_PREDICTED
 from segmentation.metrics.statistics import (
     bland_altman,
     bootstrap_interval,
@@ -26,7 +26,7 @@ from segmentation.metrics.statistics import (
 )
 
 __all__ = [
-    "COMPARED",
+    "HEADLINE",
     "Evaluation",
     "absences",
     "agreement",
@@ -46,8 +46,11 @@ __all__ = [
 ]
 
 _SEED = 0
-# Metrics on which models are compared: one of each kind, so that the tests stay few.
-COMPARED = ("dice", "hd95", "assd", "surface_dice_1mm", "absolute_volume_difference")
+# What a reader wants first, and on which models are compared: few, so that the tests stay few.
+HEADLINE = (
+    *("dice", "iou", "hd95", "surface_dice_1mm"),
+    *("assd", "absolute_volume_difference"),
+)
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
@@ -135,7 +138,7 @@ def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for first, second in combinations(models_of(frame), 2):
-        for metric in COMPARED:
+        for metric in HEADLINE:
             one, other = by_person(frame, first, metric), by_person(frame, second, metric)
             persons = one.index.union(other.index)
             structures = [s for s in one.columns if s in other.columns]
@@ -252,6 +255,7 @@ class Evaluation:
     comparisons: pd.DataFrame
     agreement: pd.DataFrame
     retest: pd.DataFrame
+    not_predicted: pd.DataFrame  # model, structure: these are not in `frame`
 
     @property
     def models(self) -> list[str]:
@@ -268,6 +272,7 @@ class Evaluation:
             "comparisons": self.comparisons,
             "agreement": self.agreement,
             "retest": self.retest,
+            "not_predicted": self.not_predicted,
             "side_swapped": swapped(self.frame),
             "absences": absences(self.frame),
         }
@@ -277,6 +282,10 @@ class Evaluation:
 
 def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame) -> Evaluation:
     """All statistics of a metrics.csv."""
+    not_predicted = frame.loc[frame["note"] == NOT_PREDICTED, ["model", "structure"]]
+    not_predicted = not_predicted.drop_duplicates(ignore_index=True)
+    keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
+    frame = frame[~keys.isin(pd.MultiIndex.from_frame(not_predicted))]
     return Evaluation(
         frame,
         pairs,
@@ -284,6 +293,7 @@ def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame) -> Evaluation:
         comparisons(frame),
         agreement(frame),
         retest(frame),
+        not_predicted,
     )
 
 

@@ -11,15 +11,14 @@ import pandas as pd
 
 from segmentation.io.files import atomic_text, spreadsheet_safe
 from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.definitions import METRICS
+from segmentation.metrics.definitions import METRICS, Metric
 from segmentation.metrics.pair import Measurement
 from segmentation.report import summary
 from segmentation.report.figures import short_name
 from segmentation.report.page import Cell, Column, Columns, Table, number, table
-from segmentation.report.summary import Evaluation
+from segmentation.report.summary import HEADLINE, Evaluation
 
 __all__ = [
-    "HEADLINE",
     "METRICS_COLUMNS",
     "agreement",
     "comparison",
@@ -30,21 +29,21 @@ __all__ = [
     "headline",
     "heat",
     "metrics_frame",
+    "not_predicted",
     "pairs",
     "retest",
     "structures",
     "write_table",
 ]
 
-# What a reader wants first, one metric of each kind.
-HEADLINE = summary.COMPARED
-_MOST_SCANS = 200  # in the table by scan; metrics.csv has them all
+_MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
+# The shade is full where the value is perfect; a distance of this has none.
+_FAR_MM = 10.0
 
 _HEADLINE_COLUMNS: Columns = [
     Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition) for metric in HEADLINE
 ]
-
 
 METRICS_COLUMNS = (
     *("subject", "session", "model", "structure", "fs_id"),
@@ -78,18 +77,25 @@ def headline(evaluation: Evaluation) -> Table:
         [
             model,
             evaluation.statistic(model, "dice", "group:all").get("persons"),
-            *(_interval(evaluation, model, m) for m in ("generalised_dice", *HEADLINE)),
+            *(_interval(evaluation, model, m) for m in HEADLINE),
         ]
         for model in evaluation.models
     ]
-    columns: Columns = [
-        "Model",
-        Column("Persons", 0),
-        Column("Generalised Dice", 0),
-        *_HEADLINE_COLUMNS,
-    ]
+    columns: Columns = ["Model", Column("Persons", 0), *_HEADLINE_COLUMNS]
     caption = "All structures: mean over persons, with its 95 % interval"
     return table("headline", caption, columns, rows)
+
+
+def not_predicted(evaluation: Evaluation) -> Table | None:
+    rows = [
+        [short_name(row["structure"]), row["model"]]
+        for row in evaluation.not_predicted.to_dict("records")
+    ]
+    note = "The model does not know these structures: they are in no mean and in no worst case."
+    caption = "Not predicted by this model"
+    return (
+        table("unknown-table", caption, ["Structure", "Model"], rows, note=note) if rows else None
+    )
 
 
 def groups(evaluation: Evaluation) -> Table:
@@ -137,8 +143,11 @@ def structures(evaluation: Evaluation) -> Table:
     return table("structure-table", "Every structure, group and metric", columns, rows)
 
 
-def heat(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Table:
-    scans = summary.by_scan(frame, model, "dice").sort_values("group:all")
+def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
+    """Every scan in one metric, the worst first."""
+    what = METRICS[metric]
+    scans = summary.by_scan(evaluation.frame, model, metric)
+    scans = scans.sort_values("group:all", ascending=what.better == "higher")
     abbreviations = {label.name: label.abbreviation for label in scheme.labels}
     singles = [name for name in scans.columns if name in abbreviations]
     columns: Columns = [
@@ -148,16 +157,19 @@ def heat(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Table:
     ]
     shown = scans.head(_MOST_SCANS)
     rows = [
-        [f"{subject} {session}".strip(), *(_shaded(s, values[s]) for s in ("group:all", *singles))]
+        [
+            f"{subject} {session}".strip(),
+            *(_shaded(what, s, values[s]) for s in ("group:all", *singles)),
+        ]
         for (subject, session), (_, values) in zip(shown.index, shown.iterrows(), strict=True)
     ]
     left_out = len(scans) > len(rows)
     return table(
-        f"heat-{scheme.name}-{summary.models_of(frame).index(model)}",
-        f"Dice of every scan and structure, {model}; the lowest first",
+        f"heat-{metric}-{evaluation.models.index(model)}",
+        f"{what.title_with_unit} of every scan and structure, {model}; the worst first",
         columns,
         rows,
-        note=f"The {_MOST_SCANS} lowest of {len(scans)}; metrics.csv has all." if left_out else "",
+        note=f"The {_MOST_SCANS} worst of {len(scans)}; metrics.csv has all." if left_out else "",
         kind="heat",
     )
 
@@ -318,9 +330,10 @@ def _interval(
     return Cell(f"{mean} [{low}, {high}]", float(found["mean"]), hint=hint)
 
 
-def _shaded(structure: str, dice: float) -> Cell:
-    cell = number(dice, 2)
-    shade = None if np.isnan(dice) else round(20 * float(np.clip(dice, 0, 1)))
+def _shaded(metric: Metric, structure: str, value: float) -> Cell:
+    cell = number(value, 2)
+    good = value if metric.better == "higher" else 1 - value / _FAR_MM
+    shade = None if np.isnan(value) else round(20 * float(np.clip(good, 0, 1)))
     return Cell(cell.text, cell.order, shade, f"{short_name(structure)}: {cell.hint or cell.text}")
 
 

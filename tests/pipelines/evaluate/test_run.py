@@ -19,8 +19,10 @@ from helpers.miniatures import without_orientation
 from pipelines.common.exits import Exit
 from pipelines.evaluate.measuring import read_mapping
 from pipelines.evaluate.run import Model, Settings, evaluate, named_models
+from pipelines.predict.ledger import Entry, Ledger
 from segmentation.errors import ConfigError, EvaluationError
 from segmentation.io.volume import Volume
+from segmentation.labels.scheme import load_scheme
 from segmentation.report.evaluation import code_of
 
 AFFINE = np.diag([2.0, 2.0, 2.0, 1.0])
@@ -377,3 +379,48 @@ def test_a_subject_called_na_and_one_that_is_a_formula_survive(tmp_path: Path) -
     metrics = read_metrics(tmp_path / "out" / "metrics.csv")
     assert set(metrics["subject"]) == {"NA", "'=1+1"}
     assert set(metrics["model"]) == {"'@model"}
+
+
+@pytest.mark.parametrize("told_by", ["ledger", "option"])
+def test_what_a_model_cannot_predict_is_listed_apart(tmp_path: Path, told_by: str) -> None:
+    for n in (1, 2):
+        write(tmp_path / f"truth/sub-{n:02d}.nii.gz", brain())
+        write(tmp_path / f"pred/sub-{n:02d}.nii.gz", brain((1, 0, 0), without=(24,)))
+    models = named_models([tmp_path / "pred"], ["fast"])
+    settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
+    if told_by == "option":
+        settings = replace(settings, not_predicted=("CSF",))
+    else:
+        known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
+        with Ledger(tmp_path / "pred/run.jsonl") as ledger:
+            ledger.add(Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}))
+    assert evaluate(settings) == Exit.OK
+    metrics = read_metrics(tmp_path / "out/metrics.csv")
+    csf = metrics[(metrics["structure"] == "CSF") & ~metrics["metric"].str.startswith("labelled")]
+    assert set(csf["note"]) == {"not predicted by this model"}
+    assert csf["metric"][csf["value"].notna()].unique().tolist() == ["truth_volume"]
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["not_predicted"] == [{"model": "fast", "structure": "CSF"}]
+    assert "CSF" not in {row["structure"] for row in summary["statistics"]}
+    page = (tmp_path / "out/report.html").read_text()
+    assert "CSF is not predicted by fast: it is in no mean." in page
+    assert "Lowest Dice: CSF" not in page
+    assert page.index('id="headline"') < page.index('id="unknown-table"')
+
+
+def test_a_structure_that_the_scheme_lacks_cannot_be_named(pair: Settings) -> None:
+    write(pair.models[0].predictions / "x.nii.gz", brain())
+    with pytest.raises(ConfigError, match="quicknat33 has no 'Liquor'"):
+        evaluate(replace(pair, not_predicted=("Liquor",)))
+
+
+def test_what_a_reader_wants_comes_first(report: Path) -> None:
+    page = (report / "report.html").read_text()
+    cards = re.findall(r'<p class="what">(.*?), first</p>', page)
+    assert cards[:4] == ["Dice", "IoU", "Hausdorff 95 %", "Surface Dice 1 mm"]
+    headline = page[page.index('id="headline"') : page.index('id="groups"')]
+    assert "Generalised" not in headline
+    assert headline.index("IoU") < headline.index("Hausdorff 95 %") < headline.index("Surface Dice")
+    assert all(f'id="heat-{m}-1"' in page for m in ("dice", "iou", "hd95", "surface_dice_1mm"))
+    bland_altman = (report / "figures/bland-altman-1.svg").read_text()
+    assert all(name in bland_altman for name in ("R Hippocampus", "L Hippocampus", "Brain Stem"))

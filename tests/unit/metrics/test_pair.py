@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from segmentation.errors import EvaluationError
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics import METRICS, PairMeasurements, compare
 from segmentation.metrics.surface import hausdorff_mm, surface_distances
@@ -181,3 +182,22 @@ def test_inputs_are_left_alone(scheme: LabelScheme) -> None:
     truth = np.ones((4, 4, 4), np.uint8)
     truth.setflags(write=False)
     compare(truth, truth, SPACING_MM, scheme)
+
+
+def test_what_a_model_cannot_predict_has_a_true_volume_alone_and_is_in_no_mean(
+    scheme: LabelScheme, index: dict[str, int]
+) -> None:
+    truth, prediction = np.zeros((2, 6, 6, 6), np.uint8)
+    truth[:2] = prediction[:2] = index["Left-Caudate"]
+    truth[4:] = index["Left-Putamen"]
+    maps = truth, prediction, SPACING_MM, scheme
+    counted, left_out = compare(*maps), compare(*maps, ["Left-Putamen"])
+    rows = [r for r in left_out.rows() if r.structure == "Left-Putamen"]
+    known = {r.metric: r.value for r in rows if not math.isnan(r.value)}
+    assert known == {"truth_volume": 72 * 3.0, "labelled_as:background": 72 * 3.0}
+    notes = {r.note for r in rows if r.metric in METRICS}
+    assert notes == {"not predicted by this model"}
+    assert (value(counted, "group:all", "dice"), value(left_out, "group:all", "dice")) == (0.5, 1)
+    assert (counted.generalised_dice, left_out.generalised_dice) == (pytest.approx(2 / 3), 1)
+    with pytest.raises(EvaluationError, match="has Left-Caudate, which it was said not to"):
+        compare(*maps, ["Left-Caudate"])
