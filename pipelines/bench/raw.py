@@ -1,7 +1,7 @@
 """Heads of a SUBJECTS_DIR changed in one respect, to be scored as they were before.
 
-    scripts/bench raw SUBJECTS_DIR OUT              as a scanner gives them: shaded, noisy, LPS, 16 bits
-    scripts/bench raw SUBJECTS_DIR OUT repainted    each structure in its own mean brightness and spread
+    scripts/bench raw SUBJECTS_DIR OUT              as a scanner gives them: shaded, noisy, LPS
+    scripts/bench raw SUBJECTS_DIR OUT repainted    each structure in its mean brightness and spread
 
 OUT is a SUBJECTS_DIR too, with T1.mgz (or brainmask.mgz) and aseg.mgz of each head, on one grid.
 `trinat predict` and `trinat evaluate` score a model on it. A model is to lose no more than 0.02 on
