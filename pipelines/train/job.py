@@ -1,4 +1,4 @@
-"""One job of a training run at work in its folder: each moment of it a file to resume from."""
+"""One job of a training run at work in its folder: it can be resumed from any moment."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipelines.train.clock import JobClock, TimeLimit
 from pipelines.train.data import open_data
-from pipelines.train.log import Metrics
-from pipelines.train.page import write_page
-from pipelines.train.result import DONE, trained
-from pipelines.train.scores import TrainScores, interruption
-from segmentation.errors import ConfigError, DatasetError, InputError, TrainingError
+from pipelines.train.log import Metrics, append_scores
+from pipelines.train.page import write_examples, write_page
+from pipelines.train.result import BEST, DONE, first_weights, teachers
+from segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
 from segmentation.io.files import atomic_text
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.models.base import Network
-from segmentation.models.checkpoint import load_model
-from segmentation.models.model_info import Preprocessing
-from segmentation.models.zoo import find_model
 from segmentation.space.views import View
-from segmentation.training.batches import Source
-from segmentation.training.config import Recipe, StageConfig
+from segmentation.training.config import Recipe, StageConfig, ValidationConfig
 from segmentation.training.loop import StepReport, Trainer
 from segmentation.training.network import ViewsNet, copy_matching
 from segmentation.training.state import (
@@ -36,7 +32,7 @@ from segmentation.training.state import (
     to_bytes,
     write_state,
 )
-from segmentation.training.validation import Scan
+from segmentation.training.validation import Scan, Scores, validate
 from segmentation.training.workers import Workers
 
 __all__ = ["Job", "JobRun", "Watcher"]
@@ -56,28 +52,30 @@ class Job:
 
 @dataclass
 class Watcher:
-    """What a run tells while it goes on."""
+    """What a run reports as it goes on."""
 
     say: Callable[[str], None]
     step: Callable[[Job, StepReport, float], None]  # the last: progress, 0 to 1
 
 
+@dataclass(frozen=True, eq=False)
 class JobRun:
     """One job at work in its folder."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        job: Job,
-        out: Path,
-        watcher: Watcher,
-        device: torch.device,
-        workers: Workers,
-    ) -> None:
-        self.recipe, self.job, self.out, self.watcher = recipe, job, out, watcher
-        self.device, self.workers = device, workers
-        self.folder = out / job.name
-        self.scheme = load_scheme(recipe.scheme)
+    recipe: Recipe
+    job: Job
+    out: Path  # of the run
+    watcher: Watcher
+    device: torch.device
+    workers: Workers
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.job.name
+
+    @cached_property
+    def scheme(self) -> LabelScheme:
+        return load_scheme(self.recipe.scheme)
 
     @property
     def is_done(self) -> bool:
@@ -85,82 +83,57 @@ class JobRun:
 
     def go(self, stop: Callable[[], bool], limit: TimeLimit | None = None, others: int = 0) -> None:
         """Train to the end; within a limit of time, which `others` are to share."""
-        if self.workers.leads:
+        job, recipe, workers = self.job, self.recipe, self.workers
+        if workers.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-        opened = open_data(
-            self.recipe,
-            self.job.stage,
-            self.job.views,
-            self.scheme,
-            self.device,
-            self.workers.count,
-        )
-        with opened as (source, scans):
-            self._train(source, scans, stop, limit, others)
-
-    def _train(
-        self,
-        source: Source,
-        scans: Callable[[View], Iterator[Scan]],
-        stop: Callable[[], bool],
-        limit: TimeLimit | None,
-        others: int,
-    ) -> None:
-        leads = self.workers.leads
-        self._check_same(source)
-        trainer = Trainer(
-            self.recipe,
-            self.job.stage,
-            self.job.views,
-            self._start(),
+        with open_data(recipe, job.stage, job.views, self.scheme, self.device, workers.count) as (
             source,
-            self.device,
-            self.workers,
-            self._teachers(),
-        )
-        identity = {
-            "stage": self.job.stage.model_dump(mode="json"),
-            "network": self.recipe.network.model_dump(mode="json"),
-            "scheme": self.recipe.scheme,
-            "seed": self.recipe.seed,
-            "views": [view.value for view in self.job.views],
-            "processes": self.workers.count,
-            "data": source.fingerprint,
-        }
-        if leads:
-            self._resume(trainer, identity, by_time=limit is not None)
-        self._begin_alike(trainer)
-        writer = (
-            Metrics(
-                self.folder,
-                trainer.counters.step,
-                events=self.recipe.events,
-                mlflow=self.recipe.mlflow,
-                settings=identity,
-            )
-            if leads
-            else None
-        )
-        scores = TrainScores(
-            self.job.name,
-            self.job.stage.validation,
-            trainer,
             scans,
-            self.job.views,
-            self.scheme,
-            self.recipe.network.channels,
-            self.folder,
-            identity,
-            writer,
-            self.watcher.say,
-            stop,
-            self.workers,
-        )
-        saved_at, told = trainer.counters.step, False
+        ):
+            # Machines that train together must have the same data.
+            if workers.share(lambda: source.fingerprint) != source.fingerprint:
+                raise DatasetError(
+                    f"process {workers.rank} does not have the data that process 0 has",
+                    remedy="give all machines the same files",
+                )
+            taught = teachers(recipe, job.stage, job.views)
+            trainer = Trainer(
+                recipe, job.stage, job.views, self._start(), source, self.device, workers, taught
+            )
+            identity = {
+                "stage": job.stage.model_dump(mode="json"),
+                "network": recipe.network.model_dump(mode="json"),
+                "scheme": recipe.scheme,
+                "seed": recipe.seed,
+                "views": [view.value for view in job.views],
+                "processes": workers.count,
+                "data": source.fingerprint,
+            }
+            metrics = None
+            if workers.leads:
+                self._resume(trainer, identity, by_time=limit is not None)
+                metrics = Metrics(
+                    self.folder,
+                    trainer.counters.step,
+                    events=recipe.events,
+                    mlflow=recipe.mlflow,
+                    settings=identity,
+                )
+            self._begin_alike(trainer)
+            self._train(TrainScores(self, trainer, identity, scans, metrics, stop), limit, others)
+
+    def _train(self, scores: TrainScores, limit: TimeLimit | None, others: int) -> None:
+        leads, trainer = self.workers.leads, scores.trainer
+        saved_at, said = trainer.counters.step, False
+
+        def save() -> None:
+            scores.save()
+            self.write_page()
+
         # A run that was killed when its patience had ended does not begin anew to be patient.
         over = scores.tried_patience
         if trainer.counters.validation_due:
-            over = self._rest(scores)
+            over = scores.take()
         clock = None
         if limit is not None:
             validates = self.job.stage.validation is not None
@@ -170,65 +143,46 @@ class JobRun:
             try:
                 report = trainer.step()
             except (DatasetError, InputError):
-                # What cannot be read can be mended; the steps before are not lost.
+                # The user can repair a file that cannot be read; the steps before are kept.
                 if leads and trainer.counters.step > saved_at:
-                    write_state(self.folder, trainer.state(identity))
+                    scores.save()
                 raise
-            if trainer.not_compiled and not told:
-                told = True
+            if trainer.not_compiled and not said:
+                said = True
                 self.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
             if clock is not None and clock.has_started:
                 trainer.counters.share = self.workers.largest(clock.tick(report.seconds))
             self.watcher.step(self.job, report, trainer.progress)
-            if writer is not None:
-                writer.add(report, last=trainer.progress >= 1)
+            if scores.metrics is not None:
+                scores.metrics.add(report, last=trainer.progress >= 1)
             if clock is not None and not clock.has_started:
                 began = time.monotonic()
-                self.workers.share(lambda: self._write(trainer, identity))
+                self.workers.share(save)
                 clock.start(time.monotonic() - began)
-            # All processes stop at the same step, or those left would wait for ever.
-            stopped = self.workers.largest(float(stop())) > 0
+            # All processes stop at the same step, or the others would wait for ever.
+            stopped = self.workers.largest(float(scores.stop())) > 0
             at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
             trainer.counters.validation_due = at_rest and scores.are_due
             due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
             if leads and (due or at_rest or stopped):
-                # Before validation, which takes minutes: whoever is killed in it loses no step.
-                write_state(self.folder, trainer.state(identity))
+                # Before validation, which takes minutes: a run killed in it loses no step.
+                scores.save()
                 saved_at = report.step
             if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
-                # Whoever ends first may take the others along: not before the state is written.
+                # A process that ends may end the others: not before the state is written.
                 self.workers.share(lambda: None)
-                raise interruption(trainer, self.folder)
+                raise scores.interruption()
             if at_rest:
                 began, validated = time.monotonic(), trainer.counters.validation_due
-                over = self._rest(scores)
+                over = scores.take()
                 if limit is not None and validated:
                     limit.validation_s = max(limit.validation_s or 0, time.monotonic() - began)
         if leads:
             with atomic_text(self.folder / DONE) as file:
                 json.dump(asdict(trainer.counters), file)
 
-    def _rest(self, scores: TrainScores) -> bool:
-        """Between epochs: score the weights where it is time to, and draw the page.
-
-        True where patience is at its end.
-        """
-        over = scores.take()
-        if self.workers.leads:
-            write_page(self.folder, self.job.name, self.scheme)
-        return over
-
-    def _write(self, trainer: Trainer, identity: dict[str, Any]) -> None:
-        write_state(self.folder, trainer.state(identity))
+    def write_page(self) -> None:
         write_page(self.folder, self.job.name, self.scheme)
-
-    def _check_same(self, source: Source) -> None:
-        """Machines that train together must have the same data."""
-        if self.workers.share(lambda: source.fingerprint) != source.fingerprint:
-            raise DatasetError(
-                f"process {self.workers.rank} does not have the data that process 0 has",
-                remedy="give all machines the same files",
-            )
 
     def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
         state, problems = read_latest(self.folder)
@@ -258,7 +212,7 @@ class JobRun:
             trainer.load(from_bytes(state))
 
     def _start(self) -> ViewsNet:
-        """A network with its first weights: of the stage before, of a model, or drawn."""
+        """A network with its first weights: of the stage before, of a model, or random."""
         torch.manual_seed(self.recipe.seed)
         network = ViewsNet(
             self.recipe.network,
@@ -266,10 +220,10 @@ class JobRun:
         )
         # The others get theirs from the leader.
         for view in self.job.views if self.workers.leads else ():
-            beginning = self._weights_to_start_from(view)
-            if beginning is None:
+            first = first_weights(self.recipe, self.job.stage, view, self.out, self.watcher.say)
+            if first is None:
                 continue
-            source, theirs = beginning
+            source, theirs = first
             ours = self.scheme.seen_in(view)
             kept, anew = copy_matching(network, view, source, theirs, ours)
             if self.job.stage.start is not None:
@@ -280,37 +234,107 @@ class JobRun:
                 )
         return network
 
-    def _teachers(self) -> dict[View, Network]:
-        """Networks whose probabilities are learnt: they must know these labels and these slices."""
-        if self.job.stage.distillation is None:
-            return {}
-        where = self.job.stage.distillation.teacher
-        model = load_model(find_model(where), self.job.views)
-        if model.scheme.names != self.scheme.names or model.info.preprocessing != Preprocessing():
-            raise ConfigError(
-                "teaches other labels, or from scans made ready otherwise", where=where
-            )
-        for view, teacher in model.networks.items():
-            if teacher.config.classes != len(self.scheme.seen_in(view)):
-                raise ConfigError(f"has other {view.value} classes than are trained", where=where)
-            if teacher.config.channels > self.recipe.network.channels:
-                raise ConfigError(
-                    f"looks at {teacher.config.channels} slices at a time",
-                    where=where,
-                    remedy=f"set network.channels to {teacher.config.channels} or more",
-                )
-        return dict(model.networks)
 
-    def _weights_to_start_from(self, view: View) -> tuple[Network, LabelScheme] | None:
-        """A network, and its classes."""
-        if self.job.stage.start is not None:
-            model = load_model(find_model(self.job.stage.start))
-            # A view that the model lacks starts from another.
-            other = view if view in model.networks else next(iter(model.networks))
-            return model.networks[other], model.classes_of(other)
-        index = self.recipe.stages.index(self.job.stage)
-        if index == 0:
-            return None
-        say = self.watcher.say
-        network, other = trained(self.recipe, self.recipe.stages[:index], view, self.out, say)
-        return network, self.scheme.seen_in(other)
+@dataclass(frozen=True, eq=False)
+class TrainScores:
+    """Scores of a job's weights: the state with the best is kept, and patience may end."""
+
+    run: JobRun
+    trainer: Trainer
+    identity: dict[str, Any]
+    scans: Callable[[View], Iterator[Scan]]
+    metrics: Metrics | None  # the leader's
+    stop: Callable[[], bool]
+
+    @property
+    def config(self) -> ValidationConfig | None:
+        return self.run.job.stage.validation
+
+    def save(self, name: str | None = None) -> None:
+        write_state(self.run.folder, self.trainer.state(self.identity), name=name)
+
+    def interruption(self) -> InterruptedRunError:
+        return InterruptedRunError(
+            f"stopped at step {self.trainer.counters.step}; its state is saved",
+            where=self.run.folder,
+            remedy="the same command with --resume goes on",
+        )
+
+    @property
+    def are_due(self) -> bool:
+        """Whether the recipe has the weights scored at the end of this epoch, or of the job."""
+        trainer = self.trainer
+        epoch = trainer.counters.step // trainer.epoch_steps
+        return self.config is not None and (
+            trainer.progress >= 1 or epoch % self.config.every_epochs == 0
+        )
+
+    @property
+    def tried_patience(self) -> bool:
+        """Whether too many have been taken since the best."""
+        if self.config is None or self.config.patience is None:
+            return False
+        return self.trainer.counters.validations_since_best >= self.config.patience
+
+    def take(self) -> bool:
+        """Between epochs: score the weights if that is due, and write the page.
+
+        True if patience is at its end.
+        """
+        over = self._take_if_due()
+        if self.run.workers.leads:
+            self.run.write_page()
+        return over
+
+    def _take_if_due(self) -> bool:
+        if not self.trainer.counters.validation_due:
+            return False
+        # The state that was saved before says that this is due, until one after it is saved.
+        self.trainer.counters.validation_due = False
+        stopped, over = self.run.workers.share(self._take)
+        if stopped:
+            raise self.interruption()
+        return over
+
+    def _take(self) -> tuple[bool, bool]:
+        """Whether a signal stopped it, and whether patience is at its end."""
+        try:
+            scores = {view: self._score(view) for view in self.run.job.views}
+        except InterruptedRunError:
+            return True, False
+        counters = self.trainer.counters
+        mean = float(np.mean([score.mean_dice for score in scores.values()]))
+        for view, score in scores.items():
+            scheme = self.run.scheme.seen_in(view)
+            write_examples(self.run.folder, counters.step, view.value, score.examples, scheme)
+        append_scores(self.run.folder, counters.step, scores, self.run.scheme)
+        if self.metrics is not None:
+            self.metrics.add_scores(scores, counters.step)
+        self.run.watcher.say(f"{self.run.job.name}: step {counters.step}, Dice {mean:.3f}")
+        # The mean of no values is NaN: it is never the best.
+        if np.isfinite(mean) and (counters.best is None or mean > counters.best):
+            counters.best, counters.best_step = mean, counters.step
+            counters.validations_since_best = 0
+            self.save(BEST)
+        else:
+            counters.validations_since_best += 1
+        self.save()
+        return False, self.tried_patience
+
+    def _score(self, view: View) -> Scores:
+        network = self.trainer.best_weights.extract(view).to(self.trainer.device)
+
+        def check(*_: object) -> None:
+            if self.stop():
+                raise self.interruption()
+
+        # A whole scan may take longer than a cluster waits: a few slices do not.
+        network.register_forward_pre_hook(check)
+        return validate(
+            network,
+            self.scans(view),
+            len(self.run.scheme.seen_in(view)),
+            self.run.recipe.network.channels,
+            self.trainer.device,
+            bf16=self.trainer.bf16,
+        )

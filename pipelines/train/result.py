@@ -6,17 +6,18 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from segmentation.errors import IntegrityError, TrainingError
-from segmentation.labels.scheme import load_scheme
+from segmentation.errors import ConfigError, IntegrityError, TrainingError
+from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.base import Network
-from segmentation.models.checkpoint import save_model
-from segmentation.models.model_info import Description, Training
+from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.model_info import Description, Preprocessing, Training
+from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import State, read_latest, read_state
 
-__all__ = ["BEST", "DONE", "save_run", "trained"]
+__all__ = ["BEST", "DONE", "first_weights", "save_run", "teachers"]
 
 # In a job's folder: when it is finished, and the state that validated best.
 DONE, BEST = "done.json", "best.state"
@@ -52,6 +53,42 @@ def trained(
     network = ViewsNet(recipe.network, {each: len(scheme.seen_in(each)) for each in views})
     network.load_state_dict(state.average if stage.ema else state.network)
     return network.extract(view), view
+
+
+def first_weights(
+    recipe: Recipe, stage: StageConfig, view: View, out: Path, say: Callable[[str], None]
+) -> tuple[Network, LabelScheme] | None:
+    """The network that a stage starts a view from, and its classes; None for random weights."""
+    if stage.start is not None:
+        model = load_model(find_model(stage.start))
+        # A view that the model lacks starts from another.
+        other = view if view in model.networks else next(iter(model.networks))
+        return model.networks[other], model.classes_of(other)
+    before = recipe.stages[: recipe.stages.index(stage)]
+    if not before:
+        return None
+    network, other = trained(recipe, before, view, out, say)
+    return network, load_scheme(recipe.scheme).seen_in(other)
+
+
+def teachers(recipe: Recipe, stage: StageConfig, views: tuple[View, ...]) -> dict[View, Network]:
+    """Networks whose probabilities are learnt; they must have the same classes and slices."""
+    if stage.distillation is None:
+        return {}
+    where, scheme = stage.distillation.teacher, load_scheme(recipe.scheme)
+    model = load_model(find_model(where), views)
+    if model.scheme.names != scheme.names or model.info.preprocessing != Preprocessing():
+        raise ConfigError("has other labels, or other preprocessing", where=where)
+    for view, teacher in model.networks.items():
+        if teacher.config.classes != len(scheme.seen_in(view)):
+            raise ConfigError(f"has other {view.value} classes than are trained", where=where)
+        if teacher.config.channels > recipe.network.channels:
+            raise ConfigError(
+                f"looks at {teacher.config.channels} slices at a time",
+                where=where,
+                remedy=f"set network.channels to {teacher.config.channels} or more",
+            )
+    return dict(model.networks)
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:

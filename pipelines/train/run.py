@@ -90,12 +90,12 @@ def train(
     seconds: float | None = None,
     device: str = "cpu",
     workers: Workers = ALONE,
-    told_to_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
 
     With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
-    Of several processes the leader alone reads and writes there, and tells the others.
+    Of several processes only the leader reads and writes there.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
@@ -114,7 +114,7 @@ def train(
         limit = None if seconds is None else TimeLimit(seconds)
 
         def stop() -> bool:
-            return signalled.is_set() or told_to_stop() or (limit is not None and limit.is_over)
+            return signalled.is_set() or should_stop() or (limit is not None and limit.is_over)
 
         runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
         left = [run for run in runs if not run.is_done]

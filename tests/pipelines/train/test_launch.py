@@ -33,7 +33,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Of torchrun or the user, and not for those that are started here.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in PLACE} | {"OMP_NUM_THREADS": "1"}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STEPS = 30
 JOB = "train/coronal"
 
