@@ -37,7 +37,7 @@ _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class Policy:
-    """How patient a download is. An attempt that brought bytes starts the count anew."""
+    """How patient a download is. An attempt that received bytes starts the count again."""
 
     attempts: int = 6
     timeout_s: float = 60.0
@@ -113,7 +113,7 @@ def _from_any_mirror(
                 reasons.append(f"{urlsplit(url).hostname}: {error.what}")
                 if not isinstance(error, _WrongContentError):
                     break  # this server will not do better
-                # Damaged bytes cannot be told from good ones: nothing of them is kept.
+                # Damaged bytes look like good ones: none is kept.
                 _start_over(part, stream)
                 if trial == "fresh":
                     break

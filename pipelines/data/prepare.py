@@ -248,7 +248,7 @@ def _bring_up_to_date(
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Tells one state of a file, which is always written anew, from another."""
+    """Identifies one state of a file, which is always replaced, never changed."""
     if not path.exists():
         return None
     state = path.stat()

@@ -28,7 +28,7 @@ from segmentation.report.page import Column, Columns, Table, render, table
 
 __all__ = ["Outlier", "find_outliers", "write_report"]
 
-# Robust standard deviations from the median, of at least so many subjects.
+# Robust standard deviations from the median, and the least number of subjects.
 _FAR = 3.5
 _FEWEST = 5
 # Intensities below are air or its noise; tissue is brighter.
@@ -89,7 +89,7 @@ def write_report(root: Path, path: Path) -> None:
 
 
 def find_outliers(names: Sequence[str], statistics: Mapping[str, Statistics]) -> list[Outlier]:
-    """Class volumes and brightness that lie far from the median of all subjects, worst first."""
+    """Class volumes and brightness far from the median of all subjects, worst first."""
     found: list[Outlier] = []
     labelled = {subject: s for subject, s in statistics.items() if s.voxels}
     for index, name in enumerate(names[1:], start=1):

@@ -87,7 +87,7 @@ def extract(
     """Write the wanted files of a tar archive under `destination`, one at a time, each atomically.
 
     Every member is checked, wanted or not: one bad name or type refuses the whole archive.
-    `received` is told of each file once it is there, and may replace it by another.
+    `received` is called with each file once it is there, and may replace it by another.
     """
     destination.mkdir(parents=True, exist_ok=True)
     root = destination.resolve()

@@ -108,7 +108,7 @@ class BalancedSampler(Sampler[int]):
 
     def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
         if not 0 <= share <= 1:
-            raise ConfigError(f"a share lies between 0 and 1, not at {share}")
+            raise ConfigError(f"a share is between 0 and 1, not {share}")
         self._count = len(dataset)
         self._share, self._seed, self._epoch = share, seed, 0
         holders = (np.flatnonzero(column) for column in dataset.class_counts[:, 1:].T)

@@ -97,7 +97,7 @@ def export_png(
 def import_png(folder: Path, path: Path) -> PngInfo:
     """Make the slices of one exported (and perhaps edited) subject into a file of a store.
 
-    The volume is put together from a view that tells left from right, and cut anew.
+    The volume is put together from a view that tells left from right, and cut into slices again.
     """
     info = read_png_info(folder)
     whole = next((view for view in info.views if view is not View.SAGITTAL), None)

@@ -1,4 +1,4 @@
-"""From a subject's files to its arrays on the working grid, and when to do it anew."""
+"""From a subject's files to its arrays on the working grid, and when to do it again."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
         )
         if image is not None:
             _require_same_grid(image, raw, subject)
-        # Folding comes first: which side is nearest shows on the map as it was drawn.
+        # Folding comes first: which side is nearest is a question to the original map.
         indices = cut.scheme.from_freesurfer(
             raw.data,
             spacing_mm=raw.spacing_mm,

@@ -1,8 +1,9 @@
 """Slices of many subjects, read here or, ahead of their use, by processes of their own.
 
 Nothing here needs torch, so that such a process is light and starts quickly. What it has read
-lies in memory without a name, whose handle goes through a pipe: that takes no room in /dev/shm,
-of which containers have little, and whoever is killed leaves nothing behind.
+is in memory without a name, whose handle goes through a pipe. That needs no room in /dev/shm, of
+which containers have little, and a killed process leaves nothing behind. Workers of
+torch's DataLoader would import torch, and put tensors into /dev/shm.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ __all__ = ["Order", "Place", "SliceReaders", "StoredSlice", "SubjectFiles"]
 
 # Open files are kept, up to this many: opening costs as much as reading two slices.
 _OPEN_FILES = 256
-# A group that is told to stop is told as a whole: readers end with the process that they serve,
-# which may have a step to finish and a state to save.
+# A signal goes to the whole process group. Readers ignore it and end with the process that they
+# serve, which may have a step to finish and a state to save.
 _NOT_THEIRS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE_S = 20.0
 

@@ -32,7 +32,7 @@ from segmentation.space.views import View, slice_axes, to_slices
 
 __all__ = ["FORMAT", "Quantised", "Statistics", "SubjectFile", "quantise", "write_subject"]
 
-# Raised whenever the same scan would be stored otherwise; older stores are then made anew.
+# Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
 FORMAT = 2
 
 # Read by every HDF5 since 1.10; without times of writing in it.

@@ -55,7 +55,7 @@ class Fusion:
     For a geometric mean the buffer adds logarithms, from 0 for the least probability to 1 for
     certainty: what no view has looked at is 0 there too. In half precision that tells
     probabilities apart by a third of a percent; and a side that all other views give less than
-    the least probability is not told from its partner.
+    the least probability cannot be distinguished from its partner.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class ViewNetwork:
         """Yield the probabilities of a volume (X, Y, Z), some slices at a time.
 
         With `mirror`, the axis that runs from side to side and the classes' partners, the mean
-        with the mirrored slice. With `every`, only each so-manieth slice, one at a time. With
+        with the mirrored slice. With `every`, only every n-th slice, one at a time. With
         `within`, a mask (X, Y, Z), only the rows and columns around what it shows of a part.
         """
         slices = thick(to_slices(volume, axes), self.channels)

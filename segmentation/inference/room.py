@@ -68,7 +68,7 @@ def room_around(seen: NDArray[np.bool_], slices: Sequence[int], axis: int) -> Ro
 
 
 def _grown(mask: NDArray[np.bool_], *reach: int) -> NDArray[np.bool_]:
-    """A mask grown by so many voxels along each of its axes."""
+    """A mask dilated by a number of voxels along each of its axes."""
     grown = mask
     for axis, voxels in enumerate(reach):
         grown = ndimage.maximum_filter1d(grown, 2 * voxels + 1, axis=axis, mode="constant")

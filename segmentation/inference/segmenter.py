@@ -73,7 +73,7 @@ class Segmenter:
         self.device = choose_device(device)
         self._precision = precision
         self._batch = batch
-        # Where a GPU's memory does not do even for single slices.
+        # Used when a GPU is out of memory even for single slices.
         self._allow_cpu = allow_cpu
         available = views or tuple(model.networks)
         # The sagittal view comes last: it is divided in the ratio of the others.
@@ -112,7 +112,7 @@ class Segmenter:
     ) -> Segmentation:
         """Labels of a scan in its own space, and what there is to doubt about them.
 
-        `mirror` averages with the mirrored scan; `samples` draws so many with dropout.
+        `mirror` averages with the mirrored scan; `samples` predictions use dropout.
         """
         return self.infer(self.prepare(volume), mirror=mirror, samples=samples, seed=seed)
 
@@ -272,7 +272,7 @@ class Segmenter:
         }
 
     def _with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Do GPU work, in smaller batches if memory does not do, at last on the processor."""
+        """Do GPU work; out of memory, in smaller batches, and at last on the processor."""
         while True:
             try:
                 return work()

@@ -1,6 +1,6 @@
 """What a scan's header says, checked field by field before any voxel is read.
 
-nibabel decodes the fields. Its own checks are left off: they mend what lies (a negative voxel
+nibabel decodes the fields. Its own checks are left off: they mend what is wrong (a negative voxel
 size, an unknown code) where we refuse, and they look at half of what is checked here.
 """
 
@@ -37,7 +37,7 @@ _REMAKE = "its header is wrong; convert the scan again from its source"
 
 @dataclass(frozen=True)
 class Form:
-    """One statement on where the voxels lie; `affine` is None where the fields make none."""
+    """One statement on where the voxels are; `affine` is None where the fields make none."""
 
     code: int
     affine: NDArray[np.float64] | None

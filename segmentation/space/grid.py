@@ -1,4 +1,4 @@
-"""Where an array's voxels lie: its shape and its affine, as one noun that is compared one way."""
+"""Where an array's voxels are: its shape and its affine, with one way to compare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the head lies in a scan: cheap, and rather too wide than too narrow."""
+"""Find the head in a scan: a cheap estimate, which is too wide rather than too narrow."""
 
 from __future__ import annotations
 

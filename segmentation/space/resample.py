@@ -1,6 +1,6 @@
 """From one grid of voxels to another: images, labels and probabilities by linear interpolation.
 
-A target voxel that covers several source voxels is averaged over its own extent, at so many
+A target voxel that covers several source voxels is averaged over its own extent, at several
 points that none of them is skipped: that is the low-pass that keeps thin structures from aliasing.
 Beyond the source all is background: values fade to it over one voxel.
 

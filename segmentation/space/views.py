@@ -67,7 +67,7 @@ def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _A
     """Volume (..., X, Y, Z) as slices (N, ..., H, W), without a copy.
 
     So many `trailing` axes, of classes, come behind X, Y, Z, and stay behind. A network trained
-    elsewhere, on slices that lie otherwise, brings its own `SliceAxes`.
+    elsewhere, on slices of another orientation, brings its own `SliceAxes`.
     """
     axes = slice_axes(view) if isinstance(view, View) else view
     leading: int = array.ndim - 3 - trailing

@@ -90,7 +90,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a source may be told beside its folder."""
+    """Options of a source, besides its folder."""
 
     scheme: str = "quicknat33"
     image: str | None = None  # which of a dataset's images, by the source's own word

@@ -90,7 +90,7 @@ def entities(name: str) -> dict[str, str]:
 
 
 def misnamed(path: Path, root: Path) -> str:
-    """Why an image in `root` cannot be told by its name and place; empty where it can."""
+    """Why an image's name and folder do not identify it; empty where they do."""
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))
     if "sub" not in own or len(own) < len(parts):
