@@ -169,9 +169,11 @@ def _measure(task: _Task) -> _Measured:
         indices = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm, where=file.path)
     except (TrinatError, OSError) as error:
         return _Measured(file, None, str(error))
-    voxel_mm3 = abs(float(np.linalg.det(labels.affine[:3, :3])))
     counts = np.bincount(indices.ravel(), minlength=len(scheme))
-    volumes = {label.name: float(counts[label.index] * voxel_mm3) for label in scheme.labels[1:]}
+    volumes = {
+        label.name: float(counts[label.index] * labels.grid.voxel_mm3)
+        for label in scheme.labels[1:]
+    }
     return _Measured(file, volumes)
 
 

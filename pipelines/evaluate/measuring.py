@@ -111,9 +111,7 @@ def _measure(task: Task) -> Done:
     return Done(task, tuple(rows), facts, facts.pop("note"))
 
 
-def read_pair(
-    task: Task,
-) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
+def read_pair(task: Task) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
     """The truth as read, both maps as class indices on its grid, and facts for the table."""
     truth, prediction = (
         Volume.read(file.path, labels=True, trust_affine=task.trust_affine)

@@ -33,19 +33,18 @@ def pair_files(truths: Iterable[ScanFile], predictions: Iterable[ScanFile]) -> P
     """
     left, right = list(truths), list(predictions)
     pairs: list[Pair] = []
+
+    def take(found: Iterable[tuple[ScanFile, ScanFile]], how: str) -> None:
+        pairs.extend(Pair(truth, prediction, how) for truth, prediction in found)
+        left[:] = [t for t in left if not any(t is pair.truth for pair in pairs)]
+        right[:] = [p for p in right if not any(p is pair.prediction for pair in pairs)]
+
     for how, key in _RULES:
-        found = _matches(left, right, key)
-        pairs += [Pair(truth, prediction, how) for truth, prediction in found]
-        left = [t for t in left if not any(t is pair.truth for pair in pairs)]
-        right = [p for p in right if not any(p is pair.prediction for pair in pairs)]
+        take(_matches(left, right, key), how)
     if not pairs:
-        pairs = [Pair(t, p, "beginning of the name") for t, p in _by_beginning(left, right)]
-        left = [t for t in left if not any(t is pair.truth for pair in pairs)]
-        right = [p for p in right if not any(p is pair.prediction for pair in pairs)]
+        take(_by_beginning(left, right), "beginning of the name")
     if not pairs and len(left) == len(right) and all(map(_compatible, left, right)):
-        how = "natural order of names that do not match: check it"
-        pairs = [Pair(t, p, how) for t, p in zip(left, right, strict=True)]
-        left, right = [], []
+        take(zip(left, right, strict=True), "natural order of names that do not match: check it")
     pairs.sort(key=lambda pair: natural_order(pair.truth.name))
     return Pairing(tuple(pairs), tuple(left), tuple(right))
 

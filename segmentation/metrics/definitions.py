@@ -57,7 +57,8 @@ def _volume(key: str, title: str, definition: str, missed: str, invented: str) -
     return Metric(key, title, "mm3", "none", definition, "0", missed, invented, averaged=False)
 
 
-def _percent(key: str, title: str, better: Better, definition: str, missed: str) -> Metric:
+def _percent(key: str, title: str, better: Better, part: str, missed: str) -> Metric:
+    definition = f"{part} / true volume."
     return Metric(key, title, "%", better, definition, "undefined", missed, "undefined")
 
 
@@ -85,15 +86,13 @@ _ALL = (
         "Average surface distance",
         "Mean distance to the other surface over all points of both, by surface area.",
     ),
-    _share(
-        "surface_dice_1mm",
-        "Surface Dice 1 mm",
-        "Share of both surfaces, by area, within 1 mm of the other.",
-    ),
-    _share(
-        "surface_dice_2mm",
-        "Surface Dice 2 mm",
-        "Share of both surfaces, by area, within 2 mm of the other.",
+    *(
+        _share(
+            f"surface_dice_{mm:g}mm",
+            f"Surface Dice {mm:g} mm",
+            f"Share of both surfaces, by area, within {mm:g} mm of the other.",
+        )
+        for mm in TOLERANCES_MM
     ),
     _share(
         "boundary_iou",
@@ -105,18 +104,12 @@ _ALL = (
     _volume(
         "truth_volume", "True volume", "True voxels times the volume of one.", "as measured", "0"
     ),
-    _percent(
-        "volume_difference",
-        "Volume difference",
-        "zero",
-        "(predicted - true volume) / true volume.",
-        "-100",
-    ),
+    _percent("volume_difference", "Volume difference", "zero", "(predicted - true volume)", "-100"),
     _percent(
         "absolute_volume_difference",
         "Absolute volume difference",
         "lower",
-        "|predicted - true volume| / true volume.",
+        "|predicted - true volume|",
         "100",
     ),
     _distance("centroid_distance", "Centroid distance", "Distance between the centres of gravity."),

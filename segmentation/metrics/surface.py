@@ -110,11 +110,7 @@ def boundary_iou(truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: f
     return np.count_nonzero(truth_rim & prediction_rim) / either if either else float("nan")
 
 
-def centroid_distance_mm(
-    truth: Mask,
-    prediction: Mask,
-    spacing_mm: Spacing,
-) -> float:
+def centroid_distance_mm(truth: Mask, prediction: Mask, spacing_mm: Spacing) -> float:
     """Distance between the centres of gravity of two (X, Y, Z) masks; NaN where one is empty."""
     if not truth.any() or not prediction.any():
         return float("nan")

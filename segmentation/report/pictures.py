@@ -6,7 +6,6 @@ a head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from scipy import ndimage
 from segmentation.errors import GeometryError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
+from segmentation.report.page import data_uri
 from segmentation.space.views import View, reoriented, to_slices
 
 if TYPE_CHECKING:
@@ -69,12 +69,7 @@ def three_pictures(gray: NDArray[Any], indices: NDArray[Any], colors: Picture) -
 
 
 def draw_mosaic(
-    image: Volume,
-    labels: Volume,
-    scheme: LabelScheme,
-    *,
-    title: str = "",
-    slices_per_view: int = 3,
+    image: Volume, labels: Volume, scheme: LabelScheme, *, title: str = "", slices_per_view: int = 3
 ) -> Figure:
     """Image, labels and overlay in each view; both volumes on the working grid (RAS axes)."""
     if image.axcodes != "RAS" or image.shape != labels.shape:
@@ -151,7 +146,7 @@ def _span(occupied: NDArray[np.bool_], margin: int) -> slice:
     found = np.flatnonzero(occupied)
     if found.size == 0:
         return slice(0, occupied.size)
-    return slice(max(0, int(found[0]) - margin), int(found[-1]) + margin + 1)
+    return slice(max(0, int(found[0]) - margin), min(occupied.size, int(found[-1]) + margin + 1))
 
 
 def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
@@ -185,7 +180,7 @@ class CaseView:
 
     @property
     def still(self) -> str:
-        return _uri("png", self.still_png)
+        return data_uri("png", self.still_png)
 
 
 def view_case(
@@ -221,9 +216,9 @@ def view_case(
     return CaseView(
         shape,
         columns,
-        _uri("webp", _encoded(_tiled(shades, columns), "WEBP", quality=70, method=4)),
-        _uri("png", _encoded(_tiled(true, columns), "PNG")),
-        _uri("png", _encoded(_tiled(predicted, columns), "PNG")),
+        data_uri("webp", _encoded(_tiled(shades, columns), "WEBP", quality=70, method=4)),
+        data_uri("png", _encoded(_tiled(true, columns), "PNG")),
+        data_uri("png", _encoded(_tiled(predicted, columns), "PNG")),
         start,
         _encoded(_still(shades, true, predicted, scheme, start), "PNG"),
     )
@@ -236,13 +231,11 @@ def _box(
     if everything or not occupied.any():
         return (slice(0, true.shape[0]), slice(0, true.shape[1]), slice(0, true.shape[2]))
     margins = np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
-    sides = []
-    for axis, margin in enumerate(margins):
-        found = np.flatnonzero(occupied.any(tuple(a for a in range(3) if a != axis)))
-        sides.append(
-            slice(max(0, found[0] - margin), min(true.shape[axis], found[-1] + margin + 1))
-        )
-    return sides[0], sides[1], sides[2]
+    x, y, z = (
+        _span(np.asarray(occupied.any(tuple({0, 1, 2} - {axis}))), int(margin))
+        for axis, margin in enumerate(margins)
+    )
+    return x, y, z
 
 
 def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -315,7 +308,7 @@ def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
     x, y, z = volume.shape
     rows = -(-z // columns)
     slices = np.zeros((rows * columns, y, x), np.uint8)
-    slices[:z] = volume.transpose(2, 1, 0)
+    slices[:z] = to_slices(volume, View.AXIAL)
     return slices.reshape(rows, columns, y, x).swapaxes(1, 2).reshape(rows * y, columns * x)
 
 
@@ -325,7 +318,3 @@ def _encoded(picture: NDArray[np.uint8], kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(picture)).save(buffer, kind, **options)
     return buffer.getvalue()
-
-
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -47,10 +47,7 @@ __all__ = [
 
 _SEED = 0
 # What a reader wants first, and on which models are compared: few, so that the tests stay few.
-HEADLINE = (
-    *("dice", "iou", "hd95", "surface_dice_1mm"),
-    *("assd", "absolute_volume_difference"),
-)
+HEADLINE = (*("dice", "iou", "hd95", "surface_dice_1mm"), *("assd", "absolute_volume_difference"))
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
