@@ -37,7 +37,7 @@ def tune_allocation() -> bool:
 
     By default glibc maps each buffer above 32 MiB anew and unmaps it when freed, so each layer
     of a network pays page faults for its whole output: a small convolutional network ran
-    3.4 times faster with this call (docs/performance.md). `mallopt` works on the running
+    3.4 times faster with this call (docs/notes/speed.md). `mallopt` works on the running
     process: no environment variable to set before start, and nothing to inherit.
     """
     if platform.libc_ver()[0] != "glibc":

@@ -1,0 +1,37 @@
+"""Every file that a document names is there, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FOLDERS = r"segmentation|pipelines|configs|tests|scripts|docs|containers|\.ci"
+PATH = re.compile(rf"(?<![\w./])(?:{FOLDERS})/[\w./*-]*")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as GitHub makes links of them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text()
+    named = {path.rstrip(".-") for path in PATH.findall(text)}
+    assert [path for path in sorted(named) if not any(ROOT.glob(path.rstrip("/")))] == []
+    for link in LINK.findall(text):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
