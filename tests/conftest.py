@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,37 +33,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--slow",
-        choices=("none", "part", "all"),
-        default="none",
-        help="which of the slow tests to run too: none, a seeded fortieth of them, or all",
-    )
-    parser.addoption("--slow-seed", default="0", help="another seed, another part")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_out_slow(config, items)
-    _skip_without_gpu(items)
-
-
-def _leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
-    share = config.getoption("--slow")
-    seed = config.getoption("--slow-seed")
-
-    def runs(item: pytest.Item) -> bool:
-        if "slow" not in item.keywords or share == "all":
-            return True
-        # By name, not by position: adding a test does not change which others run.
-        return share == "part" and zlib.crc32(f"{seed} {item.nodeid}".encode()) % 40 == 0
-
-    left_out = [item for item in items if not runs(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if runs(item)]
-
-
-def _skip_without_gpu(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests for a GPU are skipped, and say so, where there is none."""
     if not any("gpu" in item.keywords for item in items):
         return

@@ -52,6 +52,7 @@ class _KillsOneWorker:
 
 
 @pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

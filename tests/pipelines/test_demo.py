@@ -32,6 +32,7 @@ def test_a_coarse_oblique_head_goes_the_whole_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.important
 def test_the_shipped_model_finds_a_head_in_an_odd_geometry(tmp_path: Path) -> None:
     assert run_demo(tmp_path, geometries=[GEOMETRIES[1]]) == Exit.OK
     metrics = pd.read_csv(tmp_path / "report" / "metrics.csv")

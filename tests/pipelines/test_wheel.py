@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.important
 def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for folder in ("segmentation", "pipelines", "configs"):
@@ -29,6 +30,6 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path
     wanted = {str(path.relative_to(ROOT)) for path in shipped.rglob("*.*") if path.suffix != ".pyc"}
     assert len(wanted) > 5
     assert not wanted - held
-    assert "segmentation/anatomy.npz" in held
+    assert "segmentation/synthetic/anatomy.npz" in held
     assert "configs/train/fast.yaml" in held
     assert {Path(name).name for name in held if ".dist-info/" in name} >= {"LICENSE", "NOTICE"}

@@ -143,6 +143,7 @@ def test_after_a_killed_process_all_go_on_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.important
 def test_a_signal_saves_ends_with_75_and_the_run_goes_on_to_the_same_bits(
     recipe: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

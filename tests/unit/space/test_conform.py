@@ -116,7 +116,11 @@ def assert_in_place(volume: Volume, spacing_mm: tuple[float, ...]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "axes", [a if a in QUICK else pytest.param(a, marks=pytest.mark.slow) for a in ORIENTATIONS]
+    "axes",
+    [
+        a if a in QUICK else pytest.param(a, marks=[pytest.mark.slow, pytest.mark.important])
+        for a in ORIENTATIONS
+    ],
 )
 def test_every_orientation_in_every_format_comes_back(axes: str, kind: str, tmp_path: Path) -> None:
     spacing = (0.94, 1.3, 1.1)
