@@ -85,7 +85,7 @@ BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_six_broken_of_twenty_take_nothing_with_them(tmp_path: Path, jobs: int) -> None:
     for number in range(1, 21):
         name = f"s{number:02}"

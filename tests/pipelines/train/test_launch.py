@@ -129,7 +129,8 @@ def test_two_processes_train_one_model_and_one_of_them_writes(undisturbed: Path)
     assert steps[-1] == STEPS
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.important), 1])
 def test_after_a_killed_process_all_go_on_to_the_same_bits(
     recipe: Path, undisturbed: Path, tmp_path: Path, rank: int
 ) -> None:

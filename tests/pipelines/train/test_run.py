@@ -445,7 +445,9 @@ def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -
     assert_same(broken, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> None:
     recipe, broken = read_recipe(str(long_recipe(tmp_path))), tmp_path / "broken"
 
@@ -464,7 +466,9 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
     assert_same(broken, tmp_path / "straight")
 
 
-@pytest.mark.parametrize("when", ["in the last step before", "during"])
+@pytest.mark.parametrize(
+    "when", ["during", pytest.param("in the last step before", marks=pytest.mark.slow)]
+)
 def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
