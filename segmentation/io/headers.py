@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from segmentation.errors import FormatError, GeometryError, IntegrityError
 from segmentation.io.streams import Source
 
-__all__ = ["Form", "Header", "announce", "read_mgh", "read_nifti", "read_pair"]
+__all__ = ["Form", "Header", "announce", "from_nifti", "read_mgh", "read_nifti", "read_pair"]
 
 _Shape = tuple[int, int, int]
 _Zooms = tuple[float, float, float]
@@ -76,7 +76,7 @@ def read_nifti(source: Source) -> Header:
             where=where,
             remedy="if it is half of a pair, name the .hdr file",
         )
-    header = _from_nifti(fields, where)
+    header = from_nifti(fields, where)
     if header.offset < start + 4:
         raise IntegrityError(
             f"voxels are said to start at byte {header.offset}, inside the header",
@@ -97,7 +97,7 @@ def read_pair(source: Source) -> Header:
             "a single-file NIfTI header in a pair", where=source.path, remedy="rename it to .nii"
         )
     if magic in (b"ni1", b"ni2"):
-        return _from_nifti(fields, source.path)
+        return from_nifti(fields, source.path)
     return _from_analyze(fields.binaryblock, fields.endianness, source.path)
 
 
@@ -160,7 +160,8 @@ def _struct(source: Source) -> tuple[Any, int]:
     )
 
 
-def _from_nifti(fields: Any, where: Path) -> Header:
+def from_nifti(fields: Any, where: Path) -> Header:
+    """The fields of a NIfTI-1 or NIfTI-2 header, checked."""
     spatial = int(fields["xyzt_units"]) & 7
     if spatial not in (0, 2):  # unknown, millimetres; the bits for time do not matter
         raise _units_refused(where)

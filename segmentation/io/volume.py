@@ -15,11 +15,11 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from segmentation.errors import FormatError, InputError, IntegrityError
 from segmentation.io.files import atomic_write
-from segmentation.io.headers import Header, announce, read_mgh, read_nifti, read_pair
+from segmentation.io.headers import Header, announce, from_nifti, read_mgh, read_nifti, read_pair
 from segmentation.io.orientation import TrustAffine, place
 from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
 from segmentation.space.grid import Grid, Shape
@@ -109,6 +109,43 @@ class Volume:
         if filled:
             notes = (*notes, f"{filled} voxels that were NaN or infinite are set to 0")
         return cls(data, affine, codes, notes, digest)
+
+    @classmethod
+    def of_image(cls, image: Any) -> Volume:
+        """A scan of a nibabel image (NIfTI or MGH) in memory, behind the same checks as a file."""
+        where = Path("image")
+        if not isinstance(image, nib.Nifti1Pair | nib.freesurfer.MGHImage):
+            raise FormatError(
+                f"cannot use a {type(image).__name__}",
+                where=where,
+                remedy="give a nibabel NIfTI or MGH image",
+            )
+        voxels = np.asanyarray(image.dataobj)
+        if not isinstance(image, nib.Nifti1Pair):
+            return cls.of_array(voxels, image.affine)
+        header = from_nifti(image.header, where)
+        affine, codes, notes = place(header, None, None, where)
+        voxels = voxels.astype(voxels.dtype.newbyteorder("="), copy=False).reshape(header.shape)
+        data, _ = _values(voxels, header, where, labels=False, fill=False)
+        return cls(data, affine, codes, notes)
+
+    @classmethod
+    def of_array(cls, array: ArrayLike, affine: ArrayLike) -> Volume:
+        """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`."""
+        voxels, place_mm = np.asarray(array), np.asarray(affine)
+        if voxels.dtype.kind not in "iuf" or voxels.ndim != 3 or place_mm.shape != (4, 4):
+            raise FormatError(
+                f"{voxels.dtype} {voxels.shape} with an affine {place_mm.shape}",
+                where=Path("array"),
+                remedy="give numbers (X, Y, Z) and an affine (4, 4)",
+            )
+        if voxels.dtype not in (np.uint8, np.int16, np.uint16, np.int32):
+            voxels = voxels.astype(np.float32, copy=False)
+        image = nib.Nifti1Image(voxels, None)
+        # Not by way of the constructor, which fails on what is refused here.
+        image.header.set_sform(place_mm, "aligned")
+        image.header.set_zooms(np.linalg.norm(place_mm[:3, :3], axis=0))
+        return cls.of_image(image)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
         """Write .nii.gz, .nii or .mgz whole or not at all; the same volume gives the same bytes.

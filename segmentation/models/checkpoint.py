@@ -36,7 +36,7 @@ from segmentation.models.model_info import (
     weights_file,
 )
 from segmentation.models.template import Template
-from segmentation.models.zoo import MODEL_FILE
+from segmentation.models.zoo import MODEL_FILE, find_model
 from segmentation.space.views import View
 
 __all__ = [
@@ -165,9 +165,9 @@ def update_info(folder: Path, **changes: object) -> None:
         file.write(_to_yaml(updated))
 
 
-def load_model(folder: str | Path, views: Collection[View] | None = None) -> Model:
-    """Read a model folder, or some of its views, and check everything that can be."""
-    folder = Path(folder)
+def load_model(name_or_folder: str | Path, views: Collection[View] | None = None) -> Model:
+    """Read a shipped model or a model folder, or some views, and check everything that can be."""
+    folder = find_model(name_or_folder)
     info = read_info(folder)
     wanted = tuple(info.architectures) if views is None else tuple(views)
     for view in wanted:

@@ -19,7 +19,7 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path
     source = tmp_path / "source"
     for folder in ("segmentation", "pipelines", "configs"):
         shutil.copytree(ROOT / folder, source / folder)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+    for name in ("trinat.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
     build += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
@@ -30,6 +30,6 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path
     wanted = {str(path.relative_to(ROOT)) for path in shipped.rglob("*.*") if path.suffix != ".pyc"}
     assert len(wanted) > 5
     assert not wanted - held
-    assert "segmentation/synthetic/anatomy.npz" in held
+    assert {"trinat.py", "segmentation/synthetic/anatomy.npz"} <= held
     assert "configs/train/fast.yaml" in held
     assert {Path(name).name for name in held if ".dist-info/" in name} >= {"LICENSE", "NOTICE"}

@@ -354,7 +354,7 @@ def test_a_description_that_is_not_plain_yaml_is_refused(
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model here \(model.yaml is missing\)"):
-        load_model(tmp_path)
+        read_info(tmp_path)
 
 
 def test_a_description_cannot_be_changed() -> None:

@@ -1,0 +1,111 @@
+"""`import trinat` is quick and light, and takes a scan in each form that users have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.overfitted import miniature, overfitted_model, random_model
+
+import trinat
+from segmentation.errors import ConfigError, FormatError, GeometryError, IntegrityError
+from segmentation.space.views import View
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_users_import_is_pinned() -> None:
+    assert trinat.__all__ == ["Segmenter", "View", "Volume", "load_model", "segment"]
+    assert set(trinat.__all__) <= set(dir(trinat))
+    assert trinat.View is View
+    with pytest.raises(AttributeError, match="module 'trinat' has no attribute 'segmnt'"):
+        _ = trinat.segmnt
+
+
+def test_importing_takes_nothing_heavy() -> None:
+    probe = "import sys, trinat; print({'torch', 'numpy', 'nibabel', 'typer'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", probe],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout == "set()\n"
+    (line,) = (line for line in done.stderr.splitlines() if line.endswith("| trinat"))
+    assert int(line.split("|")[1]) < 200_000  # microseconds
+
+
+def test_python_m_trinat_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trinat", "--version"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (0, "trinat")
+
+
+def test_every_form_of_a_scan_gives_the_same_labels(tmp_path: Path) -> None:
+    scan, _ = miniature("LIA")
+    path = tmp_path / "scan.nii.gz"
+    scan.write(path)
+    image = nib.load(path)
+    forms = (scan, path, str(path), image, (np.asarray(image.dataobj), image.affine))
+    first, *others = (trinat.segment(form, model=overfitted_model()).labels for form in forms)
+    assert len(np.unique(first.data)) == 5
+    for labels in others:
+        np.testing.assert_array_equal(labels.data, first.data)
+        np.testing.assert_allclose(labels.affine, first.affine, atol=1e-6)
+
+
+def test_an_mgh_image_and_wide_numbers_are_taken() -> None:
+    scan, _ = miniature()
+    wide = trinat.Volume.of_array(scan.data.astype(np.float64), scan.affine)
+    mgh = trinat.Volume.of_image(nib.MGHImage(scan.data.astype(np.float32), scan.affine))
+    for volume in (wide, mgh):
+        assert volume.data.dtype == np.float32
+        np.testing.assert_array_equal(volume.data, scan.data)
+        np.testing.assert_allclose(volume.affine, scan.affine, atol=1e-6)
+
+
+def test_some_views_can_be_named() -> None:
+    scan, _ = miniature()
+    found = trinat.segment(scan, model=random_model(), views=["axial"])
+    assert list(found.maps) == [View.AXIAL]
+    with pytest.raises(ConfigError, match="'top' is not a valid View: choose from coronal"):
+        trinat.segment(scan, model=random_model(), views=["top"])
+
+
+def test_a_shipped_model_is_loaded_by_name() -> None:
+    assert trinat.load_model("fast", [View.AXIAL]).info.name == "fast"
+
+
+@pytest.mark.parametrize("scan", [None, 3, b"scan.nii", np.zeros((32, 32, 32)), (1, 2, 3)])
+def test_anything_else_is_refused_with_what_is_taken(scan: object) -> None:
+    with pytest.raises(TypeError, match=r"give a path, a nibabel image, a tuple \(array, affine\)"):
+        trinat.segment(scan)  # type: ignore[arg-type]
+
+
+def unplaced() -> nib.Nifti1Image:
+    image = nib.Nifti1Image(np.ones((32, 32, 32), np.int16), np.eye(4))
+    image.set_sform(None, 0)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("scan", "error", "message"),
+    [
+        ((np.zeros((32, 32)), np.eye(4)), FormatError, r"array: float64 \(32, 32\) with an affine"),
+        ((np.zeros((32, 32, 32), bool), np.eye(4)), FormatError, "array: bool"),
+        ((np.zeros((32, 32, 32)), np.eye(4)), FormatError, "image: all voxels are 0"),
+        ((np.full((32, 32, 32), np.nan), np.eye(4)), IntegrityError, "image: .* NaN"),
+        ((np.ones((32, 32, 32)), np.zeros((4, 4))), GeometryError, "image: impossible voxel"),
+        (unplaced(), GeometryError, "image: no orientation in its header"),
+        (nib.Spm99AnalyzeImage(np.ones((32, 32, 32)), np.eye(4)), FormatError, "cannot use a Spm"),
+    ],
+)
+def test_an_image_in_memory_is_checked_as_a_file_is(scan, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        trinat.segment(scan)
