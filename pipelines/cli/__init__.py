@@ -1,4 +1,4 @@
-"""The `trinat` command: one module a command, and one place where errors become exit codes.
+"""The `trinat` command: one module a job, and one place where errors become exit codes.
 
 Modules here import only what is light; the work is imported inside each command, so that
 `trinat --help` never waits for torch.
@@ -8,31 +8,13 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
 
-from pipelines.cli import (
-    bundle,
-    calibrate,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    fuse_weights,
-    import_weights,
-    merge,
-    models,
-    phantom,
-    predict,
-    prepare,
-    report,
-    runs,
-    split,
-    train,
-)
-from pipelines.cli.lists import ListOptions
+from pipelines.cli import data, evaluate, models, predict, train
+from pipelines.cli.options import HELP, Json, ListOptions, show_version
 from pipelines.common.exits import Exit, exit_code
 from segmentation.errors import TrinatError, one_line, reason_of
 
@@ -43,48 +25,54 @@ app = typer.Typer(
     help="Segment the human brain in T1-weighted MRI. For research, not for diagnosis.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
 
-def _version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        typer.echo(f"trinat {version('trinat')}")
-        raise typer.Exit
-
-
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        False, "--version", callback=show_version, is_eager=True, help="Print the version and exit."
     ),
     debug: bool = typer.Option(
-        False, "--debug", help="Show the traceback of an error; may stand anywhere."
+        False, "--debug", help="Show the traceback of an error; accepted anywhere in the line."
     ),
 ) -> None:
     pass
 
 
-app.command("bundle")(bundle.command)
-app.command("calibrate")(calibrate.command)
-app.command("demo")(demo.command)
-app.command("doctor")(doctor.command)
-app.command("evaluate", cls=ListOptions)(evaluate.command)
-app.command("export")(export.command)
-app.command("fuse-weights")(fuse_weights.command)
-app.command("import-weights")(import_weights.command)
-app.command("merge")(merge.command)
-app.command("models")(models.command)
-app.command("phantom")(phantom.command)
-app.command("predict")(predict.command)
-app.command("prepare", cls=ListOptions)(prepare.command)
-app.command("report")(report.command)
-app.command("split")(split.command)
-app.command("runs")(runs.command)
-app.command("train")(train.command)
+def doctor(json_: Json = False) -> int:
+    """Print Python, torch, GPU, memory and packages, and what is wrong with them.
+
+    Example: trinat doctor
+    """
+    from pipelines.doctor import run
+
+    return run(as_json=json_)
+
+
+for _command in (
+    models.bundle,
+    models.calibrate,
+    predict.demo,
+    doctor,
+    models.export,
+    models.fuse_weights,
+    models.import_weights,
+    predict.merge,
+    models.models,
+    data.phantom,
+    predict.predict,
+    evaluate.report,
+    data.split,
+    train.runs,
+    train.train,
+):
+    app.command()(_command)
+app.command(cls=ListOptions)(evaluate.evaluate)
+app.command(cls=ListOptions)(data.prepare)
 app.add_typer(data.app, name="data")
 
 
@@ -98,10 +86,11 @@ def run(app: typer.Typer) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # Taken wherever it stands: whoever asks for it has just typed the rest of the line.
+    # Accepted anywhere: it is mostly added to a line that was just typed.
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        result = app(arguments, standalone_mode=False)
+        name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
+        result = app(arguments, prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         sys.exit(_usage(error))
     except typer.Abort:
@@ -133,9 +122,9 @@ def _failure(error: Exception) -> Exit:
     """Say in one line what ended a command."""
     if isinstance(error, TrinatError):
         return _say(str(error), exit_code(error))
-    told = reason_of(error)
-    report = "; report what --debug prints" if told.endswith("a fault of trinat") else ""
-    return _say(f"{told}{report}", Exit.ALL_FAILED)
+    reason = reason_of(error)
+    report = "; please report the output of --debug" if reason.endswith("of trinat") else ""
+    return _say(f"{reason}{report}", Exit.ALL_FAILED)
 
 
 def _say(message: str, code: Exit) -> Exit:

@@ -4,55 +4,44 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import typer
 
 from pipelines.cli import run
-from pipelines.cli.lists import ListOptions
-
-
-def _say_version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        typer.echo(f"trinat {version('trinat')}")
-        raise typer.Exit
+from pipelines.cli.options import HELP, FillNonfinite, ListOptions, Model, TrustAffine, show_version
 
 
 def command(
-    bids_dir: Path = typer.Argument(help="A BIDS dataset."),
+    bids_dir: Path = typer.Argument(help="BIDS dataset."),
     output_dir: Path = typer.Argument(help="Folder for the derivatives."),
-    level: str = typer.Argument(help="participant: segment; group: tables of all."),
+    level: str = typer.Argument(help="participant: segment; group: write tables of all."),
     participant_label: list[str] = typer.Option(
         [],
         "--participant_label",
         "--participant-label",
-        help="Some, as 01 or sub-01; jobs of some each may share OUTPUT_DIR.",
+        help="Participants to process, as 01 or sub-01. Jobs of different participants may share "
+        "OUTPUT_DIR.",
     ),
-    model: str = typer.Option(
-        "",
-        help="A shipped model or a model's folder; "
-        "default: quicknat on GPUs once it is shipped, else fast.",
-    ),
+    model: Model = "",
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:0,1."),
-    n_cpus: int | None = typer.Option(None, "--n_cpus", "--n-cpus", min=1, help="Threads."),
-    fill_nonfinite: bool = typer.Option(False, "--fill-nonfinite", help="NaN and infinite are 0."),
-    trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
-        None, help="What to believe where a header's two forms disagree."
+    n_cpus: int | None = typer.Option(
+        None, "--n_cpus", "--n-cpus", min=1, help="Number of CPU threads."
     ),
+    fill_nonfinite: FillNonfinite = False,
+    trust_affine: TrustAffine = None,
     _version: bool = typer.Option(
-        False, "--version", "-v", callback=_say_version, is_eager=True, help="Print the version."
+        False, "--version", "-v", callback=show_version, is_eager=True, help="Print the version."
     ),
     skip_bids_validation: bool = typer.Option(
-        False, "--skip_bids_validation", "--skip-bids-validation", help="Taken and not needed."
+        False, "--skip_bids_validation", "--skip-bids-validation", help="Accepted and ignored."
     ),
 ) -> int:
     """Segment the T1w scans of a BIDS dataset into BIDS derivatives.
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from pipelines.cli.choices import split_devices
+    from pipelines.cli.predict import split_devices
     from pipelines.predict.merge import merge
     from pipelines.predict.progress import listener
     from pipelines.predict.run import Plan, predict
@@ -61,12 +50,12 @@ def command(
     from segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):
-        raise ConfigError(f"{level!r} is no level of analysis", remedy="participant or group")
+        raise ConfigError(f"unknown analysis level {level!r}", remedy="give participant or group")
     if level == "group":
         return merge(output_dir).exit
     if not (bids_dir / "dataset_description.json").is_file():
         raise InputError(
-            "no BIDS dataset: dataset_description.json is missing",
+            "not a BIDS dataset: dataset_description.json is missing",
             where=bids_dir,
             remedy="use trinat predict for other folders",
         )
@@ -90,5 +79,5 @@ def command(
 def main() -> NoReturn:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # BIDS Apps take `--participant_label 01 02`.
-    app.command(cls=ListOptions)(command)
+    app.command(cls=ListOptions, context_settings=HELP)(command)
     run(app)

@@ -1,4 +1,4 @@
-"""trinat data: which datasets there are, fetching them, and looking at what was made of them."""
+"""trinat data, prepare, split and phantom: datasets, slice stores and synthetic scans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 
 import typer
 
-app = typer.Typer(help="List, fetch and look at datasets.", no_args_is_help=True)
+from pipelines.cli.options import Quiet, TrustAffine
+
+app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
+
+_STORE = typer.Argument(help="Slice store.", exists=True, file_okay=False)
 
 
 @app.command("list")
@@ -38,16 +42,16 @@ def list_() -> int:
 
 @app.command("get")
 def get(
-    dataset: str = typer.Argument(help="A name that `trinat data list` prints."),
-    root: Path = typer.Option(..., "--root", help="Folder to keep the archives in."),
-    disc: list[int] = typer.Option(None, help="Only these discs (default: all)."),
+    dataset: str = typer.Argument(help="Dataset name, as printed by trinat data list."),
+    root: Path = typer.Option(..., "--root", help="Download folder."),
+    disc: list[int] = typer.Option(None, help="Disc to download; repeatable. Default: all."),
     part: str = typer.Option("images", help="oasis1: images or freesurfer."),
     accept_terms: bool = typer.Option(
-        False, "--accept-terms", help="You have read the dataset's terms and keep to them."
+        False, "--accept-terms", help="Confirm that you have read and accept the dataset's terms."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress bar."),
+    quiet: Quiet = False,
 ) -> int:
-    """Fetch a dataset's archives; an interrupted download is resumed by the same command.
+    """Download a dataset's archives; run the same command again to resume.
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
@@ -59,38 +63,35 @@ def get(
 
     catalogue = load_catalogue()
     if dataset not in catalogue:
-        raise ConfigError(f"no dataset {dataset!r}", remedy=f"name one of {', '.join(catalogue)}")
+        raise ConfigError(f"no dataset {dataset!r}", remedy=f"choose from {', '.join(catalogue)}")
     entry = catalogue[dataset]
     files = entry.files(part=part, discs=tuple(disc or ()))
     if not accept_terms:
         raise ConfigError(
-            f"{entry.title} comes under terms ({entry.licence}): {entry.terms}",
+            f"{entry.title} has terms of use ({entry.licence}): {entry.terms}",
             remedy="read them, then add --accept-terms",
         )
     for remote in files:
         with byte_progress(remote.name, quiet) as progress:
             fetched = fetch(remote, root, progress=progress)
-        if fetched.published:
-            known = "as published"
-        else:
-            known = f"none is published; recorded in {CHECKSUMS} as the measure from now on"
-        there = "was there" if fetched.was_there else "fetched"
+        known = "as published" if fetched.published else f"not published; saved in {CHECKSUMS}"
+        there = "already downloaded" if fetched.was_there else "downloaded"
         typer.echo(f"{fetched.path}: {there}, {fetched.checksum} ({known})")
     return Exit.OK
 
 
 @app.command("show")
 def show(
-    store: Path = typer.Argument(help="A slice store.", exists=True, file_okay=False),
-    subject: str = typer.Argument(help="One of its subjects."),
-    out: Path = typer.Option(None, help="Picture to write (default: SUBJECT.png)."),
+    store: Path = _STORE,
+    subject: str = typer.Argument(help="Subject in the store."),
+    out: Path = typer.Option(None, "--out", "-o", help="PNG file. Default: SUBJECT.png."),
     augment: int = typer.Option(
-        0, min=0, max=48, help="Instead: so many augmented slices of each view."
+        0, min=0, max=48, help="Show this many augmented slices per view instead."
     ),
     augmentation: Path = typer.Option(None, help="YAML file with augmentation settings."),
-    seed: int = typer.Option(0, min=0, help="Of the augmentation."),
+    seed: int = typer.Option(0, min=0, help="Random seed of the augmentation."),
     whole_head: bool = typer.Option(
-        False, "--whole-head", help="Show the face too; by default pictures end with the brain."
+        False, "--whole-head", help="Show the face too; by default only the brain is shown."
     ),
 ) -> int:
     """Write a mosaic of a subject: image, labels and overlay in three views.
@@ -111,8 +112,8 @@ def show(
 
 @app.command("report")
 def report(
-    store: Path = typer.Argument(help="A slice store.", exists=True, file_okay=False),
-    out: Path = typer.Option(None, help="Page to write (default: STORE/report.html)."),
+    store: Path = _STORE,
+    out: Path = typer.Option(None, "--out", "-o", help="HTML file. Default: STORE/report.html."),
 ) -> int:
     """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
 
@@ -125,3 +126,150 @@ def report(
     write_report(store, path)
     typer.echo(str(path))
     return Exit.OK
+
+
+def prepare(
+    out: Path = typer.Option(..., "--out", "-o", help="Slice store to create or update."),
+    source: str = typer.Option(
+        None, help="oasis1, neurite, ixi, freesurfer, bids, pairs or labelmaps."
+    ),
+    root: Path = typer.Option(
+        None, "--root", "-i", help="Dataset folder (for pairs also its table)."
+    ),
+    labels: str = typer.Option(
+        None, help="Label scheme: quicknat33 (default), tissue4, left4 or a TSV file."
+    ),
+    views: list[str] = typer.Option(
+        None, help="Views to cut: coronal axial sagittal. Default: all that the scheme allows."
+    ),
+    image: str = typer.Option(
+        None,
+        help="Image to use: oasis1 t88-masked, t88, subj111, raw, freesurfer; neurite orig, norm; "
+        "freesurfer a file name in mri/.",
+    ),
+    label_maps: str = typer.Option(
+        None, help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
+    ),
+    subjects_dir: Path = typer.Option(None, help="FreeSurfer results of these scans (ixi)."),
+    participants: Path = typer.Option(
+        None, help="Table with participant_id and any of age, sex, family (twins)."
+    ),
+    config: Path = typer.Option(
+        None, help="YAML file with any of these settings, and with extra and ignore."
+    ),
+    trust_affine: TrustAffine = None,
+    # Without these options, the config's settings count.
+    fill_nonfinite: bool = typer.Option(
+        None, "--fill-nonfinite", help="Replace NaN and infinite voxels by 0."
+    ),
+    require_checksum: bool = typer.Option(
+        None,
+        "--require-checksum",
+        help="Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
+    ),
+    jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Number of processes."),
+    export: str = typer.Option(None, help="png: also write all slices as PNG files."),
+    from_png: Path = typer.Option(None, help="Create the store from such PNG files instead."),
+    quiet: Quiet = False,
+) -> int:
+    """Resample each subject of a dataset to the working grid and cut it into slices.
+
+    Example: trinat prepare --source oasis1 --root oasis --labels tissue4 --out store --jobs 4
+    """
+    from pipelines.cli.progress import batch_progress
+    from pipelines.common.process import prepare_process
+    from pipelines.data.prepare import export as export_slices
+    from pipelines.data.prepare import read_config, run, run_from_png
+    from segmentation.errors import ConfigError
+
+    prepare_process()
+    if export not in (None, "png"):
+        raise ConfigError(f"slices are not exported as {export!r}", remedy="use --export png")
+    say = (lambda line: None) if quiet else typer.echo
+    with batch_progress(quiet) as finished:
+        if from_png is not None:
+            summary = run_from_png(from_png, out, jobs=jobs, finished=finished)
+        else:
+            given = {
+                "source": source,
+                "root": root,
+                "labels": labels,
+                "views": views or None,
+                "image": image,
+                "label_maps": label_maps,
+                "subjects_dir": subjects_dir,
+                "participants": participants,
+                "trust_affine": trust_affine,
+                "fill_nonfinite": fill_nonfinite,
+                "require_checksum": require_checksum,
+            }
+            settings = read_config(config, given)
+            summary = run(settings, out, jobs=jobs, say=say, finished=finished)
+    if export:
+        export_slices(out, say)
+    for row in summary.rows:
+        if row.status == "failed" or (row.reason and not quiet):
+            typer.echo(f"{row.subject}: {row.status}: {row.reason}", err=row.status == "failed")
+    typer.echo(
+        f"{out}: {len(summary.rows)} in, {summary.made} made, {summary.current} up to date, "
+        f"{summary.failed} failed, {summary.skipped} skipped"
+    )
+    return summary.exit
+
+
+def split(
+    store: Path = _STORE,
+    ratios: tuple[float, float, float] = typer.Option(
+        (8, 1, 1), help="Ratio of training, validation and test persons."
+    ),
+    kfold: int = typer.Option(
+        None, min=3, help="Make this many splits for cross-validation instead."
+    ),
+    seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same split."),
+    out: Path = typer.Option(None, "--out", "-o", help="JSON file. Default: STORE/split.json."),
+) -> int:
+    """Divide a store's persons; sessions of one person and families stay together.
+
+    Age, sex and family are read from STORE/participants.tsv.
+
+    Example: trinat split store --ratios 8 1 1 --seed 0
+    """
+    from pipelines.common.exits import Exit
+    from segmentation.data.store import split_store
+
+    for path, split in split_store(store, ratios=ratios, folds=kfold, seed=seed, out=out):
+        parts = {"train": split.train, "validation": split.validation, "test": split.test}
+        counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())
+        typer.echo(f"{path}: {counts}")
+    return Exit.OK
+
+
+def phantom(
+    out: Path = typer.Argument(help="Output folder.", file_okay=False),
+    subjects: int = typer.Option(1, min=1, max=9999, help="Number of heads, all different."),
+    seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same files."),
+    spacing: tuple[float, float, float] = typer.Option(
+        (1.0, 1.0, 1.0), help="Voxel size in mm along the array's axes, 0.3 to 10."
+    ),
+    orientation: str = typer.Option("RAS", help="Orientation of the array's axes, as LIA."),
+    oblique: float = typer.Option(0.0, help="Rotate the grid by this many degrees, up to 45."),
+    force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
+) -> None:
+    """Write synthetic T1 scans of a head, each with its exact segmentation.
+
+    Example: trinat phantom heads --subjects 3 --seed 7 --spacing 0.9 0.9 1.2 --orientation LIA
+    """
+    from pipelines.common.process import prepare_process
+    from pipelines.data.phantom import write_phantoms
+
+    prepare_process()
+    for image, labels in write_phantoms(
+        out,
+        subjects=subjects,
+        seed=seed,
+        spacing_mm=spacing,
+        orientation=orientation.upper(),
+        oblique_deg=oblique,
+        force=force,
+    ):
+        typer.echo(f"{image} {labels.name}")

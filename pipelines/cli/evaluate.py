@@ -1,22 +1,28 @@
-"""trinat evaluate: predictions against truths, as tables and as a report."""
+"""trinat evaluate and report: label maps with and without a truth, as tables and as a page."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import typer
 
+from pipelines.cli.options import Pdf, Quiet, TrustAffine
 
-def command(
+Jobs = Annotated[int | None, typer.Option(help="Number of processes. Default: one per processor.")]
+
+
+def evaluate(
     truth: Path = typer.Option(..., "--truth", help="True label maps: a folder or a file."),
     pred: list[Path] = typer.Option(
-        ..., "--pred", help="Predicted label maps; give it again for another model."
+        ..., "--pred", "-i", help="Predicted label maps; repeat it to compare models."
     ),
-    out: Path = typer.Option(..., "--out", help="Folder for the report and its tables."),
+    out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
     model_name: list[str] = typer.Option(
-        [], "--model-name", help="What to call the predictions, one for each --pred."
+        [], "--model-name", help="Display name of a model, one for each --pred."
     ),
     labels: str = typer.Option(
         "quicknat33", "--labels", help="Label scheme to compare in: a name or a TSV file."
@@ -24,39 +30,36 @@ def command(
     mapping: Path | None = typer.Option(
         None,
         "--mapping",
-        help="TSV with columns number, freesurfer and maybe of (truth, prediction, both), for "
-        "label numbers that are not FreeSurfer's.",
+        help="TSV that translates label numbers which are not FreeSurfer's. Columns: number, "
+        "freesurfer, and optionally of (truth, prediction or both).",
     ),
     images: Path | None = typer.Option(
-        None, "--images", help="The T1 scans, to show the worst cases on."
+        None, "--images", help="T1 scans, to show the worst cases on."
     ),
     resample: bool = typer.Option(
-        False, "--resample", help="Bring predictions on another grid to the truth's."
+        False, "--resample", help="Resample predictions on another grid to the truth's grid."
     ),
-    trust_affine: Literal["sform", "qform", "header"] | None = typer.Option(
-        None, "--trust-affine", help="What to believe where a header's two forms disagree."
-    ),
+    trust_affine: TrustAffine = None,
     not_predicted: list[str] = typer.Option(
         [],
         "--not-predicted",
-        help="A structure that the models cannot predict, such as CSF; give it again for another. "
+        help="Structure that the models cannot predict, such as CSF; repeatable. "
         "For predictions made by trinat it is read from their folder.",
     ),
-    jobs: int | None = typer.Option(None, "--jobs", help="Processes; all processors if not given."),
+    jobs: Jobs = None,
     show_heads: bool = typer.Option(
-        False, "--show-heads", help="Show whole heads, faces included, not the brain alone."
+        False, "--show-heads", help="Show whole heads including faces, not only the brain."
     ),
-    tables_only: bool = typer.Option(False, "--tables-only", help="No figures and no page."),
-    pdf: bool = typer.Option(False, "--pdf", help="Also print the report to PDF, with Chromium."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+    tables_only: bool = typer.Option(
+        False, "--tables-only", help="Write tables only, without figures and page."
+    ),
+    pdf: Pdf = False,
+    quiet: Quiet = False,
 ) -> int:
     """Compare label maps with the truth: Dice, IoU, surface distances, volumes, statistics.
 
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
-    import shlex
-    import sys
-
     from pipelines.cli.progress import batch_progress
     from pipelines.evaluate.run import Settings, evaluate, named_models
 
@@ -69,15 +72,68 @@ def command(
         images=images,
         resample=resample,
         trust_affine=trust_affine,
-        not_predicted=tuple(not_predicted),
         jobs=jobs,
         show_heads=show_heads,
         tables_only=tables_only,
         pdf=pdf,
-        command=shlex.join(["trinat", *sys.argv[1:]]),
+        not_predicted=tuple(not_predicted),
+        command=_command(),
     )
     with batch_progress(quiet) as progress:
         status = evaluate(settings, progress=progress, say=partial(typer.echo, err=True))
     if not quiet:
         typer.echo(out / ("metrics.csv" if tables_only else "report.html"))
     return status
+
+
+def report(
+    predictions: Path = typer.Argument(..., help="Label maps: a folder, or a BIDS derivative."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="Output folder. Default: PREDICTIONS/report."
+    ),
+    labels: str = typer.Option(
+        "quicknat33", "--labels", help="Label scheme: a name or a TSV file."
+    ),
+    participants: Path | None = typer.Option(
+        None, "--participants", help="participants.tsv with sex, age and site."
+    ),
+    reference: Path | None = typer.Option(
+        None,
+        "--reference",
+        help="TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally sex, "
+        "age_from, age_to.",
+    ),
+    images: Path | None = typer.Option(None, "--images", help="T1 scans, for pictures."),
+    trust_affine: TrustAffine = None,
+    jobs: Jobs = None,
+    pdf: Pdf = False,
+    quiet: Quiet = False,
+) -> int:
+    """Volumes, asymmetry and outliers of a group of segmentations, without a truth.
+
+    Example: trinat report out/ --participants participants.tsv
+    """
+    from pipelines.cli.progress import batch_progress
+    from pipelines.evaluate.cohort import Settings, report
+
+    settings = Settings(
+        predictions=predictions,
+        out=out or predictions / "report",
+        labels=labels,
+        participants=participants,
+        reference=reference,
+        images=images,
+        trust_affine=trust_affine,
+        jobs=jobs,
+        pdf=pdf,
+        command=_command(),
+    )
+    with batch_progress(quiet) as progress:
+        status = report(settings, progress=progress, say=partial(typer.echo, err=True))
+    if not quiet:
+        typer.echo(settings.out / "report.html")
+    return status
+
+
+def _command() -> str:
+    return shlex.join(["trinat", *sys.argv[1:]])

@@ -1,64 +1,94 @@
-"""trinat predict: segment scans."""
+"""trinat predict, merge and demo: segmenting scans."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from pipelines.cli.options import FillNonfinite, Json, Model, Threads, TrustAffine
+from segmentation.errors import ConfigError
 
-def command(
+if TYPE_CHECKING:
+    from pipelines.predict.run import EngineMaker
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_VIEWS = ("coronal", "axial", "sagittal")
+
+
+def predict(
     inputs: list[str] = typer.Argument(
-        help="Scans, folders, globs, lists (.txt), a BIDS dataset or a SUBJECTS_DIR."
+        help="Scans, folders, glob patterns, lists (.txt), a BIDS dataset or a SUBJECTS_DIR."
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="Folder for everything that is written."),
-    model: str = typer.Option(
-        "",
-        help="A shipped model (trinat models) or a model's folder; "
-        "default: quicknat on GPUs once it is shipped, else fast.",
-    ),
+    out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
+    model: Model = "",
     device: str = typer.Option(
-        "auto", help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cuda:0,1."
+        "auto", help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1."
     ),
-    workers: int = typer.Option(1, min=1, help="Processes, each with a model of its own."),
-    threads: int | None = typer.Option(None, min=1, help="Threads a process."),
-    batch: int | None = typer.Option(None, min=1, help="Slices at a time."),
-    precision: str = typer.Option("auto", help="auto, float32 or bfloat16."),
-    views: str = typer.Option("", help="Some of coronal,axial,sagittal; default: all."),
-    mirror: bool = typer.Option(False, "--mirror", help="Average with the mirrored scan."),
-    uncertainty: int = typer.Option(0, min=0, help="Dropout samples to draw."),
-    clean: bool = typer.Option(False, "--clean", help="Largest piece a structure, no holes."),
-    format_: str = typer.Option(
-        "aseg", "--format", help="aseg: FreeSurfer's numbers; index: 0..K."
+    workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
+    threads: Threads = None,
+    batch: int | None = typer.Option(None, min=1, help="Number of slices per batch."),
+    precision: Literal["auto", "float32", "bfloat16"] = typer.Option(
+        "auto", help="Floating-point type that the networks compute in."
     ),
-    mgz: bool = typer.Option(False, "--mgz", help="Write .mgz for .mgz."),
+    views: str = typer.Option(
+        "", help="Views to use, as coronal,axial. Default: all views of the model."
+    ),
+    mirror: bool = typer.Option(
+        False, "--mirror", help="Average with the prediction of the mirrored scan."
+    ),
+    uncertainty: int = typer.Option(
+        0, min=0, help="Number of dropout samples to estimate uncertainty from."
+    ),
+    clean: bool = typer.Option(
+        False, "--clean", help="Keep the largest component of each structure and fill holes."
+    ),
+    format_: Literal["aseg", "index"] = typer.Option(
+        "aseg", "--format", help="Label numbers: aseg (FreeSurfer's) or index (0 to K)."
+    ),
+    mgz: bool = typer.Option(False, "--mgz", help="Write .mgz label maps for .mgz scans."),
     stats: bool = typer.Option(False, "--stats", help="Write aseg.stats for each scan."),
     pictures: bool = typer.Option(True, help="Write a picture of each scan's labels."),
     entropy: bool = typer.Option(False, "--entropy", help="Write entropy maps."),
-    probabilities: bool = typer.Option(False, "--probabilities", help="Write probabilities."),
-    fill_nonfinite: bool = typer.Option(False, "--fill-nonfinite", help="NaN and infinite are 0."),
-    trust_affine: str | None = typer.Option(None, help="sform, qform or header where they differ."),
+    probabilities: bool = typer.Option(False, "--probabilities", help="Write probability maps."),
+    fill_nonfinite: FillNonfinite = False,
+    trust_affine: TrustAffine = None,
     require_checksum: bool = typer.Option(
-        False, "--require-checksum", help="Refuse scans in formats without one (.nii, .mgh, .hdr)."
+        False,
+        "--require-checksum",
+        help="Refuse scans in formats without a checksum (.nii, .mgh, .hdr).",
     ),
-    timeout: float | None = typer.Option(None, min=0.001, help="Seconds for one scan."),
-    allow_cpu: bool = typer.Option(False, "--allow-cpu", help="If GPU memory does not do."),
-    shard: str | None = typer.Option(None, help="Part K/N; by itself in a SLURM job array."),
+    timeout: float | None = typer.Option(None, min=0.001, help="Time limit per scan, in seconds."),
+    allow_cpu: bool = typer.Option(
+        False, "--allow-cpu", help="Continue on the CPU if the GPU runs out of memory."
+    ),
+    shard: str | None = typer.Option(
+        None,
+        metavar="K/N",
+        help="Process part K of N of the scans; set automatically in SLURM arrays.",
+    ),
     cluster: str | None = typer.Option(
-        None, help="local:2, tcp://host:8786, or slurm, pbs, sge, lsf (extra: cluster)."
+        None, help="Dask cluster: local:2, tcp://host:8786, slurm, pbs, sge or lsf."
     ),
-    cluster_config: Path | None = typer.Option(None, help="YAML: jobs, cores, memory, walltime."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="One line at the end; fit for logs."),
-    json_: bool = typer.Option(False, "--json", help="A line of JSON for each scan."),
+    cluster_config: Path | None = typer.Option(
+        None, help="YAML file with the cluster's jobs, cores, memory and walltime."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print one summary line only."),
+    json_: Json = False,
 ) -> int:
-    """Segment scans: labels in each scan's own space, volumes, quality; run again to resume.
+    """Segment scans: label maps in each scan's own space, volumes and quality grades.
+
+    Run the same command again to resume.
 
     Example: trinat predict scans/ --out labels/
     """
-    from pipelines.cli.choices import engine_on, output_settings, split_devices
     from pipelines.predict.progress import listener
     from pipelines.predict.run import Plan, Shard, predict
+    from pipelines.predict.settings import OutputSettings
     from segmentation.models.zoo import default_model
 
     devices = split_devices(device)
@@ -66,10 +96,10 @@ def command(
         inputs=inputs,
         out=out,
         model=model or default_model(devices),
-        output=output_settings(
-            views=views,
+        output=OutputSettings(
+            views=split_views(views),
             precision=precision,
-            format_=format_,
+            format=format_,
             trust_affine=trust_affine,
             mirror=mirror,
             samples=uncertainty,
@@ -95,11 +125,108 @@ def command(
         if cluster
         else None,
     )
-    with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as (
-        start,
-        entry,
-        end,
-    ):
+    with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as parts:
+        start, entry, end = parts
         outcome = predict(plan, start, entry)
         end(outcome, out)
     return outcome.exit
+
+
+def merge(out: Path = typer.Argument(help="The --out of the sharded trinat predict.")) -> int:
+    """Join the ledgers of shards: summary.tsv, volumes.tsv, qc.tsv and report.html.
+
+    Example: trinat merge labels/
+    """
+    from pipelines.predict.merge import merge
+
+    outcome = merge(out)
+    typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
+    return outcome.exit
+
+
+def demo(
+    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Output folder.", file_okay=False),
+    seed: int = typer.Option(0, min=0, help="Random seed of the heads."),
+    model: str = typer.Option("fast", help="Name of a shipped model, or a model folder."),
+) -> int:
+    """Make three synthetic heads in unusual geometries, segment and evaluate them.
+
+    Example: trinat demo --out demo
+    """
+    import time
+
+    from pipelines.common.process import prepare_process
+    from pipelines.demo import run_demo
+
+    prepare_process()
+    start = time.monotonic()
+
+    def say(step: str) -> None:
+        typer.echo(f"{time.monotonic() - start:5.0f} s  {step}")
+
+    status = run_demo(out, seed=seed, model=model, say=say)
+    if not status:
+        say(f"done; open {out / 'report' / 'report.html'}")
+    return status
+
+
+def split_views(text: str) -> tuple[str, ...]:
+    """The views of "axial, coronal", in the order in which they are computed."""
+    chosen = [word.strip() for word in text.split(",") if word.strip()]
+    for view in chosen:
+        if view not in _VIEWS:
+            raise ConfigError(
+                f"--views {text}: unknown view {view!r}", remedy=f"choose from {', '.join(_VIEWS)}"
+            )
+    return tuple(view for view in _VIEWS if view in chosen)
+
+
+def split_devices(text: str) -> tuple[str, ...]:
+    """ "cuda:0,1" is cuda:0 and cuda:1."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
+    kind = words[0].partition(":")[0]
+    names = [f"{kind}:{word}" if word.isdecimal() else word for word in words]
+    for name in names:
+        if not _DEVICE.fullmatch(name):
+            raise ConfigError(
+                f"--device {text}: unknown device {name}", remedy="give auto, cpu, cuda or cuda:0,1"
+            )
+    return tuple(names)
+
+
+def engine_on(
+    cluster: str,
+    config: Path | None,
+    *,
+    devices: tuple[str, ...] = ("auto",),
+    workers: int = 1,
+    timeout_s: float | None = None,
+) -> EngineMaker:
+    """Makes the engine of a run on a cluster; options that the cluster decides are refused."""
+    from pipelines.predict.cluster import DaskEngine, is_cluster
+
+    if not is_cluster(cluster):
+        raise ConfigError(
+            f"--cluster {cluster}: unknown cluster",
+            remedy="give local:2, tcp://host:8786, slurm, pbs, sge or lsf",
+        )
+    if len(devices) > 1:
+        raise ConfigError(
+            f"--device {','.join(devices)} with --cluster: a worker has one device",
+            remedy="give one, as cuda, and start a worker for each GPU",
+        )
+    if workers > 1:
+        raise ConfigError(
+            f"--workers {workers} with --cluster: the cluster sets the number of workers",
+            remedy=f"remove it, or give --cluster local:{workers}",
+        )
+    if timeout_s is not None:
+        raise ConfigError(
+            "--timeout with --cluster: a scan on another machine cannot be stopped from here",
+            remedy="remove it; the walltime in --cluster-config ends a job that hangs",
+        )
+    if importlib.util.find_spec("distributed") is None:
+        raise ConfigError("--cluster needs more packages", remedy="pip install 'trinat[cluster]'")
+    return lambda settings: DaskEngine(settings, cluster, config, device=devices[0])

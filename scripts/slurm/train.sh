@@ -19,4 +19,4 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
     --max-restarts 3 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \
     --rdzv-endpoint "$first:$((20000 + SLURM_JOB_ID % 20000))" \
-    -m pipelines.cli train "$@" --device cuda --resume
+    -m trinat train "$@" --device cuda --resume

@@ -19,7 +19,7 @@ from helpers.overfitted import random_model
 from helpers.poison import IN_HAND, segment_poison, segment_without_end
 from helpers.serial import SerialEngine, run_serially, write_scans
 
-from pipelines.cli.choices import engine_on
+from pipelines.cli.predict import engine_on
 from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
 from pipelines.predict.cluster import DaskEngine

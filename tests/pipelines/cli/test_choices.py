@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.choices import split_devices
+from pipelines.cli.predict import split_devices
 from pipelines.predict.run import Plan
 from segmentation.errors import ConfigError
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from pipelines.cli import app
 from pipelines.common.exits import Exit, batch_exit, exit_code
 from segmentation import errors
 
@@ -49,6 +51,18 @@ def test_no_arguments_show_the_help_and_fail() -> None:
     done = trinat()
     assert done.returncode == Exit.USAGE
     assert "Usage" in done.stdout
+
+
+def test_short_names_of_options_are_the_same_everywhere() -> None:
+    commands = dict(get_command(app).commands)  # type: ignore[attr-defined]
+    several = [*commands.pop("data").commands.values(), *commands.values()]
+    assert len(several) == 21
+    for one in several:
+        options = {option: given.opts for given in one.params for option in given.opts}
+        assert "-o" in options.get("--out", ["-o"]), one.name
+        assert "-q" in options.get("--quiet", ["-q"]), one.name
+    for arguments in (["-h"], ["predict", "-h"], ["data", "get", "-h"]):
+        assert "Usage: " in trinat(*arguments).stdout
 
 
 @pytest.mark.parametrize(

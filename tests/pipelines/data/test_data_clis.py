@@ -62,14 +62,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_get_fetches_checks_and_says_how_it_knows(server: Server, tmp_path: Path) -> None:
     printed = trinat("data", "get", "mini", "--root", tmp_path, "--accept-terms")
     first, second = printed.splitlines()
-    assert first.endswith(f"fetched, md5 {hashlib.md5(CONTENT).hexdigest()} (as published)")
-    assert "none is published; recorded in checksums.json" in second
+    assert first.endswith(f"downloaded, md5 {hashlib.md5(CONTENT).hexdigest()} (as published)")
+    assert "not published; saved in checksums.json" in second
     assert (tmp_path / "mini_disc1.tar").read_bytes() == CONTENT
     recorded = json.loads((tmp_path / "checksums.json").read_text())
     assert recorded == {"mini_disc2.tar": f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"}
     assert server.ranges == [None, "bytes=700-", None]
     again = trinat("data", "get", "mini", "--disc", 1, "--root", tmp_path, "--accept-terms")
-    assert "was there" in again
+    assert "already downloaded" in again
     assert len(server.ranges) == 3
 
 

@@ -64,7 +64,7 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(lame: Path, data: Pat
     assert done.exception is None, done.exception
     assert done.return_value == Exit.OK
     assert "fitted without its person" in done.output
-    assert "brought up to date" in done.output
+    assert "updated" in done.output
     info = load_model(lame).info
     assert info.fusion.weights[View.SAGITTAL] < 0.1
     figures = info.metrics["fusion_weights"]

@@ -28,7 +28,7 @@ from segmentation.space.views import View
 from segmentation.synthetic.heads import phantom_heads
 from segmentation.training.state import State, read_latest
 
-CLI = (sys.executable, "-m", "pipelines.cli")
+CLI = (sys.executable, "-m", "trinat")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Of torchrun or the user, and not for those that are started here.
@@ -248,7 +248,7 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
     command = [
         *(*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
-        *("-m", "pipelines.cli", "train", str(recipe), "--out", str(tmp_path / "run")),
+        *("-m", "trinat", "train", str(recipe), "--out", str(tmp_path / "run")),
     ]
     # As many threads each as two processes of one machine have: sums in the same order.
     cores = sorted(os.sched_getaffinity(0))

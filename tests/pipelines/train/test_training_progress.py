@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.cli.training_progress import training_progress
+from pipelines.cli.progress import training_progress
 from pipelines.train.job import Job
 from segmentation.space.views import View
 from segmentation.training.config import StageConfig

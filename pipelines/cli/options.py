@@ -1,0 +1,77 @@
+"""Options that several commands share, with one meaning and one help text each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+__all__ = [
+    "HELP",
+    "Device",
+    "FillNonfinite",
+    "Json",
+    "ListOptions",
+    "Model",
+    "Pdf",
+    "Quiet",
+    "Threads",
+    "TrustAffine",
+    "show_version",
+]
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+FillNonfinite = Annotated[
+    bool, typer.Option("--fill-nonfinite", help="Replace NaN and infinite voxels by 0.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Name of a shipped model (see trinat models), or a model folder. "
+        "Default: quicknat on GPUs once it is shipped, otherwise fast."
+    ),
+]
+Pdf = Annotated[bool, typer.Option("--pdf", help="Also print the report to PDF (uses Chromium).")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and failures only.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")]
+TrustAffine = Annotated[
+    Literal["sform", "qform", "header"] | None,
+    typer.Option(help="Affine to use where the header's two forms disagree."),
+]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"trinat {version('trinat')}")
+        raise typer.Exit
+
+
+class ListOptions(TyperCommand):
+    """Takes several values in a row, `--views coronal axial`, as well as `--views` twice.
+
+    For commands whose list options are followed by no positional argument.
+    """
+
+    # `ctx` is of a class that typer keeps private.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        several = {
+            name
+            for parameter in self.params
+            if getattr(parameter, "multiple", False)
+            for name in parameter.opts
+        }
+        spread: list[str] = []
+        current = ""
+        for word in args:
+            if word.startswith("-") and not word.lstrip("-").isdigit():
+                current = word if word in several else ""
+            elif current and spread[-1] != current:
+                spread.append(current)
+            spread.append(word)
+        return super().parse_args(ctx, spread)
