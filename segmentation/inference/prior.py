@@ -30,7 +30,7 @@ _JITTER_MM = 1.5
 _PLACES = 4
 _MARGIN_MM = 10.0
 _CHUNK = 1 << 17
-# docs/models.md: measured on two scans. Wide ventricles of old age must not be lost.
+# docs/notes/fast-2.md: measured on two scans. Wide ventricles of old age must not be lost.
 _COUNTS_LESS = {"Lateral-Ventricle": 0.0, "Cerebral-Cortex": 0.3, "Pallidum": 0.3}
 
 
