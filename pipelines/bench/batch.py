@@ -20,8 +20,8 @@ import numpy as np
 
 from pipelines.common.process import cpu_count
 from pipelines.predict.ledger import Entry
+from pipelines.predict.outputs import OutputSettings
 from pipelines.predict.run import Plan, predict
-from pipelines.predict.settings import OutputSettings
 from segmentation.io.volume import Volume
 
 __all__ = ["memory_mib", "run"]

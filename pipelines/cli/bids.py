@@ -9,7 +9,15 @@ from typing import NoReturn
 import typer
 
 from pipelines.cli import run
-from pipelines.cli.options import HELP, FillNonfinite, ListOptions, Model, TrustAffine, show_version
+from pipelines.cli.options import (
+    HELP,
+    FillNonfinite,
+    ListOptions,
+    Model,
+    Overwrite,
+    TrustAffine,
+    show_version,
+)
 
 
 def command(
@@ -30,6 +38,7 @@ def command(
     ),
     fill_nonfinite: FillNonfinite = False,
     trust_affine: TrustAffine = None,
+    overwrite: Overwrite = False,
     _version: bool = typer.Option(
         False, "--version", "-v", callback=show_version, is_eager=True, help="Print the version."
     ),
@@ -42,17 +51,16 @@ def command(
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
     from pipelines.cli.predict import split_devices
-    from pipelines.predict.merge import merge
+    from pipelines.predict.outputs import OutputSettings
     from pipelines.predict.progress import listener
-    from pipelines.predict.run import Plan, predict
-    from pipelines.predict.settings import OutputSettings
+    from pipelines.predict.run import Plan, merge, predict
     from segmentation.errors import ConfigError, InputError
     from segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):
         raise ConfigError(f"unknown analysis level {level!r}", remedy="give participant or group")
     if level == "group":
-        return merge(output_dir).exit
+        return merge(output_dir, overwrite=overwrite).exit
     if not (bids_dir / "dataset_description.json").is_file():
         raise InputError(
             "not a BIDS dataset: dataset_description.json is missing",
@@ -67,6 +75,7 @@ def command(
         output=OutputSettings(fill_nonfinite=fill_nonfinite, trust_affine=trust_affine),
         devices=devices,
         threads=n_cpus,
+        overwrite=overwrite,
         participants=participant_label,
     )
     with listener(quiet=False, as_json=False, interactive=sys.stderr.isatty()) as parts:

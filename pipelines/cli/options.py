@@ -14,6 +14,7 @@ __all__ = [
     "Json",
     "ListOptions",
     "Model",
+    "Overwrite",
     "Pdf",
     "Quiet",
     "Threads",
@@ -75,3 +76,11 @@ class ListOptions(TyperCommand):
                 spread.append(current)
             spread.append(word)
         return super().parse_args(ctx, spread)
+
+
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace files that trinat did not write; keep a copy (.bak)."
+    ),
+]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from pipelines.cli.options import FillNonfinite, Json, Model, Threads, TrustAffine
+from pipelines.cli.options import FillNonfinite, Json, Model, Overwrite, Threads, TrustAffine
 from segmentation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,13 @@ def predict(
         "--require-checksum",
         help="Refuse scans in formats without a checksum (.nii, .mgh, .hdr).",
     ),
-    timeout: float | None = typer.Option(None, min=0.001, help="Time limit per scan, in seconds."),
+    timeout: float | None = typer.Option(
+        None,
+        min=0,
+        help="Time limit per scan, in seconds; 0: none. Default: two hours for each pass of the "
+        "networks.",
+    ),
+    overwrite: Overwrite = False,
     allow_cpu: bool = typer.Option(
         False, "--allow-cpu", help="Continue on the CPU if the GPU runs out of memory."
     ),
@@ -86,9 +92,9 @@ def predict(
 
     Example: trinat predict scans/ --out labels/
     """
+    from pipelines.predict.outputs import OutputSettings
     from pipelines.predict.progress import listener
     from pipelines.predict.run import Plan, Shard, predict
-    from pipelines.predict.settings import OutputSettings
     from segmentation.models.zoo import default_model
 
     devices = split_devices(device)
@@ -118,6 +124,7 @@ def predict(
         allow_cpu=allow_cpu,
         timeout_s=timeout,
         require_checksum=require_checksum,
+        overwrite=overwrite,
         shard=Shard.parse(shard) if shard else Shard.of_slurm(),
         engine=engine_on(
             cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout
@@ -132,14 +139,17 @@ def predict(
     return outcome.exit
 
 
-def merge(out: Path = typer.Argument(help="The --out of the sharded trinat predict.")) -> int:
+def merge(
+    out: Path = typer.Argument(help="The --out of the sharded trinat predict."),
+    overwrite: Overwrite = False,
+) -> int:
     """Join the ledgers of shards: summary.tsv, volumes.tsv, qc.tsv and report.html.
 
     Example: trinat merge labels/
     """
-    from pipelines.predict.merge import merge
+    from pipelines.predict.run import merge
 
-    outcome = merge(out)
+    outcome = merge(out, overwrite=overwrite)
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
     return outcome.exit
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from pipelines.predict.naming import RESULT_ENDINGS, Product, safe_component
+from pipelines.predict.outputs import RESULT_ENDINGS, Product, safe_component
 from segmentation.data.sources.base import natural_order, without_suffix
 from segmentation.data.sources.bids import anat_files, entities, misnamed
 from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
@@ -164,7 +164,9 @@ def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     path = _absolute(given)
     if path.is_dir():
         if exclude and path.resolve() == exclude.resolve():
-            raise InputError("is the output folder, too: choose another --out", where=path)
+            raise ConfigError(
+                "is the output folder, too", where=path, remedy="choose another --out"
+            )
         if image := find_image(path):
             # A subject of FreeSurfer's: its other images are results.
             return path.parent, [image]

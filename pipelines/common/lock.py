@@ -7,6 +7,7 @@ machines, where such locks often do not reach, the holder touches the file while
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from segmentation.errors import LockedError
+from segmentation.errors import LockedError, OutputError
 
 __all__ = ["run_lock"]
 
@@ -38,6 +39,7 @@ class _Holder:
 @contextmanager
 def run_lock(path: Path) -> Iterator[None]:
     """Hold `path` while the block runs, or raise LockedError at once, naming who has it."""
+    made = [folder for folder in path.parents if not folder.exists()]
     descriptor = _acquire(path)
     stop = threading.Event()
     beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="lock")
@@ -49,6 +51,9 @@ def run_lock(path: Path) -> Iterator[None]:
         beat.join()
         with contextlib.suppress(OSError):
             path.unlink()
+            # A run that was refused leaves no folder behind.
+            for folder in dict.fromkeys((path.parent, *made)):
+                folder.rmdir()
         os.close(descriptor)
 
 
@@ -56,10 +61,14 @@ def _acquire(path: Path) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             # A run that ended has just removed the folder, which was empty.
             continue
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise OutputError("is a symbolic link", where=path, remedy="remove it") from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +83,11 @@ def _acquire(path: Path) -> int:
                 me.host,
                 me.namespace,
             )
-            if elsewhere and _seconds_since_beat(path, descriptor) < _SILENT_S:
+            silent = _seconds_since_beat(path, descriptor) if elsewhere else _SILENT_S
+            if silent < 0:
+                # Dated in the future: from now on it is silent, or touched by who holds it.
+                os.utime(descriptor)
+            if silent < _SILENT_S:
                 raise _locked(path, holder)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(asdict(me)).encode(), 0)
@@ -106,7 +119,7 @@ def _seconds_since_beat(path: Path, descriptor: int) -> float:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        there = path.stat()
+        there = path.lstat()
     except FileNotFoundError:
         return False
     return os.path.samestat(os.fstat(descriptor), there)

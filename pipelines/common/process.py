@@ -66,11 +66,11 @@ def cpu_count() -> int:
 
 @contextmanager
 def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at SIGTERM, SIGUSR1 (from clusters) or Ctrl-C; only in the main thread."""
+    """Call `stop` at SIGTERM, SIGUSR1, Ctrl-C or an alarm; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGALRM)
     before = [signal.signal(number, lambda *_: stop()) for number in signals]
     try:
         yield

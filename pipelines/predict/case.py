@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -18,10 +17,8 @@ import numpy as np
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry
-from pipelines.predict.naming import CaseNames, Product
-from pipelines.predict.settings import RunSettings
-from pipelines.predict.stats import format_aseg_stats
-from pipelines.predict.tables import write_label_table
+from pipelines.predict.outputs import CaseNames, Product, RunSettings
+from pipelines.predict.tables import format_aseg_stats, write_label_table
 from segmentation.errors import reason_of
 from segmentation.inference.quality import (
     grade,
@@ -107,7 +104,7 @@ class CaseWorker:
         return job
 
     def write(self, job: Job) -> Entry:
-        """Restore and judge; write to a folder of the case's own, rename everything into place."""
+        """Restore and judge; write to a folder of the case's own, from which the run moves all."""
         assert job.found is not None
         case, settings, found = job.case, self.settings, job.found
         _ = found.indices  # restored to the scan's space, which is timed by itself
@@ -118,19 +115,14 @@ class CaseWorker:
             # A name of its own: on a cluster a worker given up for dead may still be at this case.
             staging = settings.staging / secrets.token_hex(8)
             names = CaseNames(staging, case.id, case.entities, settings.bids)
-            names.path(Product.LABELS).parent.mkdir(parents=True)
+            names.labels(settings.output, case.path).parent.mkdir(parents=True)
             picture = self._write_all(names, case, found)
             result["picture"] = str(picture.relative_to(staging)) if picture else ""
             paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
             outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
-            for path in paths:
-                final = settings.out / path.relative_to(staging)
-                final.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(final)
-            shutil.rmtree(staging)
             if not self._has_label_table:
                 by_index = settings.output.format == "index"
-                write_label_table(settings.out, found.scheme, by_index=by_index)
+                write_label_table(staging, found.scheme, by_index=by_index)
                 self._has_label_table = True
         timings = found.timings | job.timings
         return Entry.of(
@@ -141,6 +133,7 @@ class CaseWorker:
             outputs=outputs,
             result=result,
             timings_s={name: round(seconds, 4) for name, seconds in timings.items()},
+            staged=str(staging),
             worker=f"{socket.gethostname()}:{os.getpid()}:{self.segmenter.device}",
         )
 
@@ -182,18 +175,17 @@ class CaseWorker:
         output = self.settings.output
         source = f"bids:raw:{case.shown}"
         origin = {"SpatialReference": source, "Sources": [source]} if self.settings.bids else {}
-        mgz = output.mgz and case.path.suffix.lower() in (".mgz", ".mgh")
         labels = found.labels if output.format == "aseg" else found.indices
-        labels.write(names.path(Product.LABELS, ".mgz" if mgz else ""), labels=True)
+        labels.write(names.labels(output, case.path), labels=True)
         if origin:
             _write_json(names.path(Product.LABELS, ".json"), origin)
-        if output.stats:
+        if output.wants(Product.STATS):
             with atomic_text(names.path(Product.STATS)) as file:
                 table = format_aseg_stats(case.stem, found.scheme, found.voxels, found.voxel_mm3)
                 file.write(table)
-        if output.entropy:
+        if output.wants(Product.ENTROPY):
             found.entropy.write(names.path(Product.ENTROPY))
-        if output.probabilities:
+        if output.wants(Product.PROBABILITIES):
             # One 4D file, background first, and what each of its maps is of, as BIDS has it: by
             # the abbreviations of the label table that lies beside the label maps.
             known = [
@@ -203,7 +195,7 @@ class CaseWorker:
             write_maps(names.path(Product.PROBABILITIES), maps, len(known))
             label_map = {"LabelMap": [label.abbreviation for label in known]}
             _write_json(names.path(Product.PROBABILITIES, ".json"), origin | label_map)
-        if not output.picture:
+        if not output.wants(Product.PICTURE):
             return None
         picture = names.path(Product.PICTURE)
         figure = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)

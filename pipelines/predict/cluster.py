@@ -23,7 +23,7 @@ import yaml
 from pipelines.common.discovery import Case
 from pipelines.common.process import cpu_count
 from pipelines.predict.ledger import Entry
-from pipelines.predict.settings import RunSettings
+from pipelines.predict.outputs import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError, reason_of
 from segmentation.io.files import read_text
 

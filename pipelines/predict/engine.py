@@ -13,8 +13,8 @@ from typing import Protocol
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry
+from pipelines.predict.outputs import RunSettings
 from pipelines.predict.server import WAITING, serve
-from pipelines.predict.settings import RunSettings
 from segmentation.errors import DeviceError, TrinatError
 
 __all__ = ["Engine", "LocalEngine"]
@@ -56,6 +56,7 @@ class _Worker:
     process: multiprocessing.process.BaseProcess
     connection: Connection
     device: str
+    started: float = field(default_factory=time.monotonic)
     ready: bool = False
     finishing: bool = False
     alone: bool = False
@@ -232,8 +233,13 @@ class LocalEngine:
         self._again.extend(hand.case for hand in worker.in_hand.values() if hand.stage == WAITING)
 
     def _late(self, worker: _Worker) -> _InHand | None:
-        if self._timeout_s is None:
+        if not self._timeout_s:
             return None
+        if not worker.ready and time.monotonic() - worker.started > self._timeout_s:
+            raise DeviceError(
+                f"a worker process on {worker.device} did not start within {self._timeout_s:g} s",
+                remedy="see trinat doctor",
+            )
         return next((h for h in worker.in_hand.values() if h.seconds > self._timeout_s), None)
 
     def _failed(self, case: Case, reason: str) -> Entry:

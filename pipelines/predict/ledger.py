@@ -1,29 +1,32 @@
 """The ledger: one line of JSON for each input of each run, appended when its outcome is known.
 
 The last line of a case is what holds. A line torn by a power cut is ignored: its case counts as
-not done, and is done again.
+not done, and is done again. Before files are moved into place a line says which, with their hashes:
+a file in the output folder that no line speaks of is the user's, and is never replaced.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
-from segmentation.errors import InputError, IntegrityError
+from segmentation.errors import InputError, IntegrityError, OutputError
 from segmentation.io.files import open_regular, sha256_of
 
 if TYPE_CHECKING:
     from pipelines.common.discovery import Case
-    from pipelines.predict.settings import RunSettings
+    from pipelines.predict.outputs import RunSettings
 
-__all__ = ["Entry", "Ledger", "Status", "ledgers_in", "read_entries"]
+__all__ = ["Entry", "Ledger", "Status", "digests_of", "ledgers_in", "read_entries"]
 
-Status = Literal["done", "failed", "skipped"]
+Status = Literal["done", "failed", "skipped", "writing"]
 
 
 def _now() -> str:
@@ -47,6 +50,7 @@ class Entry:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
     finished: str = field(default_factory=_now)
+    staged: str = ""  # where the outputs are until they are moved into place; not in the file
 
     @classmethod
     def of(cls, case: Case, settings: RunSettings, status: Status, **fields: Any) -> Entry:
@@ -72,32 +76,98 @@ class Entry:
 
 
 class Ledger:
-    """Appends entries to one file, each on the disk before `add` returns.
+    """Appends entries to one file, each on the disk before `add` returns; moves outputs into place.
 
-    `entries` is what holds for each case: what was known before, and what is added.
+    `entries` is what holds for each case: what was known before, and what is added. `written` is
+    each file (path, sha256) that any run has written to the folder, or was about to.
     """
 
-    def __init__(self, path: Path, known: Mapping[str, Entry] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        known: Mapping[str, Entry] | None = None,
+        written: Collection[tuple[str, str]] = (),
+        *,
+        overwrite: bool = False,
+    ) -> None:
         self.entries = dict(known or {})
-        self._file = path.open("a+b")
-        # A torn last line must not swallow the next one.
-        if self._file.tell():
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+        self._written = set(written)
+        self._overwrite = overwrite
+        self._path, self._folder = path, path.parent
+        self._file: BinaryIO | None = None
 
     def add(self, entry: Entry) -> None:
-        line = json.dumps(asdict(entry), ensure_ascii=True, separators=(",", ":"))
+        if self._file is None:
+            self._file = self._open()
+        fields = asdict(entry)
+        del fields["staged"]
+        line = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.entries[entry.case] = entry
+        self._written.update(entry.outputs.items())
+        if entry.status != "writing":
+            self.entries[entry.case] = entry
+
+    def refuse(self, there: Mapping[str, str | None]) -> None:
+        """OutputError if one of these files (path -> sha256) is the user's or was changed since."""
+        strange = [name for name, digest in there.items() if (name, digest) not in self._written]
+        if strange and not self._overwrite:
+            raise OutputError(
+                f"{strange[0]} is there and was not written by trinat, or was changed since",
+                where=self._folder,
+                remedy="move it away, or give --overwrite, which keeps a copy beside it",
+            )
+
+    def place(self, staged: Path, entry: Entry | None = None) -> None:
+        """Move all files below `staged` into the folder, an entry's outputs or the run's own.
+
+        Same bytes stay; what a run has written is replaced; what is the user's is refused, or with
+        `overwrite` renamed. Which files follow is in the ledger before the first appears.
+        """
+        known = entry.outputs if entry else {}
+        paths = [path for path in sorted(staged.rglob("*")) if path.is_file()]
+        names = {path.relative_to(staged).as_posix(): path for path in paths}
+        files = {name: known.get(name) or sha256_of(path) for name, path in names.items()}
+        there = digests_of(self._folder, files)
+        changed = {name: there[name] for name in there if there[name] != files[name]}
+        self.refuse(changed)
+        strange = [name for name in changed if (name, changed[name]) not in self._written]
+        if not self._written.issuperset(files.items()):
+            case, model = (entry.case, entry.model) if entry else ("", "")
+            self.add(Entry(case, "writing", model=model, outputs=files))
+        for name in files.keys() - (there.keys() - changed.keys()):
+            final = self._folder / name
+            final.parent.mkdir(parents=True, exist_ok=True)
+            if name in strange:
+                _keep(final)
+            names[name].replace(final)
+        shutil.rmtree(staged)
+
+    def _open(self) -> BinaryIO:
+        file = self._path.open("a+b")
+        # A torn last line must not swallow the next one.
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        return file
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _keep(path: Path) -> None:
+    """Give a file another name beside it, which is nobody's yet and no scan's."""
+    for number in count(1):
+        beside = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        if not os.path.lexists(beside):
+            path.rename(beside)
+            return
 
 
 def ledgers_in(folder: Path) -> list[Path]:
@@ -109,13 +179,14 @@ def read_entries(
     paths: Iterable[Path],
     cases: Collection[str] | None = None,
     known: Mapping[str, Entry] | None = None,
+    written: set[tuple[str, str]] | None = None,
 ) -> dict[str, Entry]:
     """The entry that holds for each case, or each of `cases` and what was refused.
 
     In a ledger that is the last one, whatever the clock said; between ledgers the one whose outputs
     are there, else the latest.
-    `known` are those of ledgers read before. A ledger of 100,000 cases takes a gigabyte as entries:
-    who needs a part asks for that alone.
+    `known` are those of ledgers read before; `written` gets all files that they speak of. A ledger
+    of 100,000 cases takes a gigabyte as entries: who needs a part asks for that alone.
     """
     newest = dict(known or {})
     for path in paths:
@@ -123,7 +194,11 @@ def read_entries(
         with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 entry = _parse(line.rstrip(b"\n"), path, number)
-                if entry and (cases is None or entry.case in cases or not entry.model):
+                if not entry or (cases is not None and entry.case not in cases and entry.model):
+                    continue
+                if written is not None:
+                    written.update(entry.outputs.items())
+                if entry.status != "writing":
                     last[entry.case] = entry
         for case, entry in last.items():
             if case not in newest or _is_later(entry, newest[case], path.parent):
@@ -154,6 +229,11 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
                 remedy="restore the file, or remove it to do everything again",
             ) from error
         return None
+
+
+def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """SHA-256 of those of these files that are in the folder; None for what is not a file."""
+    return {name: _digest(folder / name) for name in names if os.path.lexists(folder / name)}
 
 
 def _digest(*paths: Path) -> str | None:

@@ -33,7 +33,7 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
         start = time.monotonic()
         yield (
             lambda _: None,
-            (lambda entry: _complain(entry) if entry.status == "failed" else None),
+            (lambda entry: _complain(entry) if _is_told(entry) else None),
             lambda outcome, out: _sum_up(outcome, out, time.monotonic() - start),
         )
 
@@ -52,6 +52,11 @@ def _say_json(entry: Entry) -> None:
 def _end_json(outcome: Outcome, out: Path) -> None:
     counts = {"done": outcome.done, "skipped": outcome.skipped, "failed": outcome.failed}
     sys.stdout.write(json.dumps({**counts, "interrupted": outcome.interrupted}) + "\n")
+
+
+def _is_told(entry: Entry) -> bool:
+    """What has failed, and what was skipped so as to keep a file of the user's."""
+    return entry.status == "failed" or (entry.status == "skipped" and bool(entry.model))
 
 
 def _complain(entry: Entry) -> None:
@@ -99,7 +104,7 @@ def _bar() -> Iterator[Parts]:
             nonlocal done, failed
             done += entry.status == "done"
             failed += entry.status == "failed"
-            if entry.status == "failed":
+            if _is_told(entry):
                 console.print(_complaint(entry), markup=False, highlight=False, soft_wrap=True)
             rate = 60 * done / (time.monotonic() - began)
             progress.update(

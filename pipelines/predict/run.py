@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from types import FrameType
 
 from natsort import natsorted
 
 from pipelines.common.discovery import Case, Found, Refusal, find_cases
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.lock import run_lock
-from pipelines.common.process import cpu_count
+from pipelines.common.process import cpu_count, stop_signals
 from pipelines.predict.engine import Engine, LocalEngine
-from pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
-from pipelines.predict.naming import WORK, safe_component
-from pipelines.predict.settings import OutputSettings, RunSettings
+from pipelines.predict.ledger import (
+    Entry,
+    Ledger,
+    Status,
+    digests_of,
+    ledgers_in,
+    read_entries,
+)
+from pipelines.predict.outputs import (
+    LABEL_TABLE,
+    TABLES,
+    WORK,
+    CaseNames,
+    OutputSettings,
+    RunSettings,
+    safe_component,
+)
 from pipelines.predict.tables import write_bids_files, write_tables
-from segmentation.errors import ConfigError, InputError
+from segmentation.errors import ConfigError, InputError, OutputError, reason_of
 from segmentation.io.files import sha256_of
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.models.zoo import MODEL_FILE, find_model
 
-__all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "predict"]
+__all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "merge", "predict"]
+
+# After a signal, for what is in hand: less than a queue or a container waits may be too little for
+# one scan on a processor, more than this is a scan that hangs.
+_GRACE_S = 60.0
+_BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
 
 Listener = Callable[[Entry], None]
 EngineMaker = Callable[[RunSettings], Engine]
@@ -76,7 +95,8 @@ class Plan:
     threads: int | None = None
     batch: int | None = None
     allow_cpu: bool = False
-    timeout_s: float | None = None
+    timeout_s: float | None = None  # for one scan; 0: none
+    overwrite: bool = False
     require_checksum: bool = False
     shard: Shard | None = None
     participants: Collection[str] = ()
@@ -102,7 +122,13 @@ class Plan:
         return found.cases[self.shard.part - 1 :: self.shard.of], refusals
 
     def local_engine(self, settings: RunSettings) -> Engine:
-        return LocalEngine(settings, self.worker_devices, timeout_s=self.timeout_s)
+        return LocalEngine(settings, self.worker_devices, timeout_s=self.limit_s)
+
+    @property
+    def limit_s(self) -> float:
+        """Two hours for each time that the networks see a scan: what takes longer hangs."""
+        passes = (1 + self.output.samples) * (1 + self.output.mirror)
+        return 7200.0 * passes if self.timeout_s is None else self.timeout_s
 
     @property
     def worker_devices(self) -> list[str]:
@@ -156,31 +182,34 @@ def predict(
     )
     with run_lock(plan.out / WORK / f"lock{part}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
-        if not part:
-            # Of a run that was killed while it wrote tables.
-            for stray in plan.out.glob(".trinat-*.tmp"):
-                stray.unlink(missing_ok=True)
+        own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else ()))
+        # Before the ledgers: a job beside this one says what it writes before it does.
+        there = digests_of(plan.out, own)
+        written: set[tuple[str, str]] = set()
         # A part of the work makes no tables, and needs to know of its own cases alone.
-        known = read_entries(ledgers_in(plan.out), {case.id for case in cases} if part else None)
-        with Ledger(plan.out / f"run{part}.jsonl", known) as ledger, _stopping() as stop:
+        mine = {case.id for case in cases} if part else None
+        known = read_entries(ledgers_in(plan.out), mine, written=written)
+        path = plan.out / f"run{part}.jsonl"
+        with Ledger(path, known, written, overwrite=plan.overwrite) as ledger:
+            ledger.refuse(there)
             on_start(len(cases) + len(refusals))
             run = _Run(settings, ledger, on_entry)
-            if not plan.participants and not (plan.shard and plan.shard.part > 1):
-                run.put_right(refusals)
-            run.refuse(refusals)
-            # Looked at first: a run with nothing to do loads no model.
-            missing = run.missing(cases, stop)
-            if first := next(missing, None):
-                engine = plan.engine or plan.local_engine
-                for entry in engine(settings).run(chain([first], missing), stop):
-                    run.note(entry)
-        shutil.rmtree(settings.staging, ignore_errors=True)
-        if found.bids_root:
-            write_bids_files(plan.out, found.bids_root)
-        if not part:
-            write_tables(plan.out, ledger.entries.values())
-    with suppress(OSError):
-        (plan.out / WORK).rmdir()
+            with _stopping() as stop:
+                if not plan.participants and not (plan.shard and plan.shard.part > 1):
+                    run.put_right(refusals)
+                run.refuse(refusals)
+                # Looked at first: a run with nothing to do loads no model.
+                missing = run.missing(cases, stop)
+                if first := next(missing, None):
+                    engine = plan.engine or plan.local_engine
+                    for entry in engine(settings).run(chain([first], missing), stop):
+                        run.note(entry)
+            with _staged(settings.staging) as folder:
+                if found.bids_root:
+                    write_bids_files(folder, plan.out, found.bids_root)
+                if not part:
+                    write_tables(folder, ledger.entries.values())
+                ledger.place(folder)
     counts = run.counts
     return Outcome(
         counts["done"],
@@ -189,6 +218,40 @@ def predict(
         interrupted=counts.total() < len(cases) + len(refusals),
         is_part=bool(part),
     )
+
+
+def merge(out: Path, *, overwrite: bool = False) -> Outcome:
+    """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page."""
+    ledgers, joined = ledgers_in(out), out / "run.jsonl"
+    if not ledgers:
+        raise InputError("no run*.jsonl here", where=out, remedy="give the --out of trinat predict")
+    with run_lock(out / WORK / "lock"):
+        written: set[tuple[str, str]] = set()
+        own = read_entries([joined] if joined.exists() else [], written=written)
+        others = [path for path in ledgers if path != joined]
+        entries = read_entries(others, known=own, written=written)
+        with (
+            Ledger(joined, own, written, overwrite=overwrite) as ledger,
+            _staged(out / WORK / "staging") as folder,
+        ):
+            write_tables(folder, entries.values())
+            ledger.place(folder)
+            for case, entry in entries.items():
+                if own.get(case) != entry:
+                    ledger.add(entry)
+    counts = Counter(entry.status for entry in entries.values())
+    return Outcome(counts["done"], counts["skipped"], counts["failed"], interrupted=False)
+
+
+@contextmanager
+def _staged(staging: Path) -> Iterator[Path]:
+    """A folder for the run's own files, on the disk of the output; gone afterwards."""
+    folder = staging / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 @dataclass
@@ -201,6 +264,13 @@ class _Run:
     counts: Counter[str] = field(default_factory=Counter)
 
     def note(self, entry: Entry, *, keep: bool = True) -> None:
+        if entry.staged:
+            try:
+                self.ledger.place(Path(entry.staged), entry)
+            except (OutputError, OSError) as error:
+                status: Status = "skipped" if isinstance(error, OutputError) else "failed"
+                reason = reason_of(error, where=False)
+                entry = replace(entry, status=status, reason=reason, outputs={}, result={})
         if keep:
             self.ledger.add(entry)
         self.counts[entry.status] += 1
@@ -237,28 +307,40 @@ class _Run:
                 # The entry of the run that did it stays the one that holds.
                 unchanged = "done before, nothing changed"
                 self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
+                continue
+            names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
+            files = [str(path) for path in names.all(self.settings.output, case.path)]
+            try:
+                self.ledger.refuse(digests_of(self.settings.out, files))
+            except OutputError as error:
+                reason = reason_of(error, where=False)
+                self.note(Entry.of(case, self.settings, "skipped", reason=reason))
             else:
                 yield case
 
 
+class _OverdueError(BaseException):
+    """What is in hand is left for the next run."""
+
+
 @contextmanager
 def _stopping() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a flag, so that the scan in hand is finished.
+    """Turn the first signal into a flag, so that the scans in hand are finished.
 
-    The second one is as rude as ever.
+    The second one, or the end of the grace, leaves the block at once wherever it is.
     """
     asked = False
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask() -> None:
         nonlocal asked
+        signal.setitimer(signal.ITIMER_REAL, 0 if asked else _GRACE_S)
+        if asked:
+            raise _OverdueError
         asked = True
-        signal.signal(number, before[signal.Signals(number)])
 
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with contextlib.suppress(_OverdueError), stop_signals(ask):
+        try:
+            yield lambda: asked
+        finally:
+            if asked:
+                signal.setitimer(signal.ITIMER_REAL, 0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry
-from pipelines.predict.settings import RunSettings
+from pipelines.predict.outputs import RunSettings
 
 if TYPE_CHECKING:
     from pipelines.predict.case import CaseWorker, Job

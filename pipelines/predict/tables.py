@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 from natsort import natsorted
 
 from pipelines.predict.ledger import Entry
-from pipelines.predict.naming import BIDSIGNORE, LABEL_TABLE
+from pipelines.predict.outputs import BIDSIGNORE, LABEL_TABLE
 from segmentation.io.files import atomic_text, write_tsv
 from segmentation.report.page import render
 
 if TYPE_CHECKING:
     from segmentation.labels.scheme import LabelScheme
 
-__all__ = ["write_bids_files", "write_label_table", "write_tables"]
+__all__ = ["format_aseg_stats", "write_bids_files", "write_label_table", "write_tables"]
 
 _T = TypeVar("_T")
 
@@ -56,8 +56,8 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
     _write_report(out, ordered)
 
 
-def write_bids_files(out: Path, raw: Path) -> None:
-    """dataset_description.json and .bidsignore; `raw` is the dataset that was segmented."""
+def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
+    """dataset_description.json and .bidsignore, for `out`; `raw` is what was segmented."""
     # As seen from the output, so that no path of this machine is told.
     link = Path(os.path.relpath(raw.resolve(), out.resolve())).as_posix() + "/"
     description = {
@@ -67,9 +67,9 @@ def write_bids_files(out: Path, raw: Path) -> None:
         "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
         "DatasetLinks": {"raw": link},
     }
-    with atomic_text(out / "dataset_description.json") as file:
+    with atomic_text(folder / "dataset_description.json") as file:
         file.write(json.dumps(description, indent=2) + "\n")
-    with atomic_text(out / ".bidsignore") as file:
+    with atomic_text(folder / ".bidsignore") as file:
         file.write("\n".join(BIDSIGNORE) + "\n")
 
 
@@ -89,6 +89,27 @@ def write_label_table(out: Path, scheme: LabelScheme, *, by_index: bool) -> None
             for label in scheme.labels
         ],
     )
+
+
+def format_aseg_stats(
+    subject: str, scheme: LabelScheme, voxels: Mapping[str, int], voxel_mm3: float
+) -> str:
+    """`aseg.stats` in FreeSurfer's form; measures that were not measured (eTIV) are not there."""
+    lines = [
+        "# Title Segmentation Statistics",
+        "# generating_program trinat",
+        f"# subjectname {subject}",
+        f"# VoxelVolume_mm3 {voxel_mm3:g}",
+        "# ColHeaders Index SegId NVoxels Volume_mm3 StructName",
+    ]
+    rows = sorted(
+        (label.fs_id, voxels[label.name], label.name)
+        for label in scheme.labels
+        if label.name in voxels
+    )
+    for index, (number, count, name) in enumerate(rows, start=1):
+        lines.append(f"{index:3d} {number:3d} {count:9d} {count * voxel_mm3:13.3f}  {name}")
+    return "\n".join(lines) + "\n"
 
 
 def _write_quality(path: Path, done: Sequence[Entry]) -> None:

@@ -24,7 +24,7 @@ from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
 from pipelines.predict.cluster import DaskEngine
 from pipelines.predict.ledger import Entry, read_entries
-from pipelines.predict.settings import RunSettings
+from pipelines.predict.outputs import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError
 from segmentation.io.files import sha256_of
 

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from helpers.overfitted import random_model
-from helpers.poison import serve_poison, serve_without_end
+from helpers.poison import serve_poison, serve_without_end, start_without_end
 from helpers.serial import run_serially, write_scans
 
 from pipelines.common.discovery import Case
@@ -21,9 +23,9 @@ from pipelines.common.exits import Exit
 from pipelines.common.lock import run_lock
 from pipelines.predict.engine import LocalEngine
 from pipelines.predict.ledger import read_entries
-from pipelines.predict.naming import WORK
-from pipelines.predict.settings import RunSettings
-from segmentation.errors import LockedError
+from pipelines.predict.outputs import WORK, OutputSettings, RunSettings
+from pipelines.predict.run import Plan
+from segmentation.errors import DeviceError, LockedError
 from segmentation.io.files import sha256_of
 
 TRINAT = Path(sys.executable).with_name("trinat")
@@ -122,6 +124,44 @@ def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None
     settings = RunSettings(Path(), Path(), "", Path())
     engine = LocalEngine(settings, ["cpu"], target=serve_without_end)
     assert list(engine.run([Case("a", Path("a"), "a")], stop)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_whose_worker_is_stuck(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.predict.run._GRACE_S", 1.0)
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
+
+    def signal_once_one_is_done() -> None:
+        ledger = tmp_path / "out/run.jsonl"
+        while not (ledger.exists() and b'"done"' in ledger.read_bytes()):
+            time.sleep(0.1)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=signal_once_one_is_done, daemon=True).start()
+    outcome = run_serially(
+        scans,
+        tmp_path / "out",
+        engine=lambda settings: LocalEngine(settings, ["cpu"], target=serve_poison),
+    )
+    assert outcome.exit == Exit.INTERRUPTED
+    assert (outcome.done, outcome.failed) == (1, 0)
+    assert (tmp_path / "out/summary.tsv").exists()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> None:
+    settings = RunSettings(Path(), Path(), "", Path())
+    engine = LocalEngine(settings, ["cpu"], timeout_s=2, target=start_without_end)
+    with pytest.raises(DeviceError, match="did not start within 2 s"):
+        list(engine.run([Case("a", Path("a"), "a")], lambda: False))
+
+
+def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:
+    plan = Plan([], Path(), output=OutputSettings(mirror=True, samples=2))
+    assert plan.limit_s == 6 * 7200
+    assert replace(plan, timeout_s=0).limit_s == 0
 
 
 def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry
+from pipelines.predict.outputs import RunSettings
 from pipelines.predict.server import serve
-from pipelines.predict.settings import RunSettings
 
 IN_HAND = "in-hand"  # a file that says so
 
@@ -34,6 +34,11 @@ def serve_without_end(connection: Connection, settings: RunSettings, device: str
     """A worker whose first scan takes for ever."""
     connection.send("ready")
     connection.send((connection.recv().id, "networks"))
+    time.sleep(600)
+
+
+def start_without_end(connection: Connection, settings: RunSettings, device: str) -> None:
+    """A worker that never gets ready."""
     time.sleep(600)
 
 

@@ -10,8 +10,8 @@ from helpers.overfitted import miniature, random_model
 from pipelines.common.discovery import Case
 from pipelines.predict.case import CaseWorker
 from pipelines.predict.ledger import Entry
+from pipelines.predict.outputs import OutputSettings, RunSettings
 from pipelines.predict.run import Outcome, Plan, predict
-from pipelines.predict.settings import OutputSettings, RunSettings
 
 QUICK = OutputSettings(picture=False)
 

@@ -16,7 +16,7 @@ from helpers.overfitted import random_model
 from helpers.serial import write_scans
 
 from pipelines.predict.ledger import read_entries
-from pipelines.predict.merge import merge
+from pipelines.predict.run import merge
 from segmentation.io.files import sha256_of
 
 ARRAY = Path(__file__).parents[2] / "scripts/slurm/array.sh"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.common.lock import run_lock
-from segmentation.errors import LockedError
+from segmentation.errors import LockedError, OutputError
 
 _HOLD = """
 import sys, time
@@ -63,7 +63,7 @@ def test_lock_of_a_killed_run_is_taken_over(lock, holder) -> None:
 def test_lock_file_is_gone_afterwards(lock) -> None:
     with run_lock(lock):
         assert lock.exists()
-    assert list(lock.parent.iterdir()) == []
+    assert not lock.parent.exists()
 
 
 def _written_elsewhere(lock: Path, seconds_ago: float) -> None:
@@ -83,6 +83,27 @@ def test_silent_holder_on_another_machine_is_dead(lock) -> None:
     _written_elsewhere(lock, seconds_ago=90)
     with run_lock(lock):
         assert json.loads(lock.read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_dated_in_the_future_blocks_for_no_longer_than_any_other(lock) -> None:
+    _written_elsewhere(lock, seconds_ago=-1e6)
+    with pytest.raises(LockedError, match="node7"), run_lock(lock):
+        pass
+    assert lock.stat().st_mtime < time.time() + 5
+    then = lock.stat().st_mtime - 90
+    os.utime(lock, (then, then))
+    with run_lock(lock):
+        assert json.loads(lock.read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(lock, tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(target)
+    with pytest.raises(OutputError, match="symbolic link"), run_lock(lock):
+        pass
+    assert target.read_text() == "mine"
 
 
 def test_error_in_the_block_releases_the_lock(lock) -> None:

@@ -17,7 +17,7 @@ from pipelines.cli import bids, main
 from pipelines.common.exits import Exit
 from pipelines.common.lock import run_lock
 from pipelines.predict.ledger import read_entries
-from pipelines.predict.naming import WORK
+from pipelines.predict.outputs import WORK
 from segmentation.errors import LockedError
 from segmentation.models import zoo
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry, Ledger, ledgers_in, read_entries
-from pipelines.predict.settings import OutputSettings, RunSettings
+from pipelines.predict.outputs import OutputSettings, RunSettings
 from segmentation.errors import IntegrityError
 from segmentation.io.files import sha256_of
 

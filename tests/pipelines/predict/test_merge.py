@@ -10,8 +10,8 @@ import pytest
 from pipelines.common.lock import run_lock
 from pipelines.predict import ledger
 from pipelines.predict.ledger import Entry, Ledger, read_entries
-from pipelines.predict.merge import merge
-from pipelines.predict.naming import WORK
+from pipelines.predict.outputs import WORK
+from pipelines.predict.run import merge
 from segmentation.errors import InputError, IntegrityError, LockedError
 
 FAILED = Entry("a", "failed", "a.nii", "is damaged", finished="2026-01-01")
@@ -35,7 +35,7 @@ def test_the_newest_of_each_case_is_joined_and_counted(out: Path) -> None:
         "a": "is still damaged",
         "b": "is damaged",
     }
-    assert len((out / "run.jsonl").read_text().splitlines()) == 2
+    assert len((out / "run.jsonl").read_text().splitlines()) == 1 + 2  # one of the tables
     assert len((out / "summary.tsv").read_text().splitlines()) == 1 + 2
     assert not (out / WORK).exists()
 
@@ -50,10 +50,10 @@ def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
     parse = ledger._parse
     monkeypatch.setattr(ledger, "_parse", lambda *line: read.append(line) or parse(*line))
     merge(out)
-    # Two that were joined, three of the first shard and one of the second.
-    assert len(read) == 2 + 3 + 1
+    # Tables and two that were joined, three of the first shard and one of the second.
+    assert len(read) == 3 + 3 + 1
     lines = (out / "run.jsonl").read_text().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 3 + 2
     assert "is gone" in lines[-1]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.predict.naming import bids_name
-from pipelines.predict.stats import format_aseg_stats
+from pipelines.predict.outputs import bids_name
+from pipelines.predict.tables import format_aseg_stats
 from segmentation.data.sources.bids import entities
 from segmentation.labels.scheme import load_scheme
 

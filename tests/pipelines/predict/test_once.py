@@ -54,5 +54,5 @@ def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> 
     with opened() as counts:
         assert run_serially(scans, tmp_path / "out").skipped == 1
     assert counts["a.nii.gz"] == counts["a_dseg.nii.gz"] == counts["model.yaml"] == 1
-    assert counts["run.jsonl"] == 2  # to be read, and to be added to
+    assert counts["run.jsonl"] == 1  # nothing is added
     assert not any(name.endswith(".safetensors") for name in counts)

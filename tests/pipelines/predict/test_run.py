@@ -20,8 +20,7 @@ from helpers.serial import QUICK, run_serially, write_scans
 
 from pipelines.common.exits import Exit
 from pipelines.predict.ledger import read_entries
-from pipelines.predict.merge import merge
-from pipelines.predict.run import Shard
+from pipelines.predict.run import Shard, merge
 from segmentation.errors import ConfigError, InputError
 from segmentation.io.files import sha256_of
 
@@ -238,13 +237,6 @@ def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(again, monkeypatc
     outcome = run_serially(*again)
     assert (outcome.done, outcome.skipped, outcome.failed) == (0, 0, 0)
     assert outcome.exit == Exit.INTERRUPTED
-
-
-def test_what_a_killed_run_left_of_a_table_is_removed(again) -> None:
-    scans, out = again
-    (out / ".trinat-0123456789abcdef.tmp").touch()
-    run_serially(scans, out)
-    assert not list(out.glob(".trinat-*"))
 
 
 def test_half_a_pair_is_told_by_name_and_without_a_path(tmp_path: Path) -> None:

@@ -1,28 +1,35 @@
-"""Names of what is written: safe, free of collisions, and BIDS where the input is BIDS."""
+"""What a run writes: by which settings, and under which names (BIDS where the input is BIDS)."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 __all__ = [
     "BIDSIGNORE",
     "LABEL_TABLE",
     "RESULT_ENDINGS",
+    "TABLES",
     "WORK",
     "CaseNames",
+    "OutputSettings",
     "Product",
+    "RunSettings",
     "bids_name",
     "safe_component",
 ]
 
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
+TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")
 # Of a BIDS dataset: what the numbers in all its label maps mean.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 
@@ -44,7 +51,7 @@ class Product(Enum):
 RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (
-    *("*.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "report/"),
+    *("*.jsonl", *TABLES, "report/", "*.bak*"),
     *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
     f"{WORK}/",
 )
@@ -60,6 +67,49 @@ _ORDER = (
 
 
 @dataclass(frozen=True)
+class OutputSettings:
+    """Any change here makes every case of an output folder be done again."""
+
+    views: tuple[str, ...] = ()  # empty: all that the model has
+    mirror: bool = False
+    samples: int = 0
+    clean: bool = False
+    format: Literal["aseg", "index"] = "aseg"
+    mgz: bool = False  # label maps as .mgz where the scan is
+    stats: bool = False
+    picture: bool = True
+    entropy: bool = False
+    probabilities: bool = False
+    fill_nonfinite: bool = False
+    trust_affine: Literal["sform", "qform", "header"] | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def wants(self, product: Product) -> bool:
+        """Label maps always; each other product by the setting of its name."""
+        return bool(getattr(self, product.name.lower(), True))
+
+    def digest(self) -> str:
+        content = {**asdict(self), "version": version("trinat")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where and with what; devices and processes do not change what comes out."""
+
+    out: Path
+    model: Path
+    model_sha256: str
+    staging: Path  # on the disk of `out`; emptied at start and end
+    output: OutputSettings = field(default_factory=OutputSettings)
+    bids: bool = False
+    threads: int | None = None
+    batch: int | None = None
+    allow_cpu: bool = False
+    require_checksum: bool = False
+
+
+@dataclass(frozen=True)
 class CaseNames:
     """Where the files of one case go: beside one another, below `root`."""
 
@@ -67,6 +117,15 @@ class CaseNames:
     id: str  # folder/stem
     entities: Mapping[str, str]
     bids: bool
+
+    def all(self, output: OutputSettings, scan: Path) -> list[Path]:
+        """Every file of the scan, but for the JSON beside some."""
+        others = [p for p in Product if p is not Product.LABELS and output.wants(p)]
+        return [self.labels(output, scan), *map(self.path, others)]
+
+    def labels(self, output: OutputSettings, scan: Path) -> Path:
+        mgz = output.mgz and scan.suffix.lower() in (".mgz", ".mgh")
+        return self.path(Product.LABELS, ".mgz" if mgz else "")
 
     def path(self, product: Product, ending: str = "") -> Path:
         folder, _, stem = self.id.rpartition("/")

@@ -1,0 +1,134 @@
+"""Files that a run has not written, or that were changed since, are never replaced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers.serial import run_serially, write_scans
+
+from pipelines.common.exits import Exit
+from pipelines.predict.ledger import Ledger, read_entries
+from segmentation.errors import ConfigError, OutputError
+from segmentation.io.files import sha256_of
+
+TABLES = ("summary.tsv", "qc.tsv", "volumes.tsv", "report.html")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+    }
+
+
+def test_a_label_map_of_the_users_is_kept_and_the_other_scans_go_on(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    out.mkdir()
+    (out / "a_dseg.nii.gz").write_bytes(b"by hand")
+    outcome = run_serially(scans, out)
+    assert (outcome.done, outcome.skipped, outcome.failed) == (1, 1, 0)
+    assert (out / "a_dseg.nii.gz").read_bytes() == b"by hand"
+    reason = read_entries([out / "run.jsonl"])["a"].reason
+    assert "a_dseg.nii.gz" in reason
+    assert "--overwrite" in reason
+
+
+def test_a_label_map_that_was_corrected_by_hand_is_kept(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    assert run_serially(scans, out).done == 1
+    ours = (out / "a_dseg.nii.gz").read_bytes()
+    (out / "a_dseg.nii.gz").write_bytes(b"corrected")
+    for _ in range(2):
+        assert run_serially(scans, out).skipped == 1
+        assert (out / "a_dseg.nii.gz").read_bytes() == b"corrected"
+    assert run_serially(scans, out, overwrite=True).done == 1
+    assert (out / "a_dseg.nii.gz").read_bytes() == ours
+    assert (out / "a_dseg.nii.gz.bak").read_bytes() == b"corrected"
+    (out / "a_dseg.nii.gz").write_bytes(b"again")
+    assert run_serially(scans, out, overwrite=True).done == 1
+    assert (out / "a_dseg.nii.gz.bak2").read_bytes() == b"again"
+    assert (out / "a_dseg.nii.gz.bak").read_bytes() == b"corrected"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_the_users_refuses_the_run_and_nothing_is_written(
+    tmp_path: Path, name: str
+) -> None:
+    own = write_scans(tmp_path / "own", "scan.nii.gz")
+    (own / name).write_text("mine")
+    before = contents(own)
+    with pytest.raises(OutputError, match=name):
+        run_serially([str(own / "scan.nii.gz")], own)
+    assert contents(own) == before
+    assert run_serially([str(own / "scan.nii.gz")], own, overwrite=True).exit == Exit.OK
+    assert (own / f"{name}.bak").read_text() == "mine"
+
+
+def test_an_output_folder_that_is_the_input_writes_nothing(tmp_path: Path) -> None:
+    own = write_scans(tmp_path / "own", "scan.nii.gz")
+    before = contents(own)
+    with pytest.raises(ConfigError, match="choose another --out"):
+        run_serially(own, own)
+    assert contents(own) == before
+
+
+def test_results_of_a_scan_that_has_failed_since_are_still_the_runs_own(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    run_serially(scans, out)
+    sound = (scans / "a.nii.gz").read_bytes()
+    (scans / "a.nii.gz").write_bytes(b"broken")
+    assert run_serially(scans, out).failed == 1
+    (scans / "a.nii.gz").write_bytes(sound)
+    assert run_serially(scans, out).done == 1
+
+
+def test_a_kill_between_renaming_and_the_ledgers_line_is_no_change_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    add = Ledger.add
+
+    def killed(self: Ledger, entry: object) -> None:
+        if getattr(entry, "status", "") == "done":
+            raise KeyboardInterrupt
+        add(self, entry)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "add", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_serially(scans, out)
+    (written,) = out.glob("*_dseg.nii.gz")
+    digest = sha256_of(written)
+    assert run_serially(scans, out).done == 2
+    assert sha256_of(written) == digest
+
+
+def test_a_kill_while_tables_are_written_is_no_change_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    replace = Path.replace
+
+    def killed(self: Path, target: Path) -> Path:
+        done = replace(self, target)
+        if Path(target) == out / "summary.tsv":
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_serially(scans, out)
+    assert (out / "summary.tsv").exists()
+    assert run_serially(scans, out).exit == Exit.OK
+    assert all((out / name).exists() for name in TABLES)
+
+
+def test_a_link_in_the_place_of_a_result_is_kept(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    out.mkdir()
+    (out / "a_dseg.nii.gz").symlink_to(tmp_path / "nowhere")
+    assert run_serially(scans, out).skipped == 1
+    assert os.readlink(out / "a_dseg.nii.gz") == str(tmp_path / "nowhere")  # noqa: PTH115
