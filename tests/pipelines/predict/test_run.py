@@ -125,7 +125,7 @@ def test_a_damaged_or_missing_output_is_made_again_the_same(again) -> None:
     before = sha256_of(out / "a_dseg.nii.gz"), sha256_of(out / "b/c_dseg.nii.gz")
     (out / "a_dseg.nii.gz").write_bytes(b"damaged")
     (out / "b/c_dseg.nii.gz").unlink()
-    assert run_serially(scans, out).done == 2
+    assert run_serially(scans, out, overwrite=True).done == 2
     assert before == (
         sha256_of(out / "a_dseg.nii.gz"),
         sha256_of(out / "b/c_dseg.nii.gz"),
