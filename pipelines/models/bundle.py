@@ -88,7 +88,7 @@ def bundle(
             "labels": first.info.labels,
             "preprocessing": _preprocessing(by_view),
             "fusion": fusion,
-            # A structure that one view was never taught cannot be fused.
+            # A structure that one view does not predict cannot be fused.
             "not_predicted": _in_order(
                 first.model.scheme.names,
                 {structure for source in sources for structure in source.info.not_predicted},

@@ -101,7 +101,7 @@ def inverted(share: float) -> Change:
 
 
 def _thick(slices_mm: int) -> Change:
-    """Axial slices so thick, told as if they were thin."""
+    """Thick axial slices on a grid of thin ones."""
 
     def change(image: Floats, _: np.random.Generator) -> Floats:
         means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[
@@ -217,8 +217,8 @@ def calibrate(
     lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
     for name, dice_, found in (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject)):
         caught, alarmed = rates(points, dice_, found)
-        told = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
-        lines.append(f"{name} below {found:.2f}: {told}")
+        shares = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
+        lines.append(f"{name} below {found:.2f}: {shares}")
     origin = "trinat calibrate: " + "; ".join(lines)
     update_info(folder, quality=Quality(agreement=(look_at, reject), origin=origin))
     for name, dice_, found in (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject)):

@@ -69,7 +69,7 @@ class Found:
     dice: dict[str, tuple[float, ...]]  # by kind of fusion
     chosen: str
     fusion: Fusion
-    held_out: bool  # False with one person, whose scans have to judge what they have taught
+    held_out: bool  # False with one person: the same scans fit and score
     exit: Exit
 
     def mean(self, kind: str) -> float:

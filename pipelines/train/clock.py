@@ -1,4 +1,4 @@
-"""Training within seconds of wall time: what a call may take, and each job's part of it."""
+"""Training within a wall time: the time of a call, and each job's part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 __all__ = ["JobClock", "TimeLimit"]
 
-# Of a job's time, kept for validation as long as nobody knows how long that takes.
+# Share of a job's time that is reserved for validation until one has been measured.
 _UNMEASURED = 0.1
 
 

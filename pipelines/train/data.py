@@ -20,7 +20,7 @@ from segmentation.training.validation import Scan, synthetic_scans
 
 __all__ = ["open_data", "usual_readers"]
 
-# Counted from what one reads, four give several times what a GPU is to train on.
+# Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
 
 
@@ -46,7 +46,7 @@ def open_data(
             raise ConfigError(f"held_out is {held}, and there are {len(maps.labels)} heads")
         seen, unseen = maps.part(slice(None, -held or None)), maps.part(slice(-held or None, None))
         if not held:
-            # Nothing is kept apart: the same heads, drawn anew.
+            # No heads are held out: new scans of the same heads.
             unseen = maps
         unseen = unseen.part(slice(None, limit or 1))
         synthesis = data.synthetic.synthesis
@@ -76,8 +76,8 @@ def open_data(
 def usual_readers(device: torch.device, cores: int) -> int:
     """Processes that read slices ahead, where the recipe gives no number.
 
-    A GPU stands still while a slice is read. On a CPU that is a hundredth of a step or two, and a
-    reader would take its time from those that train.
+    A GPU is idle while a slice is read. On a CPU reading is one or two hundredths of a step, and a
+    reader would take time from training.
     """
     return 0 if device.type == "cpu" else max(1, min(_MOST_READERS, cores - 1))
 

@@ -96,9 +96,15 @@ class JobRun:
                     f"process {workers.rank} does not have the data that process 0 has",
                     remedy="give all machines the same files",
                 )
-            taught = teachers(recipe, job.stage, job.views)
             trainer = Trainer(
-                recipe, job.stage, job.views, self._start(), source, self.device, workers, taught
+                recipe,
+                job.stage,
+                job.views,
+                self._start(),
+                source,
+                self.device,
+                workers,
+                teachers(recipe, job.stage, job.views),
             )
             identity = {
                 "stage": job.stage.model_dump(mode="json"),
@@ -130,7 +136,7 @@ class JobRun:
             scores.save()
             self.write_page()
 
-        # A run that was killed when its patience had ended does not begin anew to be patient.
+        # A run that was killed after its patience had ended does not train further.
         over = scores.tried_patience
         if trainer.counters.validation_due:
             over = scores.take()
@@ -187,7 +193,7 @@ class JobRun:
     def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
         state, problems = read_latest(self.folder)
         before = (
-            "the state before it is taken" if state else "no sound one is left, all begins anew"
+            "the state before it is used" if state else "no sound one is left, the job starts again"
         )
         for problem in problems:
             self.watcher.say(f"{problem}: {before}")
@@ -204,7 +210,7 @@ class JobRun:
         self.watcher.say(f"{self.job.name}: goes on at step {state.counters.step}")
 
     def _begin_alike(self, trainer: Trainer) -> None:
-        """All processes start where the leader does: a disk may show each another state."""
+        """All processes start from the leader's state: disks may show each another file."""
         if self.workers.count == 1:
             return
         state = self.workers.share(lambda: to_bytes(trainer.state({})))
@@ -225,9 +231,9 @@ class JobRun:
                 continue
             source, theirs = first
             ours = self.scheme.seen_in(view)
-            kept, anew = copy_matching(network, view, source, theirs, ours)
+            kept, random = copy_matching(network, view, source, theirs, ours)
             if self.job.stage.start is not None:
-                more = f"; anew begin {', '.join(anew)}" if anew else ""
+                more = f"; random weights: {', '.join(random)}" if random else ""
                 self.watcher.say(
                     f"{self.job.name}: {view.value} starts with the model's weights for "
                     f"{kept} of {len(ours)} classes{more}"

@@ -1,4 +1,4 @@
-"""What a training writes down as it goes: metrics.csv, validations.csv, TensorBoard, MLflow."""
+"""What training writes as it goes on: metrics.csv, validations.csv, TensorBoard, MLflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
 _METRIC_COLUMNS = ("step", "epoch", "loss", "rate", "gradient_norm", "slices_per_second")
 # Lines of metrics.csv: dense enough for a curve, few enough for a long run.
 _REPORT_SECONDS = 10.0
-# As many as one message to MLflow may have; and how long a server that is away is left alone.
+# The most that one message to MLflow may have, and the pause if its server is unavailable.
 _MLFLOW_PARAMS, _MLFLOW_METRICS, _MLFLOW_PAUSE_SECONDS = 100, 1000, 600.0
 
 
@@ -50,7 +50,7 @@ class Metrics:
     ) -> None:
         """`mlflow` is an experiment, whose run of this job shows the `settings`."""
         self.path = folder / METRICS
-        # What was written after the state that the run goes on from, is done again.
+        # Steps after the state that the run resumes from are done again.
         rows = [row.values() for row in read_rows(self.path) if int(row["step"]) <= step]
         with atomic_text(self.path) as file:
             csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
@@ -97,10 +97,10 @@ class Metrics:
 
 
 class _MlflowRun:
-    """One job in an experiment of MLflow, whose own settings say where that is.
+    """One job as a run in an experiment of MLflow, at the address in MLflow's own settings.
 
-    A resumed job goes on in its run, and what it does again stands there twice. A server that is
-    away for a while ends no training: it gets the values later.
+    A resumed job continues its run; steps that are done again are there twice. If the server is
+    unavailable, training goes on and the values are sent later.
     """
 
     def __init__(self, folder: Path, experiment: str, settings: Mapping[str, Any]) -> None:
@@ -171,8 +171,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     text = read_text(path, errors="replace")
-    # A line without an end may lack a digit, too. Where a disk was asked for bytes that it never
-    # got, it gives zeros.
+    # A line without a newline may lack a digit, too. After a power cut a file may end in zeros.
     head, *lines = [""] if "\n" not in text else text[: text.rindex("\n")].splitlines()
     columns = head.split(",")
     whole = (cells for cells in csv.reader(lines) if len(cells) == len(columns))
@@ -183,7 +182,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme) -> None:
     """validations.csv: one row a view and structure."""
     path = folder / VALIDATIONS
-    # A run that was killed after writing and before its state was, comes here again.
+    # A run that was killed between this and its next state repeats the validation.
     kept = [row.values() for row in read_rows(path) if int(row["step"]) < step]
     added = [
         (step, view.value, name, f"{dice:.4f}", f"{iou:.4f}")

@@ -1,4 +1,4 @@
-"""A run to look at: curves as progress.png, and a page around them, run.html."""
+"""Pages of a run: curves as progress.png, and run.html with them and more."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
 def write_examples(
     job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
 ) -> None:
-    """The same validation slices as they are seen at this step: image, truth and prediction."""
+    """Validation slices, the same at each step: image, truth and prediction."""
     from matplotlib.image import imsave
 
     colors, plain = label_colors(scheme), np.zeros_like(examples.truth)
     kinds = (plain, examples.truth, examples.predicted)
-    # The truth alone says where to cut, so that pictures of all steps show the same.
+    # Cropped by the truth, so that pictures of all steps show the same field.
     window = (slice(None), *brain_window(examples.truth))
     panels = [overlay(examples.images[window], kind[window], colors) for kind in kinds]
     # (S, H, 3 W, 3) to one slice below another; row 0 of each stands at its bottom.

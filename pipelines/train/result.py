@@ -32,9 +32,9 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
 def trained(
     recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path, say: Callable[[str], None]
 ) -> tuple[Network, View]:
-    """A view's network as the last of some stages that trained it left it: the best, or the last.
+    """A view's network after the last of some stages that trained it: the best state, or the last.
 
-    A view that none has trained gets the network of another view, which is named.
+    A view that none has trained gets another view's network; returns that view.
     """
     found = (
         (stage, folder, each)
@@ -97,10 +97,10 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
         try:
             return read_state(folder / BEST)
         except IntegrityError as error:
-            say(f"{error}: the last state is taken instead of the best")
+            say(f"{error}: the last state is used instead of the best")
     state, problems = read_latest(folder)
     for problem in problems:
-        say(f"{problem}: the state before it is taken")
+        say(f"{problem}: the state before it is used")
     if state is None:
         raise TrainingError(
             "no sound state is left", where=folder, remedy="delete this folder and --resume the run"
@@ -142,9 +142,9 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
 
 
 def _seen(recipe: Recipe, *, synthetic: bool) -> str:
-    """What the weights saw; who started from others' says whose, for what those saw counts, too."""
+    """What the weights saw; weights to start from are named, since their data count, too."""
     seen = "synthetic scans" if synthetic else "scans of a slice store"
-    # A model is passed on: where on a disk its beginning stood is nobody's business.
+    # A model is given to others: it must not contain paths of this disk.
     starts = (stage.start for stage in recipe.stages if stage.start is not None)
     started = ["/".join(start.parts[-2:]) for start in starts]
     seen = ", from the weights of ".join([seen, *started])

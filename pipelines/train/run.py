@@ -56,7 +56,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
-    """What the networks of a model have in common: all but the number of their classes."""
+    """The configuration that a model's networks share, all but the number of classes."""
     architectures = read_info(find_model(model)).architectures
     chosen = [architectures[view] for view in views if view in architectures]
     classes = {"classes": PUBLISHED.classes}
@@ -149,7 +149,7 @@ def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:
 
 
 def _clear(*folders: Path) -> None:
-    """Remove what a killed process left half-written; nobody else writes while the run is ours."""
+    """Remove what a killed process left half-written; the run's lock is held."""
     for folder in folders:
         for left in (*folder.glob(LEFTOVERS), *folder.glob(f"examples/{LEFTOVERS}")):
             if left.is_dir():
@@ -159,7 +159,7 @@ def _clear(*folders: Path) -> None:
 
 
 def _look_ahead(stages: Iterable[StageConfig]) -> None:
-    """Say now what a stage will lack, and not after the hours of those before it."""
+    """Refuse what a stage lacks now, and not after hours of the stages before it."""
     for stage in stages:
         if stage.start is not None:
             find_model(stage.start)
@@ -176,9 +176,9 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
             Store(store.path)
             if not read_split(store.split).validation and stage.validation is not None:
                 raise DatasetError(
-                    "has nobody who validates",
+                    "has no subject for validation",
                     where=store.split,
-                    remedy="share some out (trinat split --ratios 8 1 1), or --set validation=null",
+                    remedy="add some (trinat split --ratios 8 1 1), or use --set validation=null",
                 )
 
 

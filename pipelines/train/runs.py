@@ -1,4 +1,4 @@
-"""Training runs side by side: what differs in their settings, curves, best scores, time."""
+"""Training runs compared: settings that differ, curves, best scores, time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _jobs(run: Path) -> list[Path]:
 
 
 def _counters(job: Path) -> Counters | None:
-    """Where a job ended; of one that has not, where its last sound state stands."""
+    """The counters at a job's end; of an unfinished job those of its last sound state."""
     done = job / DONE
     if done.is_file():
         return Counters(**json.loads(done.read_text("utf-8")))

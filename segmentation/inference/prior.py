@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.labels.scheme import LabelScheme
-from segmentation.models.model_info import Prior
-from segmentation.models.template import Template
+from segmentation.models.model_info import Prior, Template
 from segmentation.synthetic.heads import HeadMaps, aim
 
 __all__ = ["apply_prior", "build_template", "default_prior"]

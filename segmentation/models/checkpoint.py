@@ -33,9 +33,9 @@ from segmentation.models.model_info import (
     Fusion,
     ModelInfo,
     Precision,
+    Template,
     weights_file,
 )
-from segmentation.models.template import Template
 from segmentation.models.zoo import MODEL_FILE, find_model
 from segmentation.space.views import View
 
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def not_predicted(self) -> NDArray[np.int64]:
-        """Class indices that the model was never taught."""
+        """Class indices that the model does not predict."""
         return np.array([self.scheme.names.index(name) for name in self.info.not_predicted], int)
 
     def is_merged(self, view: View) -> bool:
@@ -84,7 +84,7 @@ class Model:
         return self.scheme.seen_in(view) if self.is_merged(view) else self.scheme
 
     def not_predicted_in(self, view: View) -> NDArray[np.int64]:
-        """Of those classes, the ones that the model was never taught."""
+        """Of those classes, the ones that the model does not predict."""
         never = self.not_predicted
         return np.unique(self.scheme.merged.to_merged[never]) if self.is_merged(view) else never
 
@@ -126,7 +126,7 @@ def save_model(
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
-    """Write a model folder, whole or not at all; `label_table` is the TSV of a scheme of one's own.
+    """Write a model folder, whole or not at all; `label_table` is the TSV of a user's own scheme.
 
     With float16, convolutions are stored in half precision (and computed with in float32 again);
     norms, slopes and biases, few and wide in range, stay float32. `overwrite` replaces the whole
@@ -305,7 +305,7 @@ def _load_network(path: Path, data: bytes, config: NetworkConfig, precision: Pre
         tensors = safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelError("is not a safetensors file", where=path, remedy=_COPY_AGAIN) from error
-    # Nothing is drawn or allocated for weights that are about to be replaced.
+    # No random weights are made, since they would be replaced at once.
     with torch.device("meta"):
         network = build(config)
     expected = network.state_dict()

@@ -119,12 +119,12 @@ def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> nn.M
     return _MonaiLoss(config, weights)
 
 
-def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """Logits (N, K, H, W) twice -> mean over pixels of sum_k q_k (log q_k - log p_k), float32.
 
-    q are the teacher's probabilities, p the taught network's; 0 where they are the same.
+    q are the teacher's probabilities, p the student's; 0 where they are the same.
     """
-    log_p, log_q = (logits.float().log_softmax(1) for logits in (taught, teacher))
+    log_p, log_q = (logits.float().log_softmax(1) for logits in (student, teacher))
     return (log_q.exp() * (log_q - log_p)).sum(1).mean()
 
 

@@ -1,10 +1,16 @@
-"""What model.yaml says: everything that inference must know beside the weights."""
+"""What model.yaml says: everything that inference needs beside the weights."""
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -16,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from segmentation.errors import ModelError
 from segmentation.models.architectures import Architecture
 from segmentation.space.grid import world_axes
 from segmentation.space.views import SliceAxes, View, slice_axes
@@ -32,11 +39,13 @@ __all__ = [
     "Preprocessing",
     "Prior",
     "Quality",
+    "Template",
     "Training",
 ]
 
 FORMAT = 1
 PRIOR_FILE = "prior.npz"
+_LARGEST_PRIOR_BYTES = 256 << 20
 
 Precision = Literal["float32", "float16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -59,7 +68,7 @@ class _Part(BaseModel):
 
 
 class Preprocessing(_Part):
-    """What the networks want to see, and how inference gives it to them.
+    """The input of the networks, and how inference makes it from a scan.
 
     The scan is brought to a grid of `shape` voxels of `spacing_mm`, whose axes grow towards the
     three letters of `axes`, and its intensities are scaled:
@@ -123,7 +132,7 @@ class Prior(_Part):
 
 
 class Training(_Part):
-    """Where the weights come from, for those who must know what they may do with them."""
+    """Where the weights come from, and their licence."""
 
     data: str = ""
     licence: str = ""
@@ -132,7 +141,7 @@ class Training(_Part):
 
 
 class Origin(_Part):
-    """What was said of a view's network where it was trained; of a model that joins several."""
+    """In a model that joins several: the notes of a view's own model."""
 
     name: Name
     model_sha256: Sha256  # of the model.yaml that said it
@@ -149,7 +158,7 @@ class Description(_Part):
     labels: Name = "quicknat33"
     preprocessing: Preprocessing = Preprocessing()
     fusion: Fusion = Fusion()
-    # Structures of the scheme that the model was never taught: no volume is printed for them.
+    # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     quality: Quality | None = None
     prior: Prior | None = None
@@ -188,3 +197,39 @@ class ModelInfo(Description):
 
 def weights_file(view: View) -> str:
     return f"{view.value}.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """prior.npz: shares of K classes on a grid, (X, Y, Z, K) uint8 of 255, and their centres."""
+
+    shares: NDArray[np.uint8]
+    affine: NDArray[np.float64]  # voxels to template millimetres
+    centroids: NDArray[np.float64]  # (K, 3) template millimetres; NaN where a class has none
+
+    def to_bytes(self) -> bytes:
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer, shares=self.shares, affine=self.affine, centroids=self.centroids
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, classes: int, where: Path) -> Template:
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_PRIOR_BYTES:
+                    raise ModelError("is too large for a prior", where=where)
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                found = cls(arrays["shares"], arrays["affine"], arrays["centroids"])
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise ModelError("is no prior", where=where) from error
+        if (
+            found.shares.ndim != 4
+            or found.shares.dtype != np.uint8
+            or found.shares.shape[3] != classes
+            or found.affine.shape != (4, 4)
+            or found.centroids.shape != (classes, 3)
+        ):
+            raise ModelError("is a prior of other classes", where=where)
+        return found

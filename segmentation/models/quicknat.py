@@ -22,7 +22,7 @@ class QuickNatConfig(NetworkConfig):
     architecture: Literal["quicknat"] = Field(default="quicknat", exclude=True)
     kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = 5
     depth: int = Field(default=4, ge=1, le=7)
-    # Squares of so many pixels become the channels of one: the network works at that resolution,
+    # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
     unshuffle: int = Field(default=1, ge=1, le=4)
     excitation: Recalibration = "both"

@@ -26,12 +26,12 @@ class Batch:
 
 
 class Source(Protocol):
-    """Gives the same batch for the same arguments: a resumed run asks again."""
+    """Gives the same batch for the same arguments, so that a run can be resumed."""
 
     fingerprint: str
 
     def expect(self, view: View, first: int, count: int) -> None:
-        """Told what will be drawn soon, perhaps more than once; it may do nothing about it."""
+        """Announce slices that will be asked for soon, perhaps more than once."""
         return
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
@@ -42,7 +42,7 @@ class Source(Protocol):
 
 
 class SyntheticSource(Source):
-    """Slices drawn from label maps, never twice the same."""
+    """Synthetic slices from label maps, each of them new."""
 
     # In a crop around the head, background covers about this many times the brain.
     background = 1.5
@@ -86,7 +86,7 @@ class SyntheticSource(Source):
 
 
 class MixedSource(Source):
-    """Drawn and real slices side by side: `share` of each batch is drawn, on the average."""
+    """Synthetic and real slices: `share` of each batch is synthetic, on average."""
 
     def __init__(self, synthetic: Source, real: Source, share: float) -> None:
         self.synthetic, self.real, self.share = synthetic, real, share
@@ -109,7 +109,7 @@ class MixedSource(Source):
 
     def _parts(self, first: int, count: int) -> list[tuple[Source, int, int]]:
         """Whose slices they are, from which of its own on, and how many."""
-        # Of the slices up to n, floor(share n) are drawn: exact over time for any batch size.
+        # Of the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
         start, end = (int(self.share * n) for n in (first, first + count))
         parts = (
             (self.synthetic, start, end - start),

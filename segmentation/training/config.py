@@ -34,7 +34,7 @@ class _Config(BaseModel):
 
 
 class OptimiserConfig(_Config):
-    """Who moves the weights, and how far."""
+    """The optimiser and its rates."""
 
     kind: Literal["adamw", "sgd"] = "adamw"
     rate: float = Field(default=4e-3, gt=0)
@@ -63,26 +63,26 @@ class ScheduleConfig(_Config):
 
 
 class SyntheticConfig(_Config):
-    """Scans drawn on the way from whole-head label maps."""
+    """Synthetic scans, made from whole-head label maps during training."""
 
     heads: Path | Literal["phantom"]  # a folder of label maps and priors, or a heads file
     synthesis: SynthesisConfig = SynthesisConfig()
-    held_out: int = Field(default=0, ge=0)  # the last so many heads validate
+    held_out: int = Field(default=0, ge=0)  # the last N heads validate
 
 
 class StoreConfig(_Config):
-    """Slices prepared beforehand, and who among them trains."""
+    """Prepared slices, and the split of their subjects."""
 
     path: Path
     split: Path
     augmentation: AugmentationConfig = AugmentationConfig()
-    # Processes that read ahead; none: the one that trains reads. By default as the device needs.
-    # It is no part of what a run is: another machine may go on with another number.
+    # Processes that read ahead; 0: the training process reads. The default depends on the device.
+    # Not part of a run's identity: it may be resumed with another number.
     workers: int | None = Field(default=None, ge=0, le=64, exclude=True)
 
 
 class DataConfig(_Config):
-    """Where batches come from; with both sources, `synthetic_share` of each batch is drawn."""
+    """Where batches come from; with both sources, `synthetic_share` of each batch is synthetic."""
 
     synthetic: SyntheticConfig | None = None
     store: StoreConfig | None = None
@@ -93,7 +93,7 @@ class DataConfig(_Config):
 
 
 class ValidationConfig(_Config):
-    """Whole scans after every so many epochs: the best Dice keeps its weights."""
+    """Whole scans after every n-th epoch; the weights with the best Dice are kept."""
 
     every_epochs: int = Field(default=1, ge=1)
     patience: int | None = Field(default=None, ge=1)  # validations without a better Dice
@@ -101,7 +101,7 @@ class ValidationConfig(_Config):
 
 
 class DistillationConfig(_Config):
-    """A trained model teaches: its probabilities are learnt beside the labels."""
+    """The probabilities of a trained model, the teacher, are learnt beside the labels."""
 
     teacher: Path  # a model's folder or shipped name
     share: float = Field(default=0.5, gt=0, le=1)  # of the loss
@@ -158,7 +158,7 @@ class Recipe(_Config):
     @model_validator(mode="before")
     @classmethod
     def _stages_inherit(cls, values: Any) -> Any:
-        """What a recipe says beside its own keys goes for all its stages, which may differ."""
+        """Keys of a stage in the recipe itself apply to all stages, which may override them."""
         if not isinstance(values, Mapping):
             return values
         own = {k: v for k, v in values.items() if k in cls.model_fields}

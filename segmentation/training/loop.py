@@ -1,4 +1,4 @@
-"""The training loop: batches in, weights out; everything else is told to it or told by it."""
+"""The training loop: batches in, weights out."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
-from segmentation.training.schedule import Position, learning_rate, progress
-from segmentation.training.state import Counters, State, seeded
+from segmentation.training.state import (
+    Counters,
+    Position,
+    State,
+    learning_rate,
+    progress,
+    seeded,
+)
 from segmentation.training.workers import ALONE, Workers
 
 __all__ = ["StepReport", "Trainer"]
 
-# Batches that the source knows of beside the one that is drawn: a slow disk has moods.
+# Batches announced to the source beside the present one, since a disk may be slow at times.
 AHEAD = 4
 
 
@@ -78,7 +84,7 @@ class Trainer:
         self.bf16 = stage.precision == "bfloat16" or (
             stage.precision == "auto" and computes_bfloat16(device)
         )
-        # Teachers only answer: they are made ready as for a scan.
+        # Teachers only infer: they are prepared as for a scan.
         self.teachers = {
             view: teacher.fold().to(device) for view, teacher in (teachers or {}).items()
         }
@@ -94,8 +100,8 @@ class Trainer:
         self._trunk: Callable[[Tensor], Tensor] | None = (
             torch.compile(self.network.trunk.features) if stage.compile else None
         )
-        # A GPU that draws its slices itself can do so while a step's numbers are waited for.
-        self.draws_ahead = device.type == "cuda" and isinstance(source, SyntheticSource)
+        # A GPU that makes synthetic slices can do so while the step's loss is waited for.
+        self.synthesises_ahead = device.type == "cuda" and isinstance(source, SyntheticSource)
         self._drawn: dict[int, list[Batch]] = {}
 
     @property
@@ -129,7 +135,7 @@ class Trainer:
         self.counters = copy.copy(state.counters)
 
     def step(self) -> StepReport:
-        """Draw, go forward and backward, update; a loss that is no number leaves no trace."""
+        """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing."""
         began = time.perf_counter()
         rate = learning_rate(self.stage.schedule, self.stage.optimiser.rate, self.position)
         for group in self.optimiser.param_groups:
@@ -142,10 +148,10 @@ class Trainer:
         after = first + self.stage.accumulate
         try:
             parts = [self._backward(number) for number in range(first, after)]
-            if self.draws_ahead:
+            if self.synthesises_ahead:
                 self._drawn = {after: self._draw(after)}
         except TrinatError:
-            # What cannot be read or does not fit leaves the last step as it was, to be saved.
+            # After a read error or out of memory the state is still that of the last step.
             self._restore(statistics)
             raise
         parameters = [p for p in self.network.parameters() if p.requires_grad]
@@ -156,7 +162,7 @@ class Trainer:
         mean = torch.stack([loss for loss, _ in parts]).double().mean()
         mean = self.workers.average(parameters, mean)
         norms = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
-        # Numbers are asked for once: a GPU has done all that it was given when they come.
+        # One synchronisation: both numbers are read at once.
         total, norm = torch.stack((mean.double(), norms.double())).tolist()
         if math.isfinite(total) and math.isfinite(norm):
             self.optimiser.step()
@@ -200,7 +206,7 @@ class Trainer:
                 self.source.expect(*group)
         share, groups = self.stage.batch // self.workers.count, self._groups(number)
         batches = self._drawn.pop(number, None) or self._draw(number)
-        # Dropout draws from torch's own generator, which holds nothing else that matters.
+        # Dropout uses torch's global generator, which nothing else depends on.
         torch.manual_seed(self._generator(number).initial_seed())
         counts = [(view, count) for view, _, count in groups]
         with self._within_memory():
@@ -209,12 +215,12 @@ class Trainer:
             )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 logits = self._forward(images, counts)
-                taught = self._taught(images, counts)
+                targets = self._teach(images, counts)
             loss = torch.stack(
                 [
                     self._loss(view, z, batch.labels.to(self.device), q) * (count / share)
                     for (view, count), z, q, batch in zip(
-                        counts, logits, taught, batches, strict=True
+                        counts, logits, targets, batches, strict=True
                     )
                 ]
             ).sum()
@@ -222,8 +228,8 @@ class Trainer:
         return loss.detach(), batches
 
     @torch.no_grad()
-    def _taught(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor | None]:
-        """What the teacher says of each view's slices, from as many neighbours as it looks at."""
+    def _teach(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor | None]:
+        """The teacher's logits of each view's slices, from its own number of neighbours."""
         parts = torch.split(images, [count for _, count in counts])
         answers: list[Tensor | None] = []
         for (view, _), part in zip(counts, parts, strict=True):
@@ -270,14 +276,14 @@ class Trainer:
         return _divide(number * self.stage.batch + self.workers.rank * share, share, self.views)
 
     def _forward(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor]:
-        """Logits of each view's slices; without the compiler where it cannot do its work."""
+        """Logits of each view's slices; uncompiled if the compiler fails."""
         try:
             return cast("list[Tensor]", self.network(images, counts, self._trunk))
         except Exception as error:
             if not self.stage.compile or not isinstance(error, _compiler_failed()):
                 raise
             self._trunk = None
-            # Whose fault, and which; then come pages of advice.
+            # The first two lines name the cause; pages of advice follow.
             self.not_compiled = " ".join(str(error).split("\n")[:2])
             return cast("list[Tensor]", self.network(images, counts))
 
@@ -291,14 +297,14 @@ class Trainer:
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
-        # All processes come here together: what they go by is the mean of their losses.
-        own = [(float(loss), "; ".join(batch.what for batch in drawn)) for loss, drawn in parts]
+        # All processes come here together, since they use the mean of their losses.
+        own = [(float(loss), "; ".join(batch.what for batch in batches)) for loss, batches in parts]
         of_all = [part for theirs in self.workers.gather(own) for part in theirs]
-        # Where each loss is a number, and a gradient is not, it may have been any of them.
-        to_blame = [what for loss, what in of_all if not math.isfinite(loss)]
+        # If all losses are finite and a gradient is not, it may have been any slice.
+        suspects = [what for loss, what in of_all if not math.isfinite(loss)]
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
-            f"at step {self.counters.step} with {'; '.join(to_blame or [w for _, w in of_all])}",
+            f"at step {self.counters.step} with {'; '.join(suspects or [w for _, w in of_all])}",
             remedy="lower optimiser.rate, or look at those slices",
         )
 
@@ -363,7 +369,7 @@ def _load_optimiser(
     for path, value in tensors.items():
         name, key = path.rsplit("/", 1)
         parameter = parameters[name]
-        # What has the parameter's shape lies as it does; Adam's step there only if it is fused.
+        # Tensors of the parameter's shape get its memory format; Adam's step its device, if fused.
         where = parameter.device if optimiser.defaults.get("fused") else value.device
-        lies = torch.empty_like(parameter) if value.ndim else torch.empty_like(value, device=where)
-        optimiser.state[parameter][key] = lies.copy_(value)
+        empty = torch.empty_like(parameter) if value.ndim else torch.empty_like(value, device=where)
+        optimiser.state[parameter][key] = empty.copy_(value)

@@ -68,17 +68,17 @@ def copy_matching(
     """Take from `source` what fits: weights by name and shape, the classifier's rows by structure.
 
     `theirs` and `ours` are the classes of the two. -> how many classes have the source's row, and
-    which weights of the trunk keep their own start.
+    which weights of the trunk are not the source's.
     """
-    given, anew = source.state_dict(), []
+    given, missing = source.state_dict(), []
     for name, value in network.trunk.state_dict().items():
         if name in given and given[name].shape == value.shape:
             value.copy_(given[name])
         else:
-            anew.append(name)
+            missing.append(name)
     own = cast("Classifier", network.classifiers[view.value])
     old, new = source.classifier.by_class(), own.by_class()
-    # Rows that look at other features say nothing, whatever they are called.
+    # Rows for other features cannot be used, whatever their names.
     fits = old["weight"].shape[1:] == new["weight"].shape[1:]
     pairs = [
         (ours.names.index(name), theirs.names.index(name))
@@ -88,7 +88,7 @@ def copy_matching(
     for row, taken in pairs:
         for name, values in new.items():
             values[row] = old[name][taken]
-    return len(pairs), anew
+    return len(pairs), missing
 
 
 @torch.no_grad()

@@ -1,14 +1,15 @@
-"""Where a run stands, in one file that is whole or refused, and that no pickle can hide in.
+"""The state of a run in one file: whole or refused, and without pickle.
 
 A state file is one line, `trinat-state 1 SHA256`, and then safetensors with that checksum. It
 holds no random state, because there is none: every random number of a run is a function of the
-seed, the step and the rank (`seeded`), so that a resumed run draws what an undisturbed one would.
+seed, the step and the rank (`seeded`), so that a resumed run gets those of an undisturbed one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,13 +23,17 @@ from torch import Tensor
 
 from segmentation.errors import IntegrityError, TrainingError
 from segmentation.io.files import atomic_write, read_bytes
+from segmentation.training.config import ScheduleConfig
 
 __all__ = [
     "Counters",
+    "Position",
     "State",
     "check_identity",
     "differences",
     "from_bytes",
+    "learning_rate",
+    "progress",
     "read_latest",
     "read_state",
     "seeded",
@@ -39,6 +44,8 @@ __all__ = [
 _MAGIC = b"trinat-state 1 "
 _NAME = re.compile(r"state-(\d{9})\.state")
 _KEPT = 2
+# In a stage trained by time, warm-up ends at this share of it at the latest.
+_WARM_SHARE = 0.05
 
 
 @dataclass
@@ -54,6 +61,43 @@ class Counters:
     validations_since_best: int = 0
     validation_due: bool = False  # of the weights as they stand
     share: float | None = None  # of the schedule that is done, where that goes by time
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stage stands: steps made, steps to an epoch; trained by time, the share done."""
+
+    step: int
+    epoch_steps: int
+    share: float | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self.step // self.epoch_steps
+
+
+def progress(schedule: ScheduleConfig, at: Position) -> float:
+    """0 at the start, 1 when the stage is over."""
+    if at.share is not None:
+        return at.share
+    if schedule.steps is not None:
+        return min(1.0, at.step / schedule.steps)
+    assert schedule.epochs is not None
+    return min(1.0, at.step / (schedule.epochs * at.epoch_steps))
+
+
+def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
+    """The rate of the step to come, `rate` being the highest."""
+    warm = min(1.0, (at.step + 1) / (schedule.warmup_steps + 1))
+    if at.share is not None:
+        # A slow device would spend its time on warming up.
+        warm = max(warm, min(1.0, at.share / _WARM_SHARE))
+    if schedule.kind == "cosine":
+        return rate * warm * 0.5 * (1 + math.cos(math.pi * progress(schedule, at)))
+    if schedule.kind == "steps":
+        # Once per epoch, not per batch: a drop every ten batches would freeze the run at once.
+        return rate * warm * schedule.factor ** (at.epoch // schedule.every_epochs)
+    return rate * warm
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +125,7 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
         file.write(_MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n")
         file.write(payload)
     if name is None:
-        # Of a later step are those that were damaged, passed over, and would count as the newest.
+        # States of later steps were damaged and not used; they would count as the newest.
         known = _numbered(folder)
         for old in known[: known.index(path)] + known[known.index(path) + _KEPT :]:
             old.unlink(missing_ok=True)
@@ -95,7 +139,7 @@ def read_state(path: Path) -> State:
     if not newline or not head.startswith(_MAGIC):
         raise IntegrityError("is no state of a training run", where=path)
     if hashlib.sha256(payload).hexdigest().encode() != head[len(_MAGIC) :]:
-        raise IntegrityError("is torn or damaged: its checksum does not fit", where=path)
+        raise IntegrityError("is torn or damaged: its checksum is wrong", where=path)
     return from_bytes(payload)
 
 

@@ -26,13 +26,13 @@ __all__ = ["StoreSource", "store_scans"]
 
 
 class StoreSource(Source):
-    """Slices of a store's training part, augmented; an epoch meets all, rare structures oftener.
+    """Slices of a store's training part, augmented; rare structures come more often.
 
-    Workers read what is expected, whole and as it is stored; where it is cut and how augmented is
-    drawn here, from the batch's own generator, so that their number changes no bit.
+    Workers read whole slices as they are stored. Cropping and augmentation are done here, with the
+    batch's own generator, so that the number of workers changes no bit.
     """
 
-    # Of each epoch, drawn so that every structure is met as often as any other.
+    # Share of each epoch that is sampled so that all structures are equally frequent.
     balanced_share = 0.5
 
     def __init__(

@@ -63,7 +63,7 @@ class Scores:
 def synthetic_scans(
     maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
 ) -> Iterator[Scan]:
-    """Heads that training does not see, each drawn once, the same at every call."""
+    """One synthetic scan of each held-out head, the same at every call."""
     full, merged = aim(maps, scheme)
     heads = merged if view is View.SAGITTAL else full
     for head in range(len(maps.labels)):

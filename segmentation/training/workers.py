@@ -1,4 +1,4 @@
-"""Processes that train together: each draws its part of a batch, gradients are averaged.
+"""Processes that train together: each has its part of a batch, gradients are averaged.
 
 What they compute is what DistributedDataParallel would: the mean over processes of each one's
 loss and gradients. It is done here, in one message after the last backward pass, because a batch
@@ -31,7 +31,7 @@ class Workers:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Whether this process writes files and reports."""
         return self.rank == 0
 
     def average(self, parameters: Sequence[Parameter], loss: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Workers:
         return flat[-1]
 
     def largest(self, value: float) -> float:
-        """The largest of all processes' values: what they all then go by."""
+        """The largest of all processes' values, on all."""
         if self.count == 1:
             return value
         device = "cuda" if distributed.get_backend() == "nccl" else "cpu"

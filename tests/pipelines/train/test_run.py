@@ -373,7 +373,7 @@ def test_a_damaged_best_state_is_said_and_the_last_one_taken(
     best = run / "train/coronal/best.state"
     best.write_bytes(best.read_bytes()[:-1])
     model = load_model(train(recipe, run, Watcher(said.append, lambda *_: None), resume=True))
-    assert any("best.state" in line and "the last state is taken" in line for line in said)
+    assert any("best.state" in line and "the last state is used" in line for line in said)
     state, _ = read_latest(best.parent)
     assert state is not None
     name = "encoders.0.layers.0.convolution.weight"
@@ -558,7 +558,7 @@ def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(
         state.write_bytes(b"")
     said: list[str] = []
     train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
-    assert any("state-000000008" in line and "begins anew" in line for line in said)
+    assert any("state-000000008" in line and "starts again" in line for line in said)
     assert weights(run, "train/coronal") == sound
 
 
@@ -588,7 +588,7 @@ def test_a_split_in_which_nobody_validates_is_refused_at_once(tmp_path: Path) ->
     data = {"store": {"path": str(store), "split": str(all_train(store))}, "rows": 16}
     content = {**TINY, "scheme": "tissue4", "views": ["axial"], "data": data, "validation": {}}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(DatasetError, match=r"split\.json: has nobody who validates"):
+    with pytest.raises(DatasetError, match=r"split\.json: has no subject for validation"):
         train(read_recipe(str(tmp_path / "r.yaml")), tmp_path / "run", SILENT)
 
 

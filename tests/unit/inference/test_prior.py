@@ -12,8 +12,7 @@ from torch import Tensor
 from segmentation.errors import ModelError
 from segmentation.inference.prior import apply_prior, build_template, default_prior
 from segmentation.labels.scheme import load_scheme
-from segmentation.models.model_info import Prior
-from segmentation.models.template import Template
+from segmentation.models.model_info import Prior, Template
 from segmentation.synthetic.heads import aim, phantom_heads
 
 SCHEME = load_scheme("quicknat33")

@@ -101,8 +101,8 @@ def test_batches_drawn_ahead_are_taken_and_change_no_bit(
 ) -> None:
     recipe = changed(recipe, accumulate=2)
     straight, ahead = trainer_of(recipe, maps), trainer_of(recipe, maps)
-    assert not straight.draws_ahead
-    ahead.draws_ahead = True
+    assert not straight.synthesises_ahead
+    ahead.synthesises_ahead = True
     drawn: list[int] = []
 
     def draw(number: int, real=ahead._draw) -> list[Batch]:
@@ -156,7 +156,7 @@ def test_a_wide_teacher_answers_the_faster_way_and_the_same(recipe: Recipe, maps
     modules = trainer.teachers[View.CORONAL].modules()
     assert any(isinstance(module, WinogradConv2d) for module in modules)
     slices = torch.rand(2, 3, 24, 32)
-    (answer,) = trainer._taught(slices, [(View.CORONAL, 2)])
+    (answer,) = trainer._teach(slices, [(View.CORONAL, 2)])
     assert answer is not None
     with torch.no_grad():
         expected = teacher(slices)

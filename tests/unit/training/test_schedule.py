@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segmentation.training.config import ScheduleConfig
-from segmentation.training.schedule import Position, learning_rate, progress
+from segmentation.training.state import Position, learning_rate, progress
 
 
 def at(step: int = 0, epoch_steps: int = 10, share: float | None = None) -> Position:
