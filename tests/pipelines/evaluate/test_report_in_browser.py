@@ -172,9 +172,13 @@ def test_the_colours_on_the_canvas_are_the_labels_colours(browser: Browser) -> N
 
 
 def test_the_switch_shows_one_plot_at_a_time(browser: Browser) -> None:
-    shown = "[...document.querySelectorAll('.switched')].filter((p) => !p.hidden).length"
-    assert browser.evaluate(shown) == 1
-    assert browser.evaluate("document.querySelectorAll('.switched').length") > 3
+    # Two switches, of box plots and of heat maps, each with its plots beside it.
+    shown = (
+        "[...new Set([...document.querySelectorAll('.switched')].map((p) => p.parentElement))]"
+        ".map((g) => [...g.querySelectorAll(':scope > .switched')].filter((p) => !p.hidden).length)"
+    )
+    assert browser.evaluate(shown) == [1, 1]
+    assert browser.evaluate("document.querySelectorAll('.switched').length") > 6
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

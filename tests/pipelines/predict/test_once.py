@@ -15,8 +15,8 @@ _opened: list[str] | None = None
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    # os.open, which has no mode, is heard besides where it stands behind `open`.
-    if _opened is not None and event == "open" and arguments[1] is not None:
+    # A descriptor that is made a file was heard with its name before.
+    if _opened is not None and event == "open" and not isinstance(arguments[0], int):
         _opened.append(Path(str(arguments[0])).name)
 
 
