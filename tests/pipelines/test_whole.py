@@ -95,7 +95,7 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
     Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
 
     said = type_("trinat data get oasis1 --part freesurfer --disc 1 --root oasis --accept-terms")
-    assert "fetched, md5" in said
+    assert "downloaded, md5" in said
     said = type_("trinat prepare --source oasis1 --root oasis --out store --config grid.yaml")
     assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in said
     type_("trinat split store --ratios 2 1 1 --seed 0")

@@ -221,7 +221,7 @@ def test_a_missing_or_broken_source_is_named(three: list[Path], tmp_path: Path) 
     with pytest.raises(ModelError, match="nowhere: no such folder"):
         bundle([*three, tmp_path / "nowhere"], tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="empty: no model here"):
+    with pytest.raises(ModelError, match="empty: no such model"):
         bundle([tmp_path / "empty"], tmp_path / "out")
     weights = three[1] / "axial.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
