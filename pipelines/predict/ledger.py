@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipelines.common.discovery import Case
     from pipelines.predict.outputs import RunSettings
 
-__all__ = ["Entry", "Ledger", "Status", "digests_of", "ledgers_in", "read_entries"]
+__all__ = ["ChangedError", "Entry", "Ledger", "Status", "digests_of", "ledgers_in", "read_entries"]
 
 Status = Literal["done", "failed", "skipped", "writing"]
 
@@ -62,6 +62,11 @@ class Entry:
     def failed(cls, case: Case, settings: RunSettings, reason: str) -> Entry:
         return cls.of(case, settings, "failed", reason=reason)
 
+    @property
+    def is_kept(self) -> bool:
+        """Skipped since its result was changed after a run had written it."""
+        return self.status == "skipped" and bool(self.model)
+
     def is_current(self, case: Case, settings: RunSettings) -> bool:
         """Done from the same input, model and settings, and its outputs still what was written."""
         now = (settings.model_sha256, settings.output.digest())
@@ -73,6 +78,10 @@ class Entry:
     def is_written(self, folder: Path) -> bool:
         """Whether its outputs are there, and are what was written."""
         return all(_digest(folder / path) == digest for path, digest in self.outputs.items())
+
+
+class ChangedError(OutputError):
+    """A file in the place of an output is one that a run wrote, and that was changed since."""
 
 
 class Ledger:
@@ -110,11 +119,19 @@ class Ledger:
             self.entries[entry.case] = entry
 
     def refuse(self, there: Mapping[str, str | None]) -> None:
-        """OutputError if one of these files (path -> sha256) is the user's or was changed since."""
+        """OutputError if one of these files (path -> sha256) was not written by any run; else
+        ChangedError if one is not as it was written."""
         strange = [name for name, digest in there.items() if (name, digest) not in self._written]
         if strange and not self._overwrite:
-            raise OutputError(
-                f"{strange[0]} is there and was not written by trinat, or was changed since",
+            ours = {name for name, _ in self._written}
+            name = next((name for name in strange if name not in ours), strange[0])
+            kind, what = (
+                (ChangedError, "was changed since trinat wrote it")
+                if name in ours
+                else (OutputError, "is there and was not written by trinat")
+            )
+            raise kind(
+                f"{name} {what}",
                 where=self._folder,
                 remedy="move it away, or give --overwrite, which keeps a copy beside it",
             )

@@ -55,8 +55,7 @@ def _end_json(outcome: Outcome, out: Path) -> None:
 
 
 def _is_told(entry: Entry) -> bool:
-    """What has failed, and what was skipped so as to keep a file of the user's."""
-    return entry.status == "failed" or (entry.status == "skipped" and bool(entry.model))
+    return entry.status == "failed" or entry.is_kept
 
 
 def _complain(entry: Entry) -> None:
@@ -65,10 +64,12 @@ def _complain(entry: Entry) -> None:
 
 def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
     rate = f", {60 * outcome.done / seconds:.1f} scans/min" if outcome.done else ""
+    kept = f" ({outcome.kept} with changed results)" if outcome.kept else ""
     # A part of the work has no page of its own: trinat merge makes that of all parts.
     where = out if outcome.is_part else out / "report.html"
     sys.stderr.write(
-        f"{outcome.done} done, {outcome.skipped} skipped, {outcome.failed} failed{rate}: {where}\n"
+        f"{outcome.done} done, {outcome.skipped} skipped{kept}, {outcome.failed} failed{rate}: "
+        f"{where}\n"
     )
     if outcome.interrupted:
         sys.stderr.write("stopped before the end: the same command goes on\n")

@@ -21,6 +21,7 @@ from pipelines.common.lock import run_lock
 from pipelines.common.process import cpu_count, stop_signals
 from pipelines.predict.engine import Engine, LocalEngine
 from pipelines.predict.ledger import (
+    ChangedError,
     Entry,
     Ledger,
     Status,
@@ -145,6 +146,7 @@ class Outcome:
     skipped: int
     failed: int
     interrupted: bool
+    kept: int = 0  # of the skipped: those whose result was changed since it was written
     is_part: bool = False  # of what is to be merged
 
     @property
@@ -216,6 +218,7 @@ def predict(
         counts["skipped"],
         counts["failed"],
         interrupted=counts.total() < len(cases) + len(refusals),
+        kept=run.kept,
         is_part=bool(part),
     )
 
@@ -262,18 +265,18 @@ class _Run:
     ledger: Ledger
     on_entry: Listener
     counts: Counter[str] = field(default_factory=Counter)
+    kept: int = 0
 
     def note(self, entry: Entry, *, keep: bool = True) -> None:
         if entry.staged:
             try:
                 self.ledger.place(Path(entry.staged), entry)
             except (OutputError, OSError) as error:
-                status: Status = "skipped" if isinstance(error, OutputError) else "failed"
-                reason = reason_of(error, where=False)
-                entry = replace(entry, status=status, reason=reason, outputs={}, result={})
+                entry = _without_place(entry, error)
         if keep:
             self.ledger.add(entry)
         self.counts[entry.status] += 1
+        self.kept += entry.is_kept
         self.on_entry(entry)
 
     def put_right(self, refusals: Sequence[Refusal]) -> None:
@@ -313,10 +316,17 @@ class _Run:
             try:
                 self.ledger.refuse(digests_of(self.settings.out, files))
             except OutputError as error:
-                reason = reason_of(error, where=False)
-                self.note(Entry.of(case, self.settings, "skipped", reason=reason))
+                self.note(_without_place(Entry.of(case, self.settings, "failed"), error))
             else:
                 yield case
+
+
+def _without_place(entry: Entry, error: Exception) -> Entry:
+    """A scan whose outputs cannot be put in place has failed, unless they are there, changed."""
+    status: Status = "skipped" if isinstance(error, ChangedError) else "failed"
+    return replace(
+        entry, status=status, reason=reason_of(error, where=False), outputs={}, result={}
+    )
 
 
 class _OverdueError(BaseException):

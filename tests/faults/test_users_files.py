@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.serial import run_serially, write_scans
+from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 
+from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
-from pipelines.predict.ledger import Ledger, read_entries
+from pipelines.predict.ledger import Entry, Ledger, read_entries
+from pipelines.predict.run import merge
 from segmentation.errors import ConfigError, OutputError
 from segmentation.io.files import sha256_of
 
@@ -28,11 +32,38 @@ def test_a_label_map_of_the_users_is_kept_and_the_other_scans_go_on(tmp_path: Pa
     out.mkdir()
     (out / "a_dseg.nii.gz").write_bytes(b"by hand")
     outcome = run_serially(scans, out)
-    assert (outcome.done, outcome.skipped, outcome.failed) == (1, 1, 0)
+    assert (outcome.done, outcome.skipped, outcome.failed) == (1, 0, 1)
+    # Also when the other is only looked at.
+    again = run_serially(scans, out)
+    assert (again.skipped, again.failed) == (1, 1)
+    assert outcome.exit == again.exit == merge(out).exit == Exit.SOME_FAILED
     assert (out / "a_dseg.nii.gz").read_bytes() == b"by hand"
     reason = read_entries([out / "run.jsonl"])["a"].reason
-    assert "a_dseg.nii.gz" in reason
+    assert reason.startswith("a_dseg.nii.gz is there and was not written by trinat")
     assert "--overwrite" in reason
+
+
+def test_a_file_that_comes_while_its_scan_is_segmented_is_kept(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+
+    class Slow(SerialEngine):
+        def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+            for entry in super().run(cases, stop):
+                (out / "a_dseg.nii.gz").write_bytes(b"by hand")
+                yield entry
+
+    assert run_serially(scans, out, engine=Slow).failed == 1
+    assert (out / "a_dseg.nii.gz").read_bytes() == b"by hand"
+    assert read_entries([out / "run.jsonl"])["a"].status == "failed"
+
+
+def test_a_corrected_result_does_not_stand_in_for_a_new_output(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    run_serially(scans, out)
+    (out / "a_dseg.nii.gz").write_bytes(b"corrected")
+    (out / "a_aseg.stats").write_bytes(b"mine")
+    outcome = run_serially(scans, out, output=replace(QUICK, stats=True))
+    assert (outcome.kept, outcome.failed) == (0, 1)
 
 
 def test_a_label_map_that_was_corrected_by_hand_is_kept(tmp_path: Path) -> None:
@@ -41,7 +72,9 @@ def test_a_label_map_that_was_corrected_by_hand_is_kept(tmp_path: Path) -> None:
     ours = (out / "a_dseg.nii.gz").read_bytes()
     (out / "a_dseg.nii.gz").write_bytes(b"corrected")
     for _ in range(2):
-        assert run_serially(scans, out).skipped == 1
+        outcome = run_serially(scans, out)
+        assert (outcome.skipped, outcome.kept, outcome.exit) == (1, 1, Exit.OK)
+        assert "changed since" in read_entries([out / "run.jsonl"])["a"].reason
         assert (out / "a_dseg.nii.gz").read_bytes() == b"corrected"
     assert run_serially(scans, out, overwrite=True).done == 1
     assert (out / "a_dseg.nii.gz").read_bytes() == ours
@@ -130,5 +163,5 @@ def test_a_link_in_the_place_of_a_result_is_kept(tmp_path: Path) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
     out.mkdir()
     (out / "a_dseg.nii.gz").symlink_to(tmp_path / "nowhere")
-    assert run_serially(scans, out).skipped == 1
+    assert run_serially(scans, out).failed == 1
     assert os.readlink(out / "a_dseg.nii.gz") == str(tmp_path / "nowhere")  # noqa: PTH115
