@@ -26,15 +26,15 @@ def isolated(
     *,
     killed: Callable[[Item], Result],
     torch_threads: int | None = 1,
-) -> Iterator[Result]:
-    """Results as they come; `killed` says what becomes of an item whose process died.
+) -> Iterator[tuple[Item, Result]]:
+    """Items with results as they come; `killed` is the result of one whose process died.
 
     With one job all is done in this process. Without a number of threads torch is not touched:
     work that seldom needs it need not wait for its import.
     """
     waiting = list(items)
     if jobs <= 1:
-        yield from map(work, waiting)
+        yield from ((item, work(item)) for item in waiting)
         return
     while waiting:
         crashed: list[Item] = []
@@ -51,7 +51,7 @@ def isolated(
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     item = running.pop(future)
                     try:
-                        yield future.result()
+                        yield item, future.result()
                     except BrokenProcessPool:
                         crashed.append(item)
         # Whose fault it was is not told: each suspect gets a process of its own.
@@ -61,7 +61,7 @@ def isolated(
                     result = pool.submit(work, item).result()
                 except BrokenProcessPool:
                     result = killed(item)
-            yield result
+            yield item, result
 
 
 def _pool(

@@ -6,16 +6,44 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from segmentation.errors import EvaluationError
 from segmentation.io.files import atomic_path, atomic_text, atomic_write
 from segmentation.report.figures import Drawing
 
-__all__ = ["find_chromium", "print_to_pdf", "save_drawings", "write_page"]
+__all__ = [
+    "HEADLESS",
+    "find_chromium",
+    "print_to_pdf",
+    "provenance",
+    "save_drawings",
+    "write_page",
+]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _LIMIT_S = 180
+HEADLESS = (
+    "--headless=new",
+    # Pages are our own, and as root or in a container the sandbox cannot start.
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+)
+
+
+def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
+    """How a page was made, to be shown at its end."""
+    return {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": command,
+        "labels": labels,
+    }
 
 
 def save_drawings(folder: Path, drawings: Iterable[Drawing]) -> None:
@@ -51,13 +79,7 @@ def print_to_pdf(page: Path) -> Path:
     with tempfile.TemporaryDirectory() as profile, atomic_path(target) as temporary:
         command = [
             browser,
-            "--headless=new",
-            # Pages are our own, and as root or in a container the sandbox cannot start.
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--disable-background-networking",
+            *HEADLESS,
             "--no-pdf-header-footer",
             f"--user-data-dir={profile}",
             f"--print-to-pdf={temporary}",

@@ -235,7 +235,7 @@ def _bring_up_to_date(
 ) -> Summary:
     before = {job.subject.id: _stamp(job.path) for job in todo}
     outcomes: dict[str, Outcome] = {}
-    for outcome in isolated(_prepare, todo, jobs, killed=_killed):
+    for _, outcome in isolated(_prepare, todo, jobs, killed=_killed):
         outcomes[outcome.subject] = outcome
         finished(outcome, len(outcomes), len(todo))
     # By the files, not by what workers say: one that dies takes along what its neighbour has just

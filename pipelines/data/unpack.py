@@ -110,11 +110,11 @@ def extract(
                         remedy=f"remove the link under {destination}",
                     )
                 tar.extract(member, scratch, filter="data")
-                (scratch / PurePosixPath(member.name)).replace(target)
                 written.append(target)
+                (scratch / PurePosixPath(member.name)).replace(target)
                 received(target)
-    except Exception:
-        # What is wrong may show itself only at the end; then no file is to be trusted.
+    except BaseException:
+        # Only the whole archive, read to its end and its checksum, makes its files good.
         for path in written:
             path.unlink(missing_ok=True)
         raise

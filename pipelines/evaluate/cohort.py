@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from scipy import ndimage
 from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
-from pipelines.common.printing import save_drawings, write_page
+from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
 from pipelines.evaluate.pairing import pair_files
 from pipelines.predict.ledger import Entry, ledgers_in, read_entries
@@ -85,7 +84,7 @@ def report(
     ranges = read_ranges(settings.reference, scheme) if settings.reference else []
     files = find_files(settings.predictions)
     measured = []
-    for result in _measure_all(files, settings):
+    for _, result in _measure_all(files, settings):
         measured.append(result)
         if progress:
             progress(result, len(measured), len(files))
@@ -110,15 +109,10 @@ def report(
     write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
     drawings = cohort_drawings(cohort)
     save_drawings(settings.out / "figures", drawings)
-    provenance = {
-        "trinat": version("trinat"),
-        "date": started.isoformat(timespec="seconds"),
-        "command": settings.command,
-        "labels": scheme.name,
-        "predictions": str(settings.predictions),
-    }
+    done = provenance(started, settings.command, scheme.name)
+    done["predictions"] = str(settings.predictions)
     pictures = _pictures(cohort, sound_files, scheme, settings)
-    page = cohort_page(cohort, drawings, pictures, provenance, failures=failures)
+    page = cohort_page(cohort, drawings, pictures, done, failures=failures)
     write_page(settings.out / "report.html", page, pdf=settings.pdf)
     return batch_exit(done=len(scans), failed=len(failures))
 
@@ -149,7 +143,9 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     return ranges
 
 
-def _measure_all(files: Sequence[ScanFile], settings: Settings) -> Iterator[_Measured]:
+def _measure_all(
+    files: Sequence[ScanFile], settings: Settings
+) -> Iterator[tuple[_Task, _Measured]]:
     """Results as they come."""
     tasks = [(file, settings.labels, settings.trust_affine) for file in files]
     jobs = min(settings.jobs or cpu_count(), len(files))

@@ -80,21 +80,14 @@ def read_mapping(path: Path) -> Mappings:
 
 def measure_all(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
     """Results as they come; one process a job, each takes the next pair when it is free."""
-    numbered = list(enumerate(tasks))
     jobs = min(jobs, len(tasks))
-    for number, done in isolated(_measure_one, numbered, jobs, killed=_killed, torch_threads=None):
-        # What comes back from a process is a copy; the order of the tasks is kept by identity.
-        yield replace(done, task=tasks[number])
+    for task, done in isolated(_measure, tasks, jobs, killed=_killed, torch_threads=None):
+        # What comes back from a process holds a copy of its task; callers compare by identity.
+        yield replace(done, task=task)
 
 
-def _measure_one(numbered: tuple[int, Task]) -> tuple[int, Done]:
-    number, task = numbered
-    return number, _measure(task)
-
-
-def _killed(numbered: tuple[int, Task]) -> tuple[int, Done]:
-    number, task = numbered
-    return number, Done(task, failure=_KILLED)
+def _killed(task: Task) -> Done:
+    return Done(task, failure=_KILLED)
 
 
 def _measure(task: Task) -> Done:

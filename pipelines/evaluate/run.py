@@ -16,7 +16,7 @@ import pandas as pd
 
 from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.printing import save_drawings, write_page
+from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
 from pipelines.evaluate.measuring import (
     Done,
@@ -225,11 +225,8 @@ def _write_report(
     from segmentation.report.evaluation import drawings, evaluation_page, heat_maps
     from segmentation.report.summary import evaluate_frame
 
-    provenance = {
-        "trinat": version("trinat"),
-        "date": started.isoformat(timespec="seconds"),
-        "command": settings.command,
-        "labels": scheme.name,
+    done = {
+        **provenance(started, settings.command, scheme.name),
         "truth": str(settings.truth),
         **{f"predictions of {model.name}": str(model.predictions) for model in settings.models},
         "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
@@ -237,7 +234,7 @@ def _write_report(
     }
     evaluation = evaluate_frame(frame, pairs)
     with atomic_text(settings.out / "summary.json") as file:
-        json.dump({"provenance": provenance, **evaluation.to_json()}, file, indent=1)
+        json.dump({"provenance": done, **evaluation.to_json()}, file, indent=1)
         file.write("\n")
     if settings.tables_only:
         return
@@ -258,7 +255,7 @@ def _write_report(
         plots,
         cases,
         scheme,
-        provenance,
+        done,
         faces=faces if settings.images else "",
         notices=notices,
     )

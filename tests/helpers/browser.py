@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipelines.common.printing import HEADLESS
+
 _START_S = 60
 
 
@@ -22,12 +24,7 @@ class Browser:
         self._process = subprocess.Popen(
             [
                 executable,
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--no-first-run",
-                "--disable-background-networking",
+                *HEADLESS,
                 "--remote-debugging-port=0",
                 "--window-size=1300,900",
                 f"--user-data-dir={self._profile}",

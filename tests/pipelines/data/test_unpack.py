@@ -121,3 +121,16 @@ def test_what_is_no_archive_is_damage(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(b"<html>not a tar</html>" * 100))
     with pytest.raises(IntegrityError):
         extract(tmp_path / "a.tar.gz", tmp_path / "o", limits=ROOMY)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, OSError])
+def test_what_stops_it_leaves_no_file_unchecked(tmp_path: Path, stop: type[BaseException]) -> None:
+    archive = build(tmp_path / "a.tar.gz", (member("x"), b"1"), (member("y"), b"2"))
+
+    def received(path: Path) -> None:
+        if path.name == "y":
+            raise stop
+
+    with pytest.raises(stop):
+        extract(archive, tmp_path / "o", limits=ROOMY, received=received)
+    assert list((tmp_path / "o").iterdir()) == []
