@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
 from segmentation.training.config import Recipe, StageConfig
-from segmentation.training.state import check_identity
+from segmentation.training.state import check_identity, has_state
 from segmentation.training.workers import ALONE, Workers
 
 __all__ = ["read_recipe", "train"]
@@ -110,7 +110,7 @@ def train(
             stack.enter_context(run_lock(out / ".lock"))
             _clear(out, *(out / job.name for job in jobs))
             _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
-            _claim(recipe, out, resume=resume)
+            stack.enter_context(_claimed(recipe, out, resume=resume))
         limit = None if seconds is None else TimeLimit(seconds)
 
         def stop() -> bool:
@@ -132,20 +132,26 @@ def train(
     return model
 
 
-def _claim(recipe: Recipe, out: Path, *, resume: bool) -> None:
+@contextmanager
+def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
     """Write the resolved recipe down; refuse to mix two runs in one folder."""
     path = out / CONFIG
     content = recipe.model_dump(mode="json")
-    if path.is_file() and not resume:
-        raise TrainingError(
-            "a run is there already", where=out, remedy="go on with --resume, or give another --out"
-        )
     if path.is_file():
-        stored = read_yaml(path)
-        check_identity(stored, content, out)
+        if not resume:
+            remedy = "go on with --resume, or give another --out"
+            raise TrainingError("a run is there already", where=out, remedy=remedy)
+        check_identity(read_yaml(path), content, out)
+        yield
         return
     with atomic_text(path) as file:
         yaml.safe_dump(content, file, sort_keys=False)
+    try:
+        yield
+    finally:
+        # A start that was refused is no run.
+        if not any(has_state(folder) for folder in out.glob("*/*/")):
+            path.unlink()
 
 
 def _clear(*folders: Path) -> None:

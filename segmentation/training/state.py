@@ -32,6 +32,7 @@ __all__ = [
     "check_identity",
     "differences",
     "from_bytes",
+    "has_state",
     "learning_rate",
     "progress",
     "read_latest",
@@ -175,6 +176,11 @@ def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
         except IntegrityError as error:
             problems.append(error)
     return None, problems
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a job has saved anything that it could go on from."""
+    return bool(_numbered(folder))
 
 
 def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:

@@ -583,6 +583,33 @@ def test_what_a_later_stage_lacks_is_said_before_the_first(
     assert not (tmp_path / "run/config.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("lack", "message"),
+    [
+        ({"scheme": "nowhere"}, "nowhere: no such label scheme"),
+        ({"events": True}, "events need TensorBoard"),
+        ({"data": {"rows": 32, "columns": 32}}, "data names no source"),
+    ],
+    ids=["scheme", "tensorboard", "data"],
+)
+def test_a_refused_start_leaves_the_place_free(
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lack: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    refused, run = tmp_path / "refused.yaml", tmp_path / "run"
+    refused.write_text(yaml.safe_dump({**TINY, "views": ["coronal"], **lack}))
+    with pytest.raises(TrinatError, match=message):
+        train(read_recipe(str(refused)), run, SILENT)
+    train(read_recipe(str(recipe_file), ["views=[coronal]"]), run, SILENT)
+    # What a run has left that began is kept, whatever refuses its next call.
+    with pytest.raises(TrainingError, match="--resume"):
+        train(read_recipe(str(recipe_file), ["views=[coronal]"]), run, SILENT)
+
+
 def test_a_split_in_which_nobody_validates_is_refused_at_once(tmp_path: Path) -> None:
     store = small_store(tmp_path / "store", {"a": (20, 20, 20)})
     data = {"store": {"path": str(store), "split": str(all_train(store))}, "rows": 16}
