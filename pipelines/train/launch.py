@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import tempfile
 import time
 import traceback
@@ -37,6 +38,8 @@ RESTARTS = 3
 VERDICT = "verdict"
 # The others wait while the leader validates whole scans. A dead process is noticed at once.
 _PATIENCE = timedelta(hours=6)
+# "[/.../gloo/transport/tcp/pair.cc:537] Read error ..."
+_OF_GLOO = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 _SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
 
 # What torchrun sets in the environment of a process.
@@ -93,7 +96,7 @@ def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
     try:
         return _train_together(job, watching, restarts, **how)
     except Exception as error:
-        if isinstance(error, distributed.DistError) or "gloo" in str(error):
+        if _is_of_another(error):
             raise TrainingError(
                 "another process has died",
                 where=job.args[1],
@@ -103,6 +106,13 @@ def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
             with atomic_write(verdict) as file:
                 file.write(_pickled(error))
         raise
+
+
+def _is_of_another(error: Exception) -> bool:
+    """Whether the death of another process caused it; gloo has no type of its own for that."""
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
+    )
 
 
 def _verdict() -> Path | None:
