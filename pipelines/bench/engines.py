@@ -33,7 +33,6 @@ from segmentation.metrics.overlap import dice, joint_histogram
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
 from segmentation.models.hardware import computes_bfloat16
-from segmentation.models.zoo import find_model
 from segmentation.space.conform import conform
 from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, to_slices
@@ -59,7 +58,7 @@ def run(
     ways: str = "",
 ) -> None:
     prepare_process(int(threads))
-    loaded = load_model(find_model(model))
+    loaded = load_model(model)
     network, scheme = loaded.networks[View(view)], loaded.scheme
     if loaded.is_merged(View(view)):
         scheme = scheme.merged.scheme

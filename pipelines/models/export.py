@@ -13,7 +13,6 @@ from segmentation.errors import ConfigError, ModelError
 from segmentation.io.files import atomic_path
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
-from segmentation.models.zoo import find_model
 
 __all__ = ["SAME_LABELS", "export_model", "export_network"]
 
@@ -30,7 +29,7 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
     """
     if format_ != "onnx":
         raise ConfigError(f"--format {format_} is not known", remedy="give onnx")
-    loaded = load_model(find_model(model))
+    loaded = load_model(model)
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for view, network in loaded.networks.items():

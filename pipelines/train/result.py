@@ -11,7 +11,6 @@ from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.model_info import Description, Preprocessing, Training
-from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet
@@ -60,7 +59,7 @@ def first_weights(
 ) -> tuple[Network, LabelScheme] | None:
     """The network that a stage starts a view from, and its classes; None for random weights."""
     if stage.start is not None:
-        model = load_model(find_model(stage.start))
+        model = load_model(stage.start)
         # A view that the model lacks starts from another.
         other = view if view in model.networks else next(iter(model.networks))
         return model.networks[other], model.classes_of(other)
@@ -76,7 +75,7 @@ def teachers(recipe: Recipe, stage: StageConfig, views: tuple[View, ...]) -> dic
     if stage.distillation is None:
         return {}
     where, scheme = stage.distillation.teacher, load_scheme(recipe.scheme)
-    model = load_model(find_model(where), views)
+    model = load_model(where, views)
     if model.scheme.names != scheme.names or model.info.preprocessing != Preprocessing():
         raise ConfigError("has other labels, or other preprocessing", where=where)
     for view, teacher in model.networks.items():

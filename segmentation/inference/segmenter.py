@@ -34,7 +34,6 @@ from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import Model, load_model
-from segmentation.models.zoo import find_model
 from segmentation.space.conform import Conformed, ConformPlan, conform
 from segmentation.space.grid import to_shape
 from segmentation.space.resample import GridMap, resample_image
@@ -97,7 +96,7 @@ class Segmenter:
         allow_cpu: bool = False,
     ) -> Segmenter:
         """A shipped model by name ("fast"), or the folder of one's own."""
-        model = load_model(find_model(name_or_folder), views)
+        model = load_model(name_or_folder, views)
         return cls(
             model,
             device=device,

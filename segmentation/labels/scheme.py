@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segmentation.errors import LabelError
-from segmentation.io.files import read_text
+from segmentation.io.files import read_bytes
 from segmentation.labels.folding import MAX_CLASSES, Folding, outer_rim
 from segmentation.space.views import View
 
-__all__ = ["IGNORE", "Label", "LabelScheme", "MergedScheme", "load_scheme"]
+__all__ = ["IGNORE", "Label", "LabelScheme", "MergedScheme", "load_scheme", "parse_scheme"]
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
 IGNORE = 255
@@ -199,20 +199,21 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
             where=path,
             remedy=f"give a TSV file or one of {', '.join(_SHIPPED)}",
         )
-    try:
-        text = read_text(path, "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelError("is not a text file in UTF-8", where=path) from error
-    return _parse(path.stem, text, path)
+    return parse_scheme(path.stem, read_bytes(path), path)
 
 
 @cache
 def _load_shipped(name: str) -> LabelScheme:
     file = resources.files("configs") / "labels" / f"{name}.tsv"
-    return _parse(name, file.read_text("utf-8"), Path(file.name))
+    return parse_scheme(name, file.read_bytes(), Path(file.name))
 
 
-def _parse(name: str, text: str, path: Path) -> LabelScheme:
+def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
+    """A scheme from the content of its TSV file; `path` names the file in errors."""
+    try:
+        text = table.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LabelError("is not a text file in UTF-8", where=path) from error
     reader = csv.DictReader(text.splitlines(), delimiter="\t", strict=True)
     columns = reader.fieldnames or []
     missing = [column for column in _REQUIRED if column not in columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Self
 
@@ -62,7 +63,7 @@ class Classifier(nn.Conv2d):
         }
 
 
-class Network(nn.Module):
+class Network(nn.Module, ABC):
     """Slices (N, C, H, W) of any size to logits (N, K, H, W).
 
     A subclass gives `features`, and parts with parameters of their own (encoders, ...), which a
@@ -82,9 +83,9 @@ class Network(nn.Module):
         """A classifier of its features."""
         return Classifier(self.config.filters, classes)
 
+    @abstractmethod
     def features(self, slices: Tensor) -> Tensor:
         """What the classifier sees, (N, F, h, w), of slices padded as they must be."""
-        raise NotImplementedError
 
     def forward(self, slices: Tensor) -> Tensor:
         rows, columns = slices.shape[-2:]

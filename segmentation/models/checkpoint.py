@@ -23,7 +23,7 @@ from torch import Tensor
 
 from segmentation.errors import LabelError, ModelError, OutputError
 from segmentation.io.files import atomic_write, read_bytes
-from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from segmentation.models.architectures import build
 from segmentation.models.base import Network, NetworkConfig
 from segmentation.models.model_info import (
@@ -139,9 +139,13 @@ def save_model(
         weights_file(view): safetensors.torch.save(_to_store(network, precision, final))
         for view, network in networks.items()
     }
-    scheme = _scheme(description.labels, label_table, final)
+    table = None
     if label_table is not None:
-        contents[f"{description.labels}.tsv"] = read_bytes(label_table)
+        name = f"{description.labels}.tsv"
+        if Path(label_table).name != name:
+            raise ModelError(f"the label table is not named {name}", where=label_table)
+        table = contents[name] = read_bytes(label_table)
+    scheme = _scheme(description.labels, table, final)
     if template is not None:
         contents[PRIOR_FILE] = template.to_bytes()
     info = ModelInfo(
@@ -173,10 +177,9 @@ def load_model(name_or_folder: str | Path, views: Collection[View] | None = None
     for view in wanted:
         if view not in info.architectures:
             raise ModelError(f"has no {view.value} network", where=folder)
-    table = f"{info.labels}.tsv"
-    if table in info.files:
-        _read(folder, table, info)
-        scheme = _scheme(info.labels, folder / table, folder / table)
+    table = folder / f"{info.labels}.tsv"
+    if table.name in info.files:
+        scheme = _scheme(info.labels, _read(folder, table.name, info), table)
     else:
         scheme = _scheme(info.labels, None, folder / MODEL_FILE)
     if _fingerprint(scheme) != info.labels_sha256:
@@ -248,14 +251,11 @@ def _to_yaml(info: ModelInfo) -> bytes:
     return text.encode()
 
 
-def _scheme(name: str, table: str | Path | None, where: Path) -> LabelScheme:
+def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
     try:
-        scheme = load_scheme(name if table is None else table)
+        return load_scheme(name) if table is None else parse_scheme(name, table, where)
     except LabelError as error:
         raise ModelError(f"label scheme {name}: {error.what}", where=where) from error
-    if scheme.name != name:
-        raise ModelError(f"the label table is not named {name}.tsv", where=table)
-    return scheme
 
 
 def _fingerprint(scheme: LabelScheme) -> str:

@@ -161,7 +161,7 @@ class Description(_Part):
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     quality: Quality | None = None
-    prior: Prior | None = None
+    prior: Prior | None = Field(default=None, exclude_if=lambda given: given is None)
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}

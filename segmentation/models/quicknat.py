@@ -24,7 +24,7 @@ class QuickNatConfig(NetworkConfig):
     depth: int = Field(default=4, ge=1, le=7)
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
-    unshuffle: int = Field(default=1, ge=1, le=4)
+    unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=lambda given: given == 1)
     excitation: Recalibration = "both"
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"

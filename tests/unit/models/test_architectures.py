@@ -17,12 +17,12 @@ def test_a_file_that_names_no_architecture_has_a_quicknat_and_is_written_as_befo
     plain = File.model_validate({"network": {"filters": 4, "depth": 1}})
     named = File.model_validate({"network": {"architecture": "quicknat", "filters": 4, "depth": 1}})
     assert plain == named == File(network=QuickNatConfig(filters=4, depth=1))
-    assert list(plain.model_dump(mode="json")["network"])[:4] == [
-        "classes",
-        "channels",
-        "filters",
-        "kernel",
-    ]
+    # Files from before `architecture` and `unshuffle` have neither.
+    assert " ".join(plain.model_dump(mode="json")["network"]) == (
+        "classes channels filters kernel depth excitation bottleneck activation order dropout"
+    )
+    finer = File(network=QuickNatConfig(unshuffle=2))
+    assert File.model_validate(finer.model_dump(mode="json")) == finer
     network = build(plain.network)
     assert isinstance(network, QuickNat)
     assert network.config is plain.network

@@ -18,9 +18,10 @@ from pydantic import ValidationError
 
 from segmentation.errors import ModelError, OutputError
 from segmentation.labels.scheme import load_scheme
-from segmentation.models.checkpoint import Model, load_model, read_info, save_model
+from segmentation.models.checkpoint import Model, load_model, read_info, save_model, update_info
 from segmentation.models.model_info import Description, Fusion, Preprocessing, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.models.zoo import find_model
 from segmentation.space.views import SliceAxes, View
 
 SCHEME = load_scheme("quicknat33")
@@ -123,6 +124,17 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     assert loaded.info.preprocessing.slice_axes(View.AXIAL) == SliceAxes(2, 1, 0)
     assert loaded.not_predicted.tolist() == [SCHEME.names.index("CSF")]
     assert loaded.info.versions.keys() == {"trinat", "torch"}
+
+
+def test_a_shipped_description_is_written_again_as_it_is(tmp_path: Path) -> None:
+    shipped = (find_model("fast") / "model.yaml").read_bytes()
+    (tmp_path / "model.yaml").write_bytes(shipped)
+    update_info(tmp_path)
+    assert (tmp_path / "model.yaml").read_bytes() == shipped
+
+
+def test_a_model_without_a_prior_does_not_mention_one(folder: Path) -> None:
+    assert "prior" not in yaml.safe_load((folder / "model.yaml").read_text())
 
 
 def test_sagittal_classes_may_be_merged(folder: Path) -> None:
