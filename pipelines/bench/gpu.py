@@ -179,7 +179,7 @@ def _profile(work: Callable[[], Any], calls: int = 5) -> Figures:
 
 def synthesis_part(setting: Setting) -> Iterator[Figures]:
     """Drawing alone, with and without neighbours."""
-    heads, _ = aim(setting.maps(), SCHEME, setting.device)
+    heads = aim(setting.maps(), SCHEME, setting.device)
     generator = seeded(setting.device, 0)
     given = (heads, SynthesisConfig(), View.CORONAL, setting.batch, (setting.size,) * 2, generator)
     for neighbours in (0, 1):

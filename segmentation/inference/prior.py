@@ -14,6 +14,8 @@ from torch import Tensor
 
 from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import Prior, Template
+from segmentation.space.grid import corners, moved
+from segmentation.space.resample import occupied_box
 from segmentation.synthetic.heads import HeadMaps, aim
 
 __all__ = ["apply_prior", "build_template", "default_prior"]
@@ -35,14 +37,14 @@ _COUNTS_LESS = {"Lateral-Ventricle": 0.0, "Cerebral-Cortex": 0.3, "Pallidum": 0.
 
 def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Template:
     """Average label maps, each brought to their common space by its structures' centroids."""
-    targets = aim(maps, scheme)[0].targets.numpy()
+    targets = aim(maps, scheme).targets.numpy()
     heads = [torch.from_numpy(targets[head]) for head in maps.labels]
     centroids = [_centroids(head, np.eye(4), scheme) for head in heads]
     common: NDArray[np.float64] = centroids[0]
     for _ in range(3):
-        moved = [_moved(own, _affine(own, common)) for own in centroids]
-        known = np.isfinite(moved).all(2, keepdims=True)
-        total = np.where(known, moved, 0).sum(0)
+        brought = [moved(own, _affine(own, common)) for own in centroids]
+        known = np.isfinite(brought).all(2, keepdims=True)
+        total = np.where(known, brought, 0).sum(0)
         common = np.asarray(total / np.where(known.any(0), known.sum(0), np.nan), np.float64)
     # Every head as large as the heads are in the mean, not as the first.
     volumes = [abs(np.linalg.det(_affine(common, own)[:3, :3])) for own in centroids]
@@ -51,7 +53,7 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
 
     to_heads = [_affine(common, own) for own in centroids]
     brains = [
-        _moved(_extremes(head), np.asarray(np.linalg.inv(to), np.float64))
+        moved(corners(occupied_box(head > 0)), np.linalg.inv(to))
         for head, to in zip(heads, to_heads, strict=True)
     ]
     low = np.min(brains, (0, 1)) - _MARGIN_MM
@@ -59,13 +61,13 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
     shape = tuple((np.ceil((high - low) / _SPACING_MM) + 1).astype(int))
     affine = np.diag([_SPACING_MM] * 3 + [1.0])
     affine[:3, 3] = low
-    grid = _moved(np.argwhere(np.ones(shape, bool)).astype(np.float64), affine)
+    grid = moved(np.argwhere(np.ones(shape, bool)), affine)
 
     generator = np.random.default_rng(seed)
     counts = np.zeros((len(grid), len(scheme)), np.uint16)
     rows = np.arange(len(grid))
     for head, to in zip(heads, to_heads, strict=True):
-        places = _moved(grid, to)
+        places = moved(grid, to)
         for _ in range(_PLACES):
             jittered = np.rint(places + generator.normal(0, _JITTER_MM, places.shape)).astype(int)
             inside = ((jittered >= 0) & (jittered < head.shape)).all(1)
@@ -160,7 +162,7 @@ def _centroids(
     for label, count in zip(scheme.labels, counts.tolist(), strict=True):
         if count < _FEWEST_VOXELS or label.group in _SPREAD:
             centres[label.index] = np.nan
-    return _moved(centres, affine)
+    return moved(centres, affine)
 
 
 def _place(found: NDArray[np.float64], template: NDArray[np.float64]) -> NDArray[np.float64] | str:
@@ -171,7 +173,7 @@ def _place(found: NDArray[np.float64], template: NDArray[np.float64]) -> NDArray
             return f"only {int(known.sum())} structures to place it by"
         found = np.where(known[:, None], found, np.nan)
         matrix = _affine(found, template)
-        off: NDArray[np.float64] = np.linalg.norm(_moved(found, matrix) - template, axis=1)
+        off: NDArray[np.float64] = np.linalg.norm(moved(found, matrix) - template, axis=1)
         outliers = known & (off > _OUTLIER_MM)
         if not outliers.any():
             break
@@ -191,15 +193,3 @@ def _affine(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.
     matrix = np.eye(4)
     matrix[:3] = np.linalg.lstsq(with_one, end[known], rcond=None)[0].T
     return matrix
-
-
-def _moved(points: NDArray[np.float64], affine: NDArray[np.float64]) -> NDArray[np.float64]:
-    moved: NDArray[np.float64] = points @ affine[:3, :3].T + affine[:3, 3]
-    return moved
-
-
-def _extremes(head: Tensor) -> NDArray[np.float64]:
-    """The eight corners of the box around a brain, (8, 3)."""
-    voxels = np.argwhere(head.numpy() > 0)
-    ends = np.stack([voxels.min(0), voxels.max(0)]).astype(float)
-    return np.stack(np.meshgrid(*ends.T, indexing="ij"), -1).reshape(-1, 3)

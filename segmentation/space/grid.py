@@ -10,7 +10,7 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Box", "Grid", "Shape", "to_shape", "world_axes"]
+__all__ = ["Box", "Grid", "Shape", "corners", "moved", "to_shape", "world_axes"]
 
 Shape = tuple[int, int, int]
 Box = tuple[slice, slice, slice]
@@ -44,8 +44,7 @@ class Grid:
 
     def places(self, indices: Any) -> NDArray[np.float64]:
         """Where voxels (..., 3) are, in RAS mm."""
-        at: NDArray[np.float64] = np.asarray(indices, np.float64) @ self.affine[:3, :3].T
-        return at + self.affine[:3, 3]
+        return moved(indices, self.affine)
 
     @property
     def box(self) -> Box:
@@ -69,8 +68,19 @@ class Grid:
         """The largest distance between the places of one voxel; infinite if shapes differ."""
         if self.shape != other.shape:
             return float("inf")
-        corners = list(product(*((0, n - 1) for n in self.shape)))
-        return float(np.linalg.norm(self.places(corners) - other.places(corners), axis=1).max())
+        at = corners(self.box)
+        return float(np.linalg.norm(self.places(at) - other.places(at), axis=1).max())
+
+
+def moved(points: Any, affine: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Where an affine takes points (..., 3)."""
+    at: NDArray[np.float64] = np.asarray(points, np.float64) @ affine[:3, :3].T
+    return at + affine[:3, 3]
+
+
+def corners(box: Box) -> list[tuple[int, ...]]:
+    """The eight voxels at the corners of a box."""
+    return list(product(*((side.start, side.stop - 1) for side in box)))
 
 
 def to_shape(sides: Any) -> Shape:

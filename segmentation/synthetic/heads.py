@@ -1,4 +1,4 @@
-"""Anatomies to draw scans from: whole-head label maps, the priors of their intensities, targets."""
+"""Heads to synthesise scans of: whole-head label maps, priors of their intensities, targets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from segmentation.labels.folding import (
     GENERATION_SURROUNDINGS,
 )
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.space.views import reoriented
+from segmentation.space.resample import occupied_box
+from segmentation.space.views import View, reoriented
 from segmentation.synthetic.anatomy import load_anatomy
 
 __all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
@@ -138,6 +139,7 @@ def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
 class Heads:
     """Head maps on a device, aimed at the classes that a network learns."""
 
+    scheme: LabelScheme
     labels: Tensor  # (M, X, Y, Z) uint8 entries
     classes: Tensor  # (E,) class of intensity
     means: Tensor  # (2, I)
@@ -154,14 +156,23 @@ class Heads:
     extent: Tensor  # (M, 2, 3) first and last voxel of the head
     centre: Tensor  # (M, 3) middle of the brain
 
+    def seen_in(self, view: View) -> Heads:
+        """The same heads, aimed at the classes that slices of a view tell apart."""
+        scheme = self.scheme.seen_in(view)
+        if scheme is self.scheme:
+            return self
+        merged = torch.from_numpy(self.scheme.merged.to_merged.astype(np.uint8))
+        to_merged = merged.to(self.targets.device)
+        return replace(
+            self,
+            scheme=scheme,
+            targets=to_merged[self.targets.long()],
+            mirrored_targets=to_merged[self.mirrored_targets.long()],
+        )
 
-def aim(
-    maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu"
-) -> tuple[Heads, Heads]:
-    """Heads for the classes of `scheme`, and for its merged ones (sagittal slices).
 
-    The label maps themselves are on the device once.
-    """
+def aim(maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu") -> Heads:
+    """Head maps for the classes of a scheme."""
     folded = [GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers]
     by_number = {number: label.index for label in scheme.labels for number in label.numbers}
     targets = np.array(
@@ -179,7 +190,8 @@ def aim(
 
     cerebral = ("background", "cortical", "white-matter", "csf")
     is_deep = np.array([label.group not in cerebral for label in scheme.labels])
-    full = Heads(
+    return Heads(
+        scheme=scheme,
         labels=tensor(maps.labels),
         classes=tensor(maps.classes),
         means=tensor(maps.means.astype(np.float32)),
@@ -200,10 +212,6 @@ def aim(
         extent=tensor(extent),
         centre=tensor(centre),
     )
-    to_merged = scheme.merged.to_merged.astype(np.uint8)
-    return full, replace(
-        full, targets=tensor(to_merged[targets]), mirrored_targets=tensor(to_merged[mirrored])
-    )
 
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -223,13 +231,9 @@ def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     shapes = {head.shape for head in heads}
     if len(shapes) > 1:
         raise DatasetError(f"label maps have different shapes: {sorted(shapes)}")
-    occupied = np.any(np.stack([head > 0 for head in heads]), 0)
-    box = []
-    for axis in range(3):
-        hit = np.flatnonzero(occupied.any(tuple({0, 1, 2} - {axis})))
-        box.append(slice(int(hit[0]), int(hit[-1]) + 1) if len(hit) else slice(0, 1))
+    box = occupied_box(np.any([head > 0 for head in heads], 0))
     # Heads turned from another orientation lie in another order, which np.stack keeps.
-    return np.ascontiguousarray(np.stack([head[tuple(box)] for head in heads]))
+    return np.ascontiguousarray(np.stack([head[box] for head in heads]))
 
 
 def _entry_of(numbers: NDArray[np.int64], number: int) -> int:
@@ -273,5 +277,4 @@ def _survey(
 
 def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
     """First and last voxel along each axis, (2, 3)."""
-    lines = [np.flatnonzero(mask.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
-    return np.array([[line[end] for line in lines] for end in (0, -1)], np.int16)
+    return np.array([(side.start, side.stop - 1) for side in occupied_box(mask)], np.int16).T

@@ -1,6 +1,6 @@
-"""T1-like slices drawn from label maps, on the fly, in torch, on whatever device the maps are.
+"""Synthetic T1-like slices from label maps, on the fly, in torch, on the device of the maps.
 
-Everything is drawn in batches from one generator: a seed fixes the slices on a given device.
+All random numbers of a batch come from one generator: a seed fixes the slices on a given device.
 Nothing here asks a GPU for a number, chooses by a mask or copies from the host: each of these
 would make the host wait for all that is queued.
 """
@@ -93,7 +93,7 @@ def synthesise(
     *,
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Draw images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H, W)."""
+    """Images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H, W)."""
     draw = _Draw(generator, heads.labels.device)
     mirrored = draw.chance(count, config.mirrored)
     head = draw.below(len(heads.labels), count)
@@ -106,19 +106,19 @@ def synthesise(
     )
     if not config.learn_linings:
         classes = classes.masked_fill(heads.is_lining[middle], IGNORE)
-    # Where the image shows them: away from the target's borders, and anywhere within a voxel.
+    # What the image shows: away from the target's borders, and anywhere within a voxel.
     shown = plane + _stray(heads, config, head, plane, draw)
-    entries = [
-        _look_up(heads, head, shown + draw.uniform(-0.5, 0.5, 1, 3, 1, *size)) * seen
-        for _ in range(config.places if config.places > 1 else 0)
-    ] or [_look_up(heads, head, shown) * seen]
+    spots = [shown]
+    if config.places > 1:
+        spots = [shown + draw.uniform(-0.5, 0.5, 1, 3, 1, *size) for _ in range(config.places)]
+    entries = [_look_up(heads, head, spot) * seen for spot in spots]
     return _render(heads, config, head, entries, plane, draw), classes
 
 
 def synthesise_volume(
     heads: Heads, config: SynthesisConfig, head: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One head as it is, drawn whole: image (X, Y, Z) and classes (X, Y, Z), for validation."""
+    """One head as it is, whole: image (X, Y, Z) and classes (X, Y, Z), for validation."""
     draw = _Draw(generator, heads.labels.device)
     entries = heads.labels[head][None]
     axes = [torch.arange(n, device=draw.device) for n in entries.shape[1:]]
@@ -157,7 +157,7 @@ def _render(
     points: Tensor,
     draw: _Draw,
 ) -> Tensor:
-    """What a scanner makes of entries (B, C, H, W), at several places of voxels (B, 3, C, H, W)."""
+    """What a scanner makes of entries (B, C, H, W), one or several, at points (B, 3, C, H, W)."""
     images, white = _paint(heads, config, entries, draw)
     outside = _find_outside(heads, config, head, entries[0], points, draw)
     images = _blur(images, config, draw)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, Heads, aim
+from segmentation.synthetic.heads import HeadMaps, aim
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 
 __all__ = ["Batch", "MixedSource", "Source", "SyntheticSource"]
@@ -58,12 +58,13 @@ class SyntheticSource(Source):
     ) -> None:
         self.config, self.size, self.neighbours = config, size, channels // 2
         self.fingerprint = maps.fingerprint
-        self.full, self.merged = aim(maps, scheme, device)
-        self.classes = {view: len(scheme.seen_in(view)) for view in View}
+        heads = aim(maps, scheme, device)
+        # The label maps themselves are on the device once.
+        self.heads = {view: heads.seen_in(view) for view in View}
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
         images, labels = synthesise(
-            self._aimed(view),
+            self.heads[view],
             self.config,
             view,
             count,
@@ -74,15 +75,12 @@ class SyntheticSource(Source):
         return Batch(images, labels, f"synthetic {view.value} slices {first}-{first + count - 1}")
 
     def counts(self, view: View) -> Tensor:
-        heads = self._aimed(view)
+        heads = self.heads[view]
         voxels = torch.bincount(heads.labels.flatten(), minlength=len(heads.classes)).double()
-        counts = torch.zeros(self.classes[view], dtype=torch.float64, device=voxels.device)
+        counts = torch.zeros(len(heads.scheme), dtype=torch.float64, device=voxels.device)
         counts.index_add_(0, heads.targets.long(), voxels)
         counts[0] = self.background * counts[1:].sum()
         return counts.cpu()
-
-    def _aimed(self, view: View) -> Heads:
-        return self.merged if view is View.SAGITTAL else self.full
 
 
 class MixedSource(Source):

@@ -64,8 +64,7 @@ def synthetic_scans(
     maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
 ) -> Iterator[Scan]:
     """One synthetic scan of each held-out head, the same at every call."""
-    full, merged = aim(maps, scheme)
-    heads = merged if view is View.SAGITTAL else full
+    heads = aim(maps, scheme).seen_in(view)
     for head in range(len(maps.labels)):
         image, classes = synthesise_volume(heads, config, head, seeded("cpu", seed, 2, head))
         yield Scan(f"head-{head + 1}", to_slices(image, view), to_slices(classes, view))

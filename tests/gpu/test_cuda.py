@@ -44,7 +44,7 @@ def maps():
 
 @pytest.fixture(scope="module")
 def heads(maps) -> Heads:
-    return aim(maps, SCHEME, CUDA)[0]
+    return aim(maps, SCHEME, CUDA)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -38,7 +38,7 @@ def template() -> Template:
 
 @pytest.fixture(scope="module")
 def classes() -> Tensor:
-    full = aim(HEADS, SCHEME)[0]
+    full = aim(HEADS, SCHEME)
     return full.targets[full.labels[0].long()].long()
 
 

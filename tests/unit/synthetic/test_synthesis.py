@@ -1,4 +1,4 @@
-"""Drawn slices: what is where, what is seen, and that a seed fixes it all."""
+"""Synthetic slices: what is where, what is seen, and that a seed fixes it all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from segmentation.labels.scheme import load_scheme
+from segmentation.labels.scheme import IGNORE, load_scheme
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps, Heads, aim
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise, synthesise_volume
@@ -48,21 +48,28 @@ STILL = SynthesisConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def heads() -> Heads:
-    """20 x 20 x 20: scalp around CSF around left and right white matter, split at x = 10."""
+def head_of(left: int, right: int, *others: int) -> Heads:
+    """20 x 20 x 20: scalp around CSF around two structures of FreeSurfer numbers, split at x = 10.
+
+    All structures are as bright as white matter, scalp has 0.75 of it, CSF 0.25.
+    """
     head = np.zeros((20, 20, 20), np.uint8)
     head[1:19, 1:19, 1:19] = 4
     head[3:17, 3:17, 3:17] = 3
     head[5:10, 5:15, 5:15], head[10:15, 5:15, 5:15] = 1, 2
     maps = HeadMaps(
         head[None],
-        np.array([0, 2, 41, 24, 507]),
-        np.array([0, 1, 1, 2, 3]),
+        np.array([0, left, right, 24, 507, *others]),
+        np.array([0, 1, 1, 2, 3, *[1 for _ in others]]),
         np.array([[0.0, 100, 25, 75], [0.0, 0, 0, 0]]),
         np.zeros((2, 4)),
     )
-    return aim(maps, SCHEME)[0]
+    return aim(maps, SCHEME)
+
+
+@pytest.fixture(scope="module")
+def heads() -> Heads:
+    return head_of(2, 41)
 
 
 def draw(
@@ -140,6 +147,49 @@ def test_intensities_follow_the_priors(heads: Heads) -> None:
     assert torch.allclose(middle[classes == LEFT], torch.tensor(1.0), atol=1e-3)
     # CSF has a quarter of white matter's, scalp three quarters.
     assert set(middle.mul(100).round().int().unique().tolist()) <= {0, 25, 75, 100}
+
+
+def test_contrast_changes_what_is_darker_than_white_matter(heads: Heads) -> None:
+    """With an exponent of 2, CSF has 1 - (1 - 0.25)^2; scalp is brighter, and stays.
+
+    Nothing is below 0.0001.
+    """
+    brighter = replace(heads, means=torch.tensor([[0.0, 100, 25, 150], [0, 0, 0, 0]]))
+    images, _ = draw(brighter, STILL.model_copy(update={"contrast": (2, 2)}))
+    assert set(images.mul(10000).round().int().unique().tolist()) == {1, 4375, 10000, 15000}
+
+
+def test_a_voxel_at_a_border_is_the_mean_of_its_places(heads: Heads) -> None:
+    """Half a voxel to the right, column 4 shows x = 4 (CSF) and x = 5 (brain) equally often."""
+    beside = replace(heads, centre=heads.centre + torch.tensor([0.5, 0, 0]))
+    images, _ = draw(beside, STILL.model_copy(update={"places": 2, "balanced": 1}))
+    inside = images[:, 1, 6:14]
+    assert set(inside[:, :, 4].mul(1000).round().int().unique().tolist()) == {250, 625, 1000}
+    assert torch.allclose(inside[:, :, 3], torch.tensor(0.25))
+    assert torch.allclose(inside[:, :, 5:14], torch.tensor(1.0))
+
+
+def test_borders_stray_in_the_image_near_deep_structures_alone() -> None:
+    """The thalamus ends at x = 9: its border and what is within 3 mm move, not the target."""
+    beside_cortex = head_of(10, 42, 2)
+    plain, classes = draw(beside_cortex, STILL)
+    images, target = draw(beside_cortex, STILL.model_copy(update={"border_mm": 3}))
+    assert torch.equal(target, classes)
+    changed = (images - plain).abs()[:, 1] > 1e-3
+    assert changed[:, :, 2:6].any()
+    # The cortex has its outer border at x = 14.
+    assert not changed[:, :, 13:].any()
+
+
+def test_linings_of_ventricles_are_learnt_only_if_asked() -> None:
+    lining = head_of(136, 41, 2)
+    images, classes = draw(lining, STILL)
+    same, learnt = draw(lining, STILL.model_copy(update={"learn_linings": True}))
+    assert torch.equal(images, same)
+    ventricle = learnt == SCHEME.names.index("Left-Lateral-Ventricle")
+    assert ventricle.any()
+    assert torch.equal(classes == IGNORE, ventricle)
+    assert torch.equal(classes[~ventricle], learnt[~ventricle])
 
 
 def test_a_stripped_head_shows_the_brain_and_no_scalp(heads: Heads) -> None:
