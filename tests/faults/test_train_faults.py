@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.small_store import all_train, damage, small_store
+from helpers.tiny_training import NETWORK
 
 from pipelines.common.exits import Exit, exit_code
 from pipelines.train.job import Watcher
@@ -25,15 +26,6 @@ from segmentation.training.state import read_latest
 pytestmark = pytest.mark.usefixtures("one_thread")
 JOB = "train/coronal-axial"
 Weights = tuple[int, dict[str, list[float]]]
-NETWORK = {
-    "filters": 4,
-    "kernel": 3,
-    "depth": 2,
-    "channels": 3,
-    "excitation": "none",
-    "activation": "relu",
-    "order": "convolution-norm-activation",
-}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +47,7 @@ def recipe_of(store: Path, workers: int) -> Recipe:
     content: dict[str, Any] = {
         "name": "tiny",
         "scheme": "tissue4",
-        "network": NETWORK,
+        "network": NETWORK | {"channels": 3},
         "views": ["coronal", "axial"],
         "together": True,
         "data": {

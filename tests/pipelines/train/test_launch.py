@@ -12,21 +12,19 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 import yaml
 from helpers.small_store import all_train, small_store
+from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe
 
-from pipelines.train.job import Watcher
 from pipelines.train.launch import launch
 from pipelines.train.run import read_recipe
 from segmentation.errors import ConfigError, TrinatError
 from segmentation.models.checkpoint import load_model
 from segmentation.space.views import View
-from segmentation.synthetic.heads import phantom_heads
 from segmentation.training.state import State, read_latest
 
 CLI = (sys.executable, "-m", "trinat")
@@ -35,38 +33,12 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Of torchrun or the user, and not for those that are started here.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in PLACE} | {"OMP_NUM_THREADS": "1"}
 ROOT = Path(__file__).parents[3]
-STEPS = 30
 JOB = "train/coronal"
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One view of the phantom's head at 4 mm, a few slices of which take a moment."""
-    folder = tmp_path_factory.mktemp("recipe")
-    phantom_heads(4).save(folder / "heads.npz")
-    content: dict[str, Any] = {
-        "name": "tiny",
-        "network": {
-            "filters": 4,
-            "kernel": 3,
-            "depth": 2,
-            "excitation": "none",
-            "activation": "relu",
-            "order": "convolution-norm-activation",
-        },
-        "views": ["coronal"],
-        "data": {
-            "synthetic": {"heads": str(folder / "heads.npz")},
-            "rows": 32,
-            "columns": 32,
-            "epoch_slices": 999,
-        },
-        "schedule": {"steps": STEPS},
-        "batch": 4,
-        "checkpoint_every_steps": 2,
-    }
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
-    return folder / "tiny.yaml"
+    return write_long_recipe(tmp_path_factory.mktemp("recipe"))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +85,7 @@ def state_of(run: Path) -> State:
 
 def assert_same_weights(first: Path, second: Path) -> None:
     one, two = state_of(first), state_of(second)
-    assert one.counters.step == two.counters.step == STEPS
+    assert one.counters.step == two.counters.step == LONG_STEPS
     for group in ("network", "average", "optimiser"):
         ours, theirs = getattr(one, group), getattr(two, group)
         assert ours.keys() == theirs.keys()
@@ -127,7 +99,7 @@ def test_two_processes_train_one_model_and_one_of_them_writes(undisturbed: Path)
     lines = (undisturbed / JOB / "metrics.csv").read_text().splitlines()
     steps = [int(line.split(",")[0]) for line in lines[1:]]
     assert steps == sorted(set(steps))
-    assert steps[-1] == STEPS
+    assert steps[-1] == LONG_STEPS
 
 
 @pytest.mark.slow
@@ -168,7 +140,7 @@ def test_two_processes_do_the_schedule_within_a_time(recipe: Path, tmp_path: Pat
     assert process.returncode == 0, words
     counters = json.loads((tmp_path / "run" / JOB / "done.json").read_text())
     assert counters["share"] == 1
-    assert counters["step"] > STEPS
+    assert counters["step"] > LONG_STEPS
     assert counters["seconds"] < 15
     assert set(load_model(tmp_path / "run/model").networks) == {View.CORONAL}
 
@@ -276,9 +248,6 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
         _, words = machine.communicate(timeout=500)
         assert machine.returncode == 0, words
     assert_same_weights(tmp_path / "run", undisturbed)
-
-
-SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
 
 
 def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:

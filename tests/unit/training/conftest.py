@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.tiny_training import NETWORK
 
 from segmentation.synthetic.heads import HeadMaps
 from segmentation.training.config import Recipe
@@ -33,16 +34,7 @@ def recipe() -> Recipe:
     return Recipe.model_validate(
         {
             "name": "tiny",
-            "network": {
-                "filters": 4,
-                "kernel": 3,
-                "depth": 2,
-                "channels": 3,
-                "excitation": "none",
-                "activation": "relu",
-                "order": "convolution-norm-activation",
-                "dropout": 0.2,
-            },
+            "network": NETWORK | {"channels": 3, "dropout": 0.2},
             "data": {
                 "synthetic": {"heads": "phantom", "synthesis": {"shift_mm": 2, "elastic_mm": 1}},
                 "rows": 16,

@@ -1,0 +1,77 @@
+"""The smallest training: its recipe, and what it leaves."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.train.job import Watcher
+from pipelines.train.run import read_recipe
+from segmentation.synthetic.heads import phantom_heads
+from segmentation.training.config import Recipe
+from segmentation.training.state import read_latest
+
+NETWORK = {
+    "filters": 4,
+    "kernel": 3,
+    "depth": 2,
+    "excitation": "none",
+    "activation": "relu",
+    "order": "convolution-norm-activation",
+}
+SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
+LONG_STEPS = 30
+
+
+@cache
+def _heads() -> str:
+    """The phantom's head at 4 mm: an eighth of the voxels that "phantom" would give."""
+    path = Path(tempfile.mkdtemp(prefix="trinat-heads-")) / "heads.npz"
+    phantom_heads(4).save(path)
+    return str(path)
+
+
+def write_recipe(folder: Path, **changes: Any) -> Path:
+    """Eight steps of two views; a key that is changed to None is left out."""
+    content = {
+        "name": "tiny",
+        "network": NETWORK,
+        "views": ["coronal", "sagittal"],
+        "data": {
+            "synthetic": {"heads": _heads()},
+            "rows": 32,
+            "columns": 32,
+            "epoch_slices": 16,
+        },
+        "schedule": {"steps": 8},
+        "batch": 4,
+        "checkpoint_every_steps": 2,
+        **changes,
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
+    return path
+
+
+def tiny_recipe(folder: Path, *settings: str, **changes: Any) -> Recipe:
+    return read_recipe(str(write_recipe(folder, **changes)), settings)
+
+
+def write_long_recipe(folder: Path) -> Path:
+    """One view, within one epoch, long enough to be stopped in the midst of it."""
+    path = write_recipe(folder, views=["coronal"], schedule={"steps": LONG_STEPS})
+    content = yaml.safe_load(path.read_text())
+    content["data"]["epoch_slices"] = 999
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def weights(run: Path, job: str) -> dict[str, list[float]]:
+    state, problems = read_latest(run / job)
+    assert state is not None
+    assert not problems
+    return {name: value.flatten().tolist() for name, value in state.network.items()}

@@ -1,0 +1,294 @@
+"""trinat train stopped, killed, damaged or out of time, and gone on with --resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny_training import SILENT, tiny_recipe, weights, write_long_recipe
+
+from pipelines.common.exits import Exit, exit_code
+from pipelines.train.job import Job, Watcher
+from pipelines.train.run import read_recipe, train
+from segmentation.errors import (
+    InterruptedRunError,
+    TrainingError,
+)
+from segmentation.models.checkpoint import load_model
+from segmentation.space.views import View
+from segmentation.training.loop import StepReport
+from segmentation.training.state import read_latest
+from segmentation.training.validation import Scan, synthetic_scans
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TRINAT = (sys.executable, "-c", "from pipelines.cli import main; main()")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_a_damaged_best_state_is_said_and_the_last_one_taken(tmp_path: Path) -> None:
+    validated = "validation={every_epochs: 1, scans: 1}"
+    recipe = tiny_recipe(tmp_path, "views=[coronal]", validated)
+    run, said = tmp_path / "run", []
+    train(recipe, run, SILENT)
+    best = run / "train/coronal/best.state"
+    best.write_bytes(best.read_bytes()[:-1])
+    model = load_model(train(recipe, run, Watcher(said.append, lambda *_: None), resume=True))
+    assert any("best.state" in line and "the last state is used" in line for line in said)
+    state, _ = read_latest(best.parent)
+    assert state is not None
+    name = "encoders.0.layers.0.convolution.weight"
+    weights = model.networks[View.CORONAL].state_dict()
+    assert torch.equal(weights[name], state.average[f"trunk.{name}"])
+
+
+def test_views_trained_one_after_another_make_one_model(tmp_path: Path) -> None:
+    recipe, run = tiny_recipe(tmp_path), tmp_path / "run"
+    train(recipe, run, SILENT, views=[View.CORONAL])
+    assert set(load_model(run / "model").networks) == {View.CORONAL}
+    train(recipe, run, SILENT, views=[View.SAGITTAL], resume=True)
+    assert set(load_model(run / "model").networks) == {View.CORONAL, View.SAGITTAL}
+
+
+def test_a_second_run_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    train(recipe, tmp_path / "run", SILENT)
+    with pytest.raises(TrainingError, match="--resume"):
+        train(recipe, tmp_path / "run", SILENT)
+
+
+def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run", SILENT)
+    with pytest.raises(TrainingError, match=r"stages|batch"):
+        train(tiny_recipe(tmp_path, "batch=2"), tmp_path / "run", SILENT, resume=True)
+
+
+def assert_same(first: Path, second: Path) -> None:
+    assert weights(first, "train/coronal") == weights(second, "train/coronal")
+    models = [(run / "model/coronal.safetensors").read_bytes() for run in (first, second)]
+    assert models[0] == models[1]
+    with (first / "train/coronal/metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps == sorted(set(steps))
+
+
+def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+    path, broken, straight = write_long_recipe(tmp_path), tmp_path / "broken", tmp_path / "straight"
+    process = subprocess.Popen(
+        [*TRINAT, "train", path, "--out", broken],
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list(broken.glob("train/coronal/state-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    assert not (broken / "model").exists()
+    # What it leaves where it was killed in the midst of writing.
+    for folder in (broken, broken / "train/coronal"):
+        (folder / ".trinat-0123456789abcdef.tmp").touch()
+    (broken / ".trinat-0.tmp").mkdir()
+    recipe = read_recipe(str(path))
+    train(recipe, broken, SILENT, resume=True)
+    assert not list(broken.rglob(".trinat-*"))
+    train(recipe, straight, SILENT)
+    assert_same(broken, straight)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
+def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> None:
+    recipe, broken = read_recipe(str(write_long_recipe(tmp_path))), tmp_path / "broken"
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(InterruptedRunError, match="step 3") as caught:
+        train(recipe, broken, Watcher(say=lambda line: None, step=interrupt))
+    assert exit_code(caught.value) == Exit.INTERRUPTED == 75
+    seen: list[int] = []
+    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    train(recipe, broken, note, resume=True)
+    assert seen == list(range(4, 31))
+    train(recipe, tmp_path / "straight", SILENT)
+    assert_same(broken, tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    "when", ["during", pytest.param("in the last step before", marks=pytest.mark.slow)]
+)
+def test_a_signal_does_not_wait_for_validation_which_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    settings = ["views=[coronal]", "validation={every_epochs: 1, patience: 9, scans: 1}"]
+    recipe = tiny_recipe(tmp_path, *settings)
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    train(recipe, straight, SILENT)
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupting(*arguments: Any) -> Iterator[Scan]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from synthetic_scans(*arguments)
+
+    watcher = Watcher(lambda line: None, interrupt)
+    if when == "during":
+        watcher = SILENT
+        monkeypatch.setattr("pipelines.train.data.synthetic_scans", interrupting)
+    with pytest.raises(InterruptedRunError, match="step 4; its state is saved"):
+        train(recipe, broken, watcher)
+    monkeypatch.undo()
+    job = "train/coronal"
+    assert not (broken / job / "validations.csv").exists()
+    state, _ = read_latest(broken / job)
+    assert state is not None
+    assert (state.counters.step, state.counters.validation_due) == (4, True)
+    train(recipe, broken, SILENT, resume=True)
+    assert_same(broken, straight)
+    scores = [(run / job / "validations.csv").read_bytes() for run in (broken, straight)]
+    assert scores[0] == scores[1]
+    ends = [json.loads((run / job / "done.json").read_text()) for run in (broken, straight)]
+    assert ends[0] | {"seconds": 0} == ends[1] | {"seconds": 0}
+    assert ends[0]["validation_due"] is False
+
+
+def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "views=[coronal]", "validation={scans: 1}")
+    run = tmp_path / "run"
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(InterruptedRunError, match="step 8"):
+        train(recipe, run, Watcher(lambda line: None, interrupt))
+    assert not (run / "train/coronal/done.json").exists()
+    seen: list[int] = []
+    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    train(recipe, run, note, resume=True)
+    assert seen == []
+    with (run / "train/coronal/validations.csv").open() as file:
+        assert {row["step"] for row in csv.DictReader(file)} == {"4", "8"}
+
+
+def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> None:
+    recipe, run = read_recipe(str(write_long_recipe(tmp_path))), tmp_path / "run"
+
+    def interrupt(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(InterruptedRunError):
+        train(recipe, run, Watcher(say=lambda line: None, step=interrupt))
+    newest = run / "train/coronal/state-000000005.state"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    said: list[str] = []
+    train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
+    assert any("torn" in line and newest.name in line for line in said)
+    assert any("goes on at step 4" in line for line in said)
+    train(recipe, tmp_path / "straight", SILENT)
+    assert_same(run, tmp_path / "straight")
+
+
+def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(tmp_path: Path) -> None:
+    recipe, run = tiny_recipe(tmp_path, "views=[coronal]"), tmp_path / "run"
+    train(recipe, run, SILENT)
+    job = run / "train/coronal"
+    (job / "done.json").unlink()
+    sound = weights(run, "train/coronal")
+    for state in job.glob("state-*"):
+        state.write_bytes(b"")
+    said: list[str] = []
+    train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
+    assert any("state-000000008" in line and "starts again" in line for line in said)
+    assert weights(run, "train/coronal") == sound
+
+
+def test_a_run_that_was_killed_out_of_patience_stays_so(tmp_path: Path) -> None:
+    # Nothing moves, norms included: the second validation is no better than the first.
+    frozen = "optimiser={rate: 1e-12, parts: {encoders: 0, bottleneck: 0, decoders: 0}}"
+    settings = ["views=[coronal]", frozen, "ema=0", "schedule.steps=99"]
+    patience = "validation={every_epochs: 1, patience: 1, scans: 1}"
+    recipe, run = tiny_recipe(tmp_path, *settings, patience), tmp_path / "run"
+    train(recipe, run, SILENT)
+    done = run / "train/coronal/done.json"
+    assert json.loads(done.read_text())["step"] == 8
+    done.unlink()
+    seen: list[int] = []
+    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    train(recipe, run, note, resume=True)
+    assert seen == []
+    assert done.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("validation", [None, {"scans": 1}])
+def test_a_run_within_a_time_ends_in_time_with_a_model(
+    tmp_path: Path, validation: dict[str, int] | None
+) -> None:
+    settings = [f"validation={json.dumps(validation)}", "data.epoch_slices=400"]
+    recipe = tiny_recipe(tmp_path, *settings)
+    first: list[float] = []
+    watcher = Watcher(lambda line: None, lambda *_: first.append(time.monotonic()))
+    model = load_model(train(recipe, tmp_path / "run", watcher, seconds=40))
+    assert 36 <= time.monotonic() - first[0] <= 44
+    assert set(model.networks) == {View.CORONAL, View.SAGITTAL}
+    for view in ("coronal", "sagittal"):
+        done = json.loads((tmp_path / f"run/train/{view}/done.json").read_text())
+        assert done["share"] == 1
+
+
+def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine a page takes longer than the call.
+    monkeypatch.setattr("pipelines.train.job.write_page", lambda *_: None)
+    recipe, run = tiny_recipe(tmp_path, "views=[coronal]"), tmp_path / "run"
+    job = run / "train/coronal"
+
+    def stop_at_half(job: Job, report: StepReport, progress: float) -> None:
+        if progress > 0.5:
+            signal.raise_signal(signal.SIGTERM)
+
+    halted = Watcher(lambda line: None, stop_at_half)
+    with pytest.raises(InterruptedRunError, match="its state is saved"):
+        train(recipe, run, halted, seconds=6)
+    before, _ = read_latest(job)
+    assert before is not None
+    assert before.counters.share is not None
+    assert 0.5 < before.counters.share < 1
+    with pytest.raises(TrainingError, match="--resume --seconds N"):
+        train(recipe, run, SILENT, resume=True)
+    shares: list[float] = []
+    watcher = Watcher(lambda line: None, lambda job, report, progress: shares.append(progress))
+    train(recipe, run, watcher, resume=True, seconds=4)
+    # The first step of a call is no progress, and none is lost.
+    assert shares[0] == before.counters.share
+    assert shares == sorted(shares)
+    assert json.loads((job / "done.json").read_text())["share"] == 1
+
+
+def test_a_call_whose_time_is_over_after_the_first_step_saves_and_makes_no_progress(
+    tmp_path: Path,
+) -> None:
+    recipe = tiny_recipe(tmp_path, "views=[coronal]")
+    with pytest.raises(InterruptedRunError, match="stopped at step 1"):
+        train(recipe, tmp_path / "run", SILENT, seconds=1e-3)
+    state, _ = read_latest(tmp_path / "run/train/coronal")
+    assert state is not None
+    assert state.counters.share == 0
