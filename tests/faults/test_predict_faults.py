@@ -127,23 +127,31 @@ def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_whose_worker_is_stuck(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("grace_s", "times"), [(1.0, 1), (600.0, 2)])
+def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
+    number: signal.Signals,
+    grace_s: float,
+    times: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipelines.predict.run._GRACE_S", 1.0)
+    monkeypatch.setattr("pipelines.predict.run._GRACE_S", grace_s)
     scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:
         ledger = tmp_path / "out/run.jsonl"
         while not (ledger.exists() and b'"done"' in ledger.read_bytes()):
             time.sleep(0.1)
-        os.kill(os.getpid(), number)
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+            time.sleep(1)
 
     threading.Thread(target=signal_once_one_is_done, daemon=True).start()
     outcome = run_serially(
         scans,
         tmp_path / "out",
-        engine=lambda settings: LocalEngine(settings, ["cpu"], target=serve_poison),
+        # A signal that nobody hears: then the limit ends the scan, which has failed.
+        engine=lambda settings: LocalEngine(settings, ["cpu"], timeout_s=20, target=serve_poison),
     )
     assert outcome.exit == Exit.INTERRUPTED
     assert (outcome.done, outcome.failed) == (1, 0)
