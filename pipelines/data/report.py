@@ -60,8 +60,8 @@ def write_report(root: Path, path: Path) -> None:
     page = render(
         "data.html",
         title="Slice store",
-        lead=f"{subjects} subjects of {len(people)} persons from {store.info.source}, "
-        f"classes of {store.scheme.name}.",
+        lead=f"{subjects} subjects of {len(people)} persons; source: {store.info.source}; "
+        f"label scheme: {store.scheme.name}.",
         cards=[
             ("Subjects", subjects, "in the store"),
             ("Persons", len(people), "never divided by a split"),
@@ -78,12 +78,13 @@ def write_report(root: Path, path: Path) -> None:
         subjects=_subject_table(store, statistics, outliers),
         left_out=table(
             "left-out-table",
-            "What the source named and the store does not hold",
-            ["Subject", Column("Status", pick=True), "Reason"],
+            "In the source, but not in the store",
+            ["Subject", "Status", "Reason"],
             failed,
         ),
-        rule=f"more than {_FAR} robust standard deviations (1.4826 times the median absolute "
-        f"deviation, at least 1 % of the median) from the median of at least {_FEWEST} subjects",
+        rule=f"Values farther than {_FAR} robust standard deviations from the median, where there "
+        f"are at least {_FEWEST} subjects. A robust standard deviation is 1.4826 times the median "
+        "absolute deviation, and at least 1 % of the median.",
     )
     write_page(path, page)
 
@@ -218,15 +219,15 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
         faint = max(0.08, 1 / len(shares) ** 0.5)
         axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
         axis.plot(middles, np.median(shares, axis=0), color=INK, lw=1.6)
-        axis.set_xlabel(
-            "intensity on the working scale; noise around the head may leave the picture at the "
-            "left, the last bin holds all above"
-        )
+        axis.set_xlabel("intensity on the working scale")
         axis.set_ylabel("% of the head's voxels")
         # Not by the first bins: where air is noisy they hold half of all voxels.
         tallest = float(np.percentile(shares[:, middles > _NOISE], 99.5))
         axis.set_ylim(0, tallest * 1.2 or 1)
         axis.grid(axis="y")
-    label = "Histograms of intensity, a line a subject"
-    caption = "One line a subject; the dark line is their median."
+    label = "Histograms of intensity, one line per subject"
+    caption = (
+        "One line per subject; the dark line is their median. The last bin holds all higher "
+        "intensities. Noise around the head may exceed the plot at the left."
+    )
     return Drawing("intensities", figure, label, caption=caption)

@@ -77,7 +77,7 @@ def report(
 ) -> Exit:
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
-    `progress(result, done, total)` is told after each map, `say` gets a line for each failure.
+    `progress(result, done, total)` is called after each map, `say` with a line for each failure.
     """
     started = datetime.now(UTC)
     scheme = load_scheme(settings.labels)
@@ -104,7 +104,7 @@ def report(
             where=settings.predictions,
         )
     sound_files = [result.file for result in sound]
-    cohort = cohort_of(_told_apart(scans, sound_files), scheme, ranges)
+    cohort = cohort_of(_distinct(scans, sound_files), scheme, ranges)
     settings.out.mkdir(parents=True, exist_ok=True)
     write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
     drawings = cohort_drawings(cohort)
@@ -207,8 +207,8 @@ def _scan(
     )
 
 
-def _told_apart(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
-    """Scans whose names do not tell them apart go by their files' names."""
+def _distinct(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
+    """Scans of equal names are named after their files."""
     count = Counter(scan.name for scan in scans)
     return [
         replace(scan, session=file.name) if count[scan.name] > 1 else scan
@@ -219,7 +219,7 @@ def _told_apart(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
 def _pictures(
     cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
 ) -> list[Picture]:
-    """Of the most conspicuous scans: the picture made with the prediction, or one drawn now."""
+    """Of the most unusual scans: the picture made with the prediction, or one drawn now."""
     grades = {"reject": 0, "look": 1}
     unusual = cohort.largest_z()
     order = sorted(

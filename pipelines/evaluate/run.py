@@ -84,8 +84,8 @@ def evaluate(
 ) -> Exit:
     """Measure every pair, write the tables and the report; failures are in both.
 
-    `progress(result, done, total)` is told after each pair; `say` gets a line for each file that
-    was not measured.
+    `progress(result, done, total)` is called after each pair, `say` with a line for each file
+    that was not measured.
     """
     started = datetime.now(UTC)
     _check(settings)
@@ -145,7 +145,7 @@ def _check(settings: Settings) -> None:
     if len(set(names)) < len(names):
         raise ConfigError(
             f"two models are called {next(n for n in names if names.count(n) > 1)!r}",
-            remedy="tell them apart with --model-name, one for each --pred",
+            remedy="name them with --model-name, one for each --pred",
         )
     if settings.jobs is not None and settings.jobs < 1:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
@@ -160,9 +160,9 @@ def _not_predicted(model: Model, scheme: LabelScheme, named: Sequence[str]) -> t
     place = model.predictions
     entries = read_entries(ledgers_in(place if place.is_dir() else place.parent)).values()
     known = {name for entry in entries for name in entry.result.get("volumes_mm3", ())}
-    # A ledger of another label scheme tells nothing about this one.
-    told = known if known <= set(scheme.names) else set()
-    return tuple(n for n in scheme.names[1:] if n in named or (told and n not in told))
+    # A ledger of another label scheme says nothing about this one.
+    known = known if known <= set(scheme.names) else set()
+    return tuple(n for n in scheme.names[1:] if n in named or (known and n not in known))
 
 
 def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:

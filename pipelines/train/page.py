@@ -156,7 +156,7 @@ def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
             panel.set_title(f"{title}, {view}")
             panel.set_yticks(range(len(names)), names, fontsize="x-small")
             # As many steps as can be read.
-            some = range(0, len(steps), max(1, len(steps) // 6))
+            some = range(0, len(steps), -(-len(steps) // 6))
             panel.set_xticks(some, [steps[i] for i in some])
             panel.set_xlabel("step")
             figure.colorbar(shown, ax=panel)

@@ -245,7 +245,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     if failures:
         notices.append(f"{len(failures)} of {len(cohort.scans) + len(failures)} scans have failed.")
     if cohort.frame["z"].notna().sum() == 0:
-        notices.append("Too few scans to tell an outlier: eight are needed for robust z-scores.")
+        notices.append("Too few scans to find outliers: eight are needed for robust z-scores.")
     grades = [scan.grade for scan in cohort.scans]
     texts = {"reject": "rejected by quality control", "look": "should be looked at by a person"}
     for grade, text in texts.items():
@@ -271,7 +271,7 @@ def _outliers(cohort: Cohort) -> Table:
     columns: Columns = [
         "Scan",
         "Structure",
-        Column("What", pick=True),
+        "What",
         Column("Value", 0),
         Column("Robust z", 1, "Distance from the group's median in robust SDs", sign=True),
         "Reference range",
@@ -290,7 +290,9 @@ def _outliers(cohort: Cohort) -> Table:
 def _described(cohort: Cohort, metric: str) -> Table:
     volume = metric == "volume"
     title, digits = ("Structure", 0) if volume else ("Pair", 2)
-    signed = [Column(name, digits, sign=not volume) for name in ("Mean", "Median", "Least", "Most")]
+    signed = [
+        Column(name, digits, sign=not volume) for name in ("Mean", "Median", "Smallest", "Largest")
+    ]
     columns: Columns = [title, Column("Scans", 0), *signed[:2], Column("SD", digits), *signed[2:]]
     rows = []
     for n, row in enumerate(cohort.described(metric).to_dict("records")):

@@ -180,12 +180,12 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
     if persons < FEWEST_PERSONS:
         notices.append(
-            f"Only {count(persons, 'person')}: intervals are rough, and fewer than "
-            f"{FEWEST_PERSONS} allow no test."
+            f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
+            f"{FEWEST_PERSONS}."
         )
     paired_by_order = evaluation.pairs["paired_by"].str.startswith("natural order")
     if paired_by_order.any():
-        notices.append("Files were paired by their order, since no names match: check the table.")
+        notices.append("Files were paired by their order, because no names match: check the table.")
     measured = evaluation.pairs[evaluation.pairs["status"] == "measured"]
     for note, number in measured["note"].replace("", pd.NA).value_counts().items():
         notices.append(f"{count(int(number), 'prediction')}: {note}.")
@@ -214,7 +214,7 @@ def _comparison_notices(evaluation: Evaluation) -> list[str]:
     if table.empty or table["p"].notna().any():
         return []
     return [
-        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, none is tested."
+        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
     ]
 
 

@@ -66,7 +66,7 @@ class Table:
     columns: list[Column]
     rows: list[list[Cell]]
     note: str = ""
-    kind: str = ""  # "heat": narrow cells, upright titles
+    kind: str = ""  # "heat": narrow cells, upright titles; "intervals": on a line of their own
 
     @property
     def long(self) -> bool:

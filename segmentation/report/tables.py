@@ -83,7 +83,7 @@ def headline(evaluation: Evaluation) -> Table:
     ]
     columns: Columns = ["Model", Column("Persons", 0), *_HEADLINE_COLUMNS]
     caption = "All structures: mean over persons, with its 95 % interval"
-    return table("headline", caption, columns, rows)
+    return table("headline", caption, columns, rows, kind="intervals")
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
@@ -107,7 +107,8 @@ def groups(evaluation: Evaluation) -> Table:
         if group != "group:all" and group in known
     ]
     columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
-    return table("groups", "Groups of structures: mean over persons, 95 % interval", columns, rows)
+    caption = "Groups of structures: mean over persons, with its 95 % interval"
+    return table("groups", caption, columns, rows, kind="intervals")
 
 
 def structures(evaluation: Evaluation) -> Table:
@@ -185,7 +186,7 @@ def comparison(evaluation: Evaluation) -> Table:
         Column("95 % high", 0),
         Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
         Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
-        Column("p (Holm)", 3, "Corrected over structures within a metric"),
+        Column("p (Holm)", 3, "Corrected by Holm's method over structures within a metric"),
         "Note",
     ]
     rows = [
@@ -258,7 +259,7 @@ def confusions(frame: pd.DataFrame) -> Table:
     columns: Columns = ["True structure", "Labelled as", Column("Model", pick=True)]
     return table(
         "confusion-table",
-        "What was taken for what",
+        "Structures labelled as another",
         [*columns, Column("Share of the truth (%)", 2)],
         rows,
         note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
@@ -269,7 +270,7 @@ def pairs(pairs: pd.DataFrame) -> Table:
     columns: Columns = [
         "Subject",
         "Session",
-        Column("Model", pick=True),
+        "Model",
         "Status",
         "Note",
         "Paired by",
@@ -327,7 +328,8 @@ def _interval(
     mean, low, high = (cell.text for cell in _numbers(found, "mean", "low", "high"))
     undefined = int(found["undefined"])
     hint = f"without a value: {undefined}" if undefined else ""
-    return Cell(f"{mean} [{low}, {high}]", float(found["mean"]), hint=hint)
+    # A line breaks before the interval, never within it.
+    return Cell(f"{mean} [{low},\N{NO-BREAK SPACE}{high}]", float(found["mean"]), hint=hint)
 
 
 def _shaded(metric: Metric, structure: str, value: float) -> Cell:

@@ -177,7 +177,7 @@ def test_few_scans_have_no_outliers(settings: Settings, tmp_path: Path) -> None:
         Volume(labels(n), AFFINE).write(tmp_path / f"{n}_dseg.nii.gz", labels=True)
     few = Settings(tmp_path, tmp_path / "out", jobs=1)
     assert report(few) == Exit.OK
-    assert "Too few scans to tell an outlier" in (few.out / "report.html").read_text()
+    assert "Too few scans to find outliers" in (few.out / "report.html").read_text()
 
 
 def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> None:
