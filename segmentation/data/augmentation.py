@@ -1,8 +1,8 @@
 """Augmentation of batches of slices in torch, on the device where they are trained on.
 
 Per batch and not per slice: a batch of eight 256×256 slices takes the time that MONAI's or
-TorchIO's transforms take for one (docs/data.md). What goes wrong in a scanner
-and torch has no means for is theirs: asked for by name, one slice at a time, imported then.
+TorchIO's transforms take for one (docs/data.md). Artefacts of the scanner, which torch lacks, are
+made by theirs, one slice at a time; both libraries are imported on first use.
 """
 
 from __future__ import annotations
