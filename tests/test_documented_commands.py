@@ -1,0 +1,205 @@
+"""Every command and every piece of Python that a page shows runs, as it stands there.
+
+Blocks run one after the other in one folder a page, in a shell, on small data in the layout that
+the page speaks of. What would take hours or wants another machine is replaced by REPLACED alone.
+A block that cannot run says why in a comment before it: `<!-- not run: why -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.miniatures import (
+    freesurfer_subject,
+    head_image,
+    head_labels,
+    oasis_session,
+    pack,
+    turned,
+    write_nifti,
+)
+from helpers.overfitted import overfitted_model
+
+from segmentation.io.volume import Volume
+from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.model_info import Description
+from segmentation.space.views import View
+from segmentation.synthetic.heads import phantom_heads
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PROGRAMS = ("trinat", "trinat-bids", "scripts/", "torchrun", "sbatch", "python", "pip", ".venv/")
+
+REPLACED = (
+    # Hours of training: the same with a tiny network.
+    (r"^trinat train (fast|quicknat)\b", "trinat train miniature"),
+    # Four persons and the shipped network: two steps of it.
+    (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
+    (r"--device cuda(:[\d,]+)?", "--device cpu"),
+    (r"--nproc 4", "--nproc 2"),
+    (r"--seconds 420", "--seconds 5"),
+    # Gigabytes from a server, which tests/pipelines/test_whole.py downloads from one of its own.
+    (r"^trinat data get ", "test -d oasis && true "),
+)
+
+
+class Block(str):
+    """Lines of one block; `why` it is not run."""
+
+    why = ""
+    language = ""
+
+
+def blocks(text: str) -> list[Block]:
+    """Indented and fenced blocks of a page that are commands or Python."""
+    found = []
+    pattern = (
+        r"(?:<!-- not run: (?P<why>[^>]*?) -->\n+)?"
+        r"(?:```(?P<language>\w*)\n(?P<fenced>.*?)```|(?P<indented>(?:^ {4}[^\n]*\n)+))"
+    )
+    for match in re.finditer(pattern, text, re.DOTALL | re.MULTILINE):
+        fenced, language = match["fenced"], match["language"] or ""
+        lines = (
+            fenced if fenced is not None else re.sub(r"^ {4}", "", match["indented"], flags=re.M)
+        )
+        if language != "python" and not lines.startswith((*PROGRAMS, "export ")):
+            continue
+        block = Block(lines)
+        block.why, block.language = match["why"] or "", language
+        found.append(block)
+    return found
+
+
+def as_run(block: Block) -> str:
+    lines = []
+    for line in block.replace("\\\n", " ").splitlines():
+        for pattern, replacement in REPLACED:
+            line = re.sub(pattern, replacement, line)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def test_blocks_are_found_and_only_what_is_declared_is_replaced() -> None:
+    page = (
+        "Text\n\n    trinat train fast --out a \\\n        --nproc 4\n    trinat runs a\n\n"
+        "    a: table\n\n<!-- not run: a synopsis -->\n\n    trinat predict INPUT\n\n"
+        "```python\nimport trinat\n```\n"
+    )
+    first, second, third = blocks(page)
+    assert as_run(first).split() == (
+        ["trinat", "train", "miniature", "--out", "a", "--nproc", "2", "trinat", "runs", "a"]
+    )
+    assert (second.why, third.language) == ("a synopsis", "python")
+    assert not first.why
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_runs_as_it_is_written(page: str, tmp_path: Path) -> None:
+    commands = "\n".join(as_run(block) for block in blocks((ROOT / page).read_text()))
+    for name, make in DATA.items():
+        # What a page's own commands make is not there before.
+        named = rf"(?<![\w/.-]){re.escape(name)}(?![\w-])"
+        if re.search(named, commands) and not re.search(rf"--out {named}", commands):
+            make(tmp_path / name)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    for block in blocks((ROOT / page).read_text()):
+        if block.why:
+            continue
+        if block.language == "python":
+            command = [sys.executable, "-c", block]
+        else:
+            command = ["bash", "-euc", as_run(block)]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+AXES = ("RAS", "LIA", "PSR")
+
+
+def _scans(folder: Path, ending: str = ".nii.gz", *, truth: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, axes in enumerate(AXES):
+        labels = head_labels(number)
+        array = labels if truth else head_image(labels, number)
+        write_nifti(folder / f"scan{number or ''}{ending}", array, axes)
+
+
+def _subjects(folder: Path) -> None:
+    for number in range(1, 6):
+        freesurfer_subject(folder, f"sub-0{number}", image="T1.mgz", shift=number % 3)
+
+
+def _label_maps(folder: Path) -> None:
+    """Two heads in LIA order with their four tables, as github.com/BBillot/SynthSeg has them."""
+    folder.mkdir(parents=True)
+    heads = phantom_heads(3)
+    for shift in (0, 2):
+        numbers = np.roll(heads.numbers[heads.labels[0]], shift, 2)
+        data, affine = turned(numbers.astype(np.int16), "LIA")
+        Volume(data, affine).write(folder / f"training_seg_0{shift + 1}.nii.gz", labels=True)
+    np.save(folder / "generation_labels.npy", heads.numbers)
+    np.save(folder / "generation_classes_contrast_specific.npy", heads.classes)
+    np.save(folder / "prior_means_t1.npy", heads.means)
+    np.save(folder / "prior_stds_t1.npy", heads.spreads)
+
+
+def _bids(folder: Path) -> None:
+    for number in ("01", "02"):
+        anat = folder / f"sub-{number}/anat/sub-{number}_T1w.nii.gz"
+        write_nifti(anat, head_image(head_labels()), "LPS")
+    description = '{"Name": "small", "BIDSVersion": "1.10.0"}\n'
+    (folder / "dataset_description.json").write_text(description)
+
+
+def _oasis(folder: Path) -> None:
+    """A disc as the server gives it, packed."""
+    for number in range(1, 6):
+        oasis_session(folder / "made/disc1", f"OAS1_000{number}_MR1", age=60 + number)
+    pack(folder / "made", folder / "oasis_cross-sectional_disc1.tar.gz")
+    shutil.rmtree(folder / "made")
+
+
+def _run_of(view: View) -> Callable[[Path], None]:
+    """What the training of one view leaves."""
+
+    def make(folder: Path) -> None:
+        model = load_model(overfitted_model(), [view])
+        description = Description(name="small", not_predicted=model.info.not_predicted)
+        save_model(folder / "model", description, model.networks)
+
+    return make
+
+
+DATA: dict[str, Callable[[Path], None]] = {
+    "scan.nii.gz": lambda path: _scans(path.parent),
+    "study": _scans,
+    "scans": _scans,
+    "manual": lambda path: _scans(path, truth=True),
+    "bids": _bids,
+    "BIDS_DIR": _bids,
+    "SUBJECTS_DIR": _subjects,
+    "LABELMAPS": _label_maps,
+    "oasis": _oasis,
+    "t1": _scans,
+    "validation/t1": _scans,
+    "labels": lambda path: _scans(path, truth=True),
+    "validation/labels": lambda path: _scans(path, truth=True),
+    **{f"runs/{view.value}": _run_of(view) for view in View},
+}
