@@ -182,6 +182,7 @@ def _run_of(view: View) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         model = load_model(overfitted_model(), [view])
         description = Description(name="small", not_predicted=model.info.not_predicted)
+        folder.mkdir(parents=True)
         save_model(folder / "model", description, model.networks)
 
     return make
