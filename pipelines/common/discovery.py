@@ -10,7 +10,7 @@ import glob
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from natsort import natsorted
@@ -24,7 +24,7 @@ from segmentation.errors import ConfigError, EvaluationError, InputError
 from segmentation.io.files import read_text
 from segmentation.io.streams import SCAN_SUFFIXES
 
-__all__ = ["Case", "Found", "Refusal", "ScanFile", "find_cases", "find_files"]
+__all__ = ["Case", "Found", "Refusal", "ScanFile", "as_scan", "find_cases", "find_files"]
 
 _LISTS = (".txt", ".list")
 # What a file is, not whose: these may differ between the two files of a pair.
@@ -280,7 +280,7 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     """Label maps (or with suffix "T1w" images) under a folder, in natural order.
 
     Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
-    files called *_dseg; a folder of files.
+    files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
     """
     if place.is_file():
         return [_named(place)]
@@ -294,8 +294,7 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     finders: list[Callable[[], list[ScanFile]]] = [
         lambda: [_named(path) for path in anat_files(place, suffix)],
         lambda: _of_subjects_dir(place, find_labels if labels else find_image),
-        # Beside label maps, a run may have written entropies and probabilities.
-        lambda: [_named(p) for p in _walk(place) if labels and _stem_ends(p, f"_{suffix}")],
+        lambda: [_named(path) for path in _marked_label_maps(place) if labels],
         lambda: [_named(path) for path in image_files(place).values()],
     ]
     for find in finders:
@@ -306,6 +305,25 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
         where=place,
         remedy="give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files",
     )
+
+
+def _marked_label_maps(place: Path) -> list[Path]:
+    """Files called *_dseg anywhere below; if there are any, other label maps in the folder, too."""
+    ending = f"_{Product.LABELS.suffix}"
+    marked = [path for path in _walk(place) if _stem_ends(path, ending)]
+    scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
+    # Beside label maps lie the scans that they are of, and a run's entropies and probabilities.
+    others = [
+        path
+        for path in (image_files(place).values() if marked else ())
+        if not _is_result(path) and without_suffix(path).lower() not in scans
+    ]
+    return marked + others
+
+
+def as_scan(file: ScanFile, scan: Path) -> ScanFile:
+    """A label map under the name of the scan that it is of."""
+    return replace(_named(scan), path=file.path)
 
 
 def _named(path: Path) -> ScanFile:

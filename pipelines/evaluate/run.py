@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipelines.common.discovery import ScanFile, find_files
+from pipelines.common.discovery import ScanFile, as_scan, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
@@ -28,7 +28,9 @@ from pipelines.evaluate.measuring import (
     scan_of,
 )
 from pipelines.evaluate.pairing import Pairing, pair_files
-from pipelines.predict.ledger import ledgers_in, read_entries
+from pipelines.predict.ledger import Entry, ledgers_in, read_entries
+from pipelines.predict.outputs import safe_component
+from segmentation.data.sources.base import without_suffix
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import atomic_text, atomic_write, sha256_of
 from segmentation.io.volume import TrustAffine, Volume
@@ -67,12 +69,15 @@ class Settings:
 
 
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Model, ...]:
-    """Models by the names given, or else by their folders' names."""
+    """Models by the names given, else as the ledgers beside the predictions name them, else by
+    folder."""
     if names and len(names) != len(predictions):
         raise ConfigError(
             f"{len(names)} --model-name for {len(predictions)} --pred: give one for each"
         )
-    chosen = names or [place.resolve().name for place in predictions]
+    known = [_name_in_ledger(place) for place in predictions]
+    own = all(known) and len(set(known)) == len(known)
+    chosen = names or (known if own else [place.resolve().name for place in predictions])
     return tuple(Model(name, place) for name, place in zip(chosen, predictions, strict=True))
 
 
@@ -93,7 +98,7 @@ def evaluate(
     mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
     truths = find_files(settings.truth)
     pairings = {
-        model.name: pair_files(truths, find_files(model.predictions)) for model in settings.models
+        model.name: pair_files(truths, _predictions(model.predictions)) for model in settings.models
     }
     # Before hours of measuring, not after.
     for pairing in pairings.values():
@@ -138,6 +143,33 @@ def evaluate(
     return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
 
 
+def _entries(predictions: Path) -> Iterable[Entry]:
+    """What the ledger beside predictions, if there is one, says of them."""
+    folder = predictions if predictions.is_dir() else predictions.parent
+    return read_entries(ledgers_in(folder)).values()
+
+
+def _name_in_ledger(predictions: Path) -> str:
+    names = {entry.result.get("model", "") for entry in _entries(predictions) if entry.outputs}
+    return str(names.pop()) if len(names) == 1 else ""
+
+
+def _predictions(place: Path) -> list[ScanFile]:
+    """Label maps; those of a run whose names had to be made safe, under their scans' own names."""
+    folder = place if place.is_dir() else place.parent
+    scans = {
+        folder / output: Path(entry.input) for entry in _entries(place) for output in entry.outputs
+    }
+
+    def own_name(file: ScanFile) -> ScanFile:
+        scan = scans.get(file.path)
+        if scan is None or safe_component(without_suffix(scan)) != file.name:
+            return file
+        return as_scan(file, scan)
+
+    return [own_name(file) for file in find_files(place)]
+
+
 def _check(settings: Settings) -> None:
     names = [model.name for model in settings.models]
     if not names:
@@ -157,8 +189,7 @@ def _not_predicted(model: Model, scheme: LabelScheme, named: Sequence[str]) -> t
     for name in named:
         if name not in scheme.names[1:]:
             raise ConfigError(f"--not-predicted: {scheme.name} has no {name!r}")
-    place = model.predictions
-    entries = read_entries(ledgers_in(place if place.is_dir() else place.parent)).values()
+    entries = _entries(model.predictions)
     known = {name for entry in entries for name in entry.result.get("volumes_mm3", ())}
     # A ledger of another label scheme says nothing about this one.
     known = known if known <= set(scheme.names) else set()

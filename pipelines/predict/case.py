@@ -142,6 +142,7 @@ class CaseWorker:
         volumes = found.volumes_mm3
         verdict = grade(found, self._limits)
         result: dict[str, Any] = {
+            "model": self.segmenter.model.name,
             "grade": verdict.name,
             "reasons": list(verdict.reasons),
             "structure_grades": dict(verdict.structures),

@@ -64,7 +64,10 @@ def first_weights(
         other = view if view in model.networks else next(iter(model.networks))
         return model.networks[other], model.classes_of(other)
     before = recipe.stages[: recipe.stages.index(stage)]
-    if not before:
+    finished = any(_finished(out, each, other) for each in before for other in recipe.views)
+    if not finished and not any(view in (each.views or recipe.views) for each in before):
+        if before:
+            say(f"{stage.name}: {view.value} starts from random weights: no other view is here")
         return None
     network, other = trained(recipe, before, view, out, say)
     return network, load_scheme(recipe.scheme).seen_in(other)

@@ -114,6 +114,16 @@ def test_label_maps_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
     assert [file.name for file in find_files(tmp_path)] == ["a", "b"]
 
 
+def test_files_beside_marked_label_maps_are_label_maps_unless_they_are_their_scans(
+    tmp_path: Path,
+) -> None:
+    names = ["a.nii.gz", "b.nii.gz", "c_dseg.nii.gz"]
+    found = pairing(tmp_path, names, names)
+    assert named(found) == [("a", "a"), ("b", "b"), ("c", "c")]
+    folder(tmp_path / "truth", "c.nii.gz")  # the scan of c_dseg
+    assert [file.name for file in find_files(tmp_path / "truth")] == ["a", "b", "c"]
+
+
 def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
     folder(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
     assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == ["T1.mgz"]

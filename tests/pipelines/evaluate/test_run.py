@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.miniatures import without_orientation
+from helpers.serial import run_serially, write_scans
 
 from pipelines.common.exits import Exit
 from pipelines.evaluate.measuring import read_mapping
@@ -424,3 +426,21 @@ def test_what_a_reader_wants_comes_first(report: Path) -> None:
     assert all(f'id="heat-{m}-1"' in page for m in ("dice", "iou", "hd95", "surface_dice_1mm"))
     bland_altman = (report / "figures/bland-altman-1.svg").read_text()
     assert all(name in bland_altman for name in ("R Hippocampus", "L Hippocampus", "Brain Stem"))
+
+
+def test_a_runs_results_are_known_by_their_scans_and_their_model(tmp_path: Path) -> None:
+    # A space and an accent are not safe in the name of an output.
+    names = ["Renée 2.nii.gz", "Renée 10.nii.gz"]
+    scans = write_scans(tmp_path / "scans", *names)
+    run_serially(scans, tmp_path / "out")
+    (tmp_path / "truth").mkdir()
+    for name in names:
+        (found,) = (tmp_path / "out").glob(f"Renee_{name.split()[1].split('.')[0]}-*_dseg.nii.gz")
+        shutil.copy(found, tmp_path / "truth" / name)
+    models = named_models([tmp_path / "out"], [])
+    assert [model.name for model in models] == ["random"]
+    settings = Settings(tmp_path / "truth", models, tmp_path / "report", tables_only=True, jobs=1)
+    assert evaluate(settings) == Exit.OK
+    pairs = pd.read_csv(tmp_path / "report/pairs.csv")
+    assert set(pairs["paired_by"]) == {"name"}
+    assert sorted(pairs["truth"]) == sorted(names)

@@ -171,6 +171,19 @@ def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(tmp_path:
     assert [k for k in coronal.keys() - counters if not torch.equal(coronal[k], axial[k])] == []
 
 
+def test_a_view_alone_whose_stage_starts_from_another_starts_from_random_weights(
+    tmp_path: Path,
+) -> None:
+    stages = [{"name": "first", "views": ["coronal"]}, {"name": "others", "views": ["axial"]}]
+    views = ["coronal", "axial"]
+    recipe = tiny_recipe(tmp_path, views=views, stages=stages, schedule={"steps": 1})
+    said: list[str] = []
+    watcher = Watcher(said.append, lambda *_: None)
+    model = load_model(train(recipe, tmp_path / "run", watcher, views=[View.AXIAL]))
+    assert list(model.networks) == [View.AXIAL]
+    assert "others: axial starts from random weights: no other view is here" in said
+
+
 def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a view that the recipe does not name"):
         tiny_recipe(tmp_path, views=["coronal"], stages=[{"views": ["axial"]}])
