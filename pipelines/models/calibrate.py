@@ -214,19 +214,18 @@ def calibrate(
     points = [point for case in CASES for point in look(case.kind, case.name, *case.read())]
     reject = limit(points, REJECTED)
     look_at = max(reject, limit(points, DOUBTFUL))
+    limits = (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject))
     lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
-    for name, dice_, found in (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject)):
+    for name, dice_, found in limits:
         caught, alarmed = rates(points, dice_, found)
         shares = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
         lines.append(f"{name} below {found:.2f}: {shares}")
     origin = "trinat calibrate: " + "; ".join(lines)
     update_info(folder, quality=Quality(agreement=(look_at, reject), origin=origin))
-    for name, dice_, found in (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject)):
-        if real:
-            caught, alarmed = rates(real, dice_, found)
-            lines.append(
-                f"real scans, {name}: {caught:.0%} caught, {alarmed:.0%} of the others alarmed"
-            )
+    for name, dice_, found in limits if real else ():
+        caught, alarmed = rates(real, dice_, found)
+        shares = f"{caught:.0%} caught, {alarmed:.0%} of the others alarmed"
+        lines.append(f"real scans, {name}: {shares}")
     if picture is not None:
         _draw(picture, points, real, look_at, reject)
     return lines
