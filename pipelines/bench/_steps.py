@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import active_children
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ __all__ = [
     "in_process",
     "matrix_rate",
     "operations",
-    "processor_s",
     "seconds",
     "step_of",
     "timing",
@@ -66,13 +63,6 @@ def timing(work: Callable[[], Any], repetitions: int = 3) -> Timing:
 
 def seconds(work: Callable[[], Any], repetitions: int = 5) -> float:
     return timing(work, repetitions)[0]
-
-
-def processor_s() -> float:
-    """Used so far by this process and its workers; theirs as Linux tells it."""
-    files = (Path(f"/proc/{worker.pid}/schedstat") for worker in active_children())
-    nanoseconds = sum(int(file.read_text().split()[0]) for file in files if file.exists())
-    return time.process_time() + nanoseconds * 1e-9
 
 
 def operations(work: Callable[[], Any]) -> float:

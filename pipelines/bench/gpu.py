@@ -1,6 +1,6 @@
-"""How fast a GPU trains, draws and infers, and how much memory that takes, in one command.
+"""How fast a GPU makes synthetic slices, trains and infers, and how much memory that takes.
 
-    scripts/bench gpu [--heads heads.npz] [--out OUT] [--total 300] [PART ...]
+    scripts/bench gpu [--heads heads.npz] [--out OUT] [--seconds 240] [PART ...]
 
 Each part is a process of its own: one that fails or hangs costs no other. OUT/gpu.json is written
 anew after each part. `--device cpu --tiny` rehearses all of it with sizes too small to mean much.
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -28,22 +27,16 @@ from torch import Tensor
 
 from pipelines.bench._steps import operations, step_of
 from pipelines.common.process import prepare_training
-from pipelines.train.run import read_recipe
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.architectures import FAST, PUBLISHED, build
 from segmentation.models.base import Network, NetworkConfig
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
-from segmentation.training.batches import SyntheticSource
-from segmentation.training.loop import Trainer
-from segmentation.training.network import ViewsNet
 from segmentation.training.state import seeded
 
 Figures = dict[str, float | str | bool | list[str]]
 SCHEME = load_scheme("quicknat33")
-# In less, a process does little more than to import torch.
-_SHORTEST_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -128,57 +121,8 @@ def device_part(setting: Setting) -> Iterator[Figures]:
     yield {"bfloat16 matrix product, TFLOP/s": 2e-12 * side**3 / taken}
 
 
-def train_part(setting: Setting) -> Iterator[Figures]:
-    """The loop of `trinat train`, data and synthesis included; where the device's time goes."""
-    maps, size = setting.maps(), (setting.size, setting.size)
-    small = ("network.filters=4", "network.depth=2", "precision=float32") if setting.tiny else ()
-
-    def train(compiled: bool) -> Iterator[Figures]:
-        settings = (f"batch={setting.batch}", f"compile={str(compiled).lower()}", *small)
-        recipe = read_recipe("quicknat", settings)
-        stage, device = recipe.stages[0], torch.device(setting.device)
-        source = SyntheticSource(maps, SCHEME, SynthesisConfig(), size, 1, device)
-        torch.manual_seed(0)
-        network = ViewsNet(recipe.network, {View.CORONAL: len(SCHEME)})
-        trainer = Trainer(recipe, stage, (View.CORONAL,), network, source, device)
-        yield setting.first_step(trainer.step)
-        if trainer.not_compiled:
-            yield {"went on without its compiler": trainer.not_compiled[:300]}
-        yield {"slices/s": setting.batch / setting.seconds_of(trainer.step)} | setting.memory()
-        yield _profile(trainer.step) if setting.on_gpu else {}
-
-    for compiled in (False, True) if setting.on_gpu else (False,):
-        yield from named("compiled" if compiled else "eager", train(compiled))
-
-
-def _profile(work: Callable[[], Any], calls: int = 5) -> Figures:
-    """The part of the time that the device is busy, and with what most of all."""
-    # Only the device's activities: recording the host's own slows it down.
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        began = time.perf_counter()
-        for _ in range(calls):
-            work()
-        torch.cuda.synchronize()
-        wall = time.perf_counter() - began
-    # One stream: no two kernels at once. Annotations span kernels that are counted themselves.
-    rows = [
-        row
-        for row in profiler.key_averages()
-        if row.self_device_time_total > 0 and not getattr(row, "is_user_annotation", False)
-    ]
-    rows.sort(key=lambda row: -row.self_device_time_total)
-    return {
-        "device busy, part of the time": sum(r.self_device_time_total for r in rows) * 1e-6 / wall,
-        "kernels a step": float(sum(row.count for row in rows) // calls),
-        "ms a step, calls, kernel": [
-            f"{r.self_device_time_total / 1e3 / calls:7.2f} ms {r.count // calls:5d} {r.key[:90]}"
-            for r in rows[:15]
-        ],
-    }
-
-
 def synthesis_part(setting: Setting) -> Iterator[Figures]:
-    """Drawing alone, with and without neighbours."""
+    """Synthesis alone, with and without neighbours."""
     heads = aim(setting.maps(), SCHEME, setting.device)
     generator = seeded(setting.device, 0)
     given = (heads, SynthesisConfig(), View.CORONAL, setting.batch, (setting.size,) * 2, generator)
@@ -231,7 +175,6 @@ def named(name: str, figures: Iterator[Figures]) -> Iterator[Figures]:
 # The most telling first: a machine may be gone before the last.
 PARTS: dict[str, Callable[[Setting], Iterator[Figures]]] = {
     "device": device_part,
-    "train": train_part,
     "synthesis": synthesis_part,
     "network": network_part,
 }
@@ -245,10 +188,8 @@ def run(*arguments: str) -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=240, help="limit of one part")
-    parser.add_argument("--total", type=float, default=math.inf, help="limit of them all, seconds")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(arguments)
-    end = time.monotonic() + given.total
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no such part: {min(unknown)}; there are {', '.join(PARTS)}")
     batch, size = (2, 32) if given.tiny else (given.batch, 256)
@@ -257,10 +198,7 @@ def run(*arguments: str) -> None:
     found: dict[str, Any] = {"setting": asdict(setting), "parts": {}}
     for name in given.parts or PARTS:
         began = time.monotonic()
-        limit = min(setting.seconds, end - began)
-        figures: Figures = {"skipped": "no time is left for it"}
-        if limit >= min(setting.seconds, _SHORTEST_SECONDS):
-            figures = _in_process(name, replace(setting, seconds=limit))
+        figures = _in_process(name, setting)
         found["parts"][name] = figures | {"seconds of this part": time.monotonic() - began}
         (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
         print(name, json.dumps(figures, indent=1), flush=True)

@@ -18,19 +18,19 @@ import tempfile
 import time
 from pathlib import Path
 
+from pipelines.bench._steps import in_process
+
 _SLICES = 3 * 256
 _BASELINE = """
-import time, torch
+import json, torch
+from pipelines.bench._steps import timing
 from segmentation.models.architectures import PUBLISHED, build
 torch.set_num_threads({threads})
 network = build(PUBLISHED).eval().to(memory_format=torch.contiguous_format)
 slice_ = torch.randn(1, 1, 256, 256)
 with torch.inference_mode():
-    network(slice_)
-    clock, processor = time.perf_counter(), time.process_time()
-    for _ in range({count}):
-        network(slice_).argmax(1)
-print((time.perf_counter() - clock) / {count}, (time.process_time() - processor) / {count})
+    clock, processor = timing(lambda: network(slice_).argmax(1))
+print(json.dumps({{"clock": clock, "processor": processor}}))
 """
 
 
@@ -39,7 +39,8 @@ def run(threads: str = "2", repetitions: str = "1", models: str = "fast,quicknat
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         scan = _head(root)
-        clock, processor = (seconds * _SLICES for seconds in _measure_baseline(int(threads)))
+        baseline = in_process(_BASELINE.format(threads=int(threads)))
+        clock, processor = (_SLICES * baseline[key] for key in ("clock", "processor"))
         print(f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}")
         print(f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)")
         for name in models.split(","):
@@ -83,14 +84,6 @@ def _random_quicknat(folder: Path) -> Path:
     }
     save_model(folder, Description(name="random"), networks)
     return folder
-
-
-def _measure_baseline(threads: int, count: int = 3) -> tuple[float, float]:
-    """Seconds a slice, by the clock and of the processor."""
-    code = _BASELINE.format(threads=threads, count=count)
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    clock, processor = (float(word) for word in done.stdout.split())
-    return clock, processor
 
 
 def _predict_command(scan: Path, out: Path, model: str, threads: str) -> list[str]:

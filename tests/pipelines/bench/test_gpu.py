@@ -19,15 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Setting(device="cpu", batch=2, size=32, tiny=True)
 
 
-class Clock:
-    """Time that stands still unless it is moved."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 def all_of(name: str) -> Figures:
     return {key: value for found in PARTS[name](TINY) for key, value in found.items()}
 
@@ -57,26 +48,6 @@ def test_a_part_that_hangs_or_fails_costs_no_other(
     assert parts["device"]["failed"] == "took too long"
     assert parts["network"]["slices/s"] == 3
     assert "slices/s" in capsys.readouterr().out
-
-
-def test_parts_share_the_time_that_there_is_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, limits = Clock(), dict[str, float]()
-
-    def in_process(name: str, setting: Setting) -> Figures:
-        limits[name] = setting.seconds
-        clock.now += 60
-        return {"slices/s": 3.0}
-
-    monkeypatch.setattr(gpu, "time", clock)
-    monkeypatch.setattr(gpu, "_in_process", in_process)
-    run("--seconds", "100", "--total", "185", "--out", str(tmp_path))
-    assert limits == {"device": 100, "train": 100, "synthesis": 65}
-    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
-    assert list(parts) == list(PARTS)
-    # Five seconds are left, in which nothing can be measured.
-    assert parts["network"]["skipped"] == "no time is left for it"
 
 
 def test_what_was_found_before_the_time_was_out_is_kept() -> None:
