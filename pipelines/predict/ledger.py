@@ -88,7 +88,7 @@ class Ledger:
     """Appends entries to one file, each on the disk before `add` returns; moves outputs into place.
 
     `entries` is what holds for each case: what was known before, and what is added. `written` is
-    each file (path, sha256) that any run has written to the folder, or was about to.
+    each file (path, sha256) that a run before has written to the folder, or was about to.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Ledger:
         overwrite: bool = False,
     ) -> None:
         self.entries = dict(known or {})
-        self._written = set(written)
+        self._written = frozenset(written)
         self._overwrite = overwrite
         self._path, self._folder = path, path.parent
         self._file: BinaryIO | None = None
@@ -114,7 +114,6 @@ class Ledger:
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._written.update(entry.outputs.items())
         if entry.status != "writing":
             self.entries[entry.case] = entry
 
