@@ -14,11 +14,12 @@ _STORE = typer.Argument(help="Slice store.", exists=True, file_okay=False)
 
 
 @app.command("list")
-def list_() -> None:
+def list_() -> int:
     """Print the public datasets: what they hold, their size, licence and citation.
 
     Example: trinat data list
     """
+    from pipelines.common.exits import Exit
     from pipelines.data.catalogue import load_catalogue
 
     for name, dataset in load_catalogue().items():
@@ -36,6 +37,7 @@ def list_() -> None:
             ("cite", dataset.citation),
         ):
             typer.echo(f"  {label:8}{text}")
+    return Exit.OK
 
 
 @app.command("get")
@@ -48,12 +50,13 @@ def get(
         False, "--accept-terms", help="Confirm that you have read and accept the dataset's terms."
     ),
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Download a dataset's archives; run the same command again to resume.
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
     from pipelines.cli.progress import byte_progress
+    from pipelines.common.exits import Exit
     from pipelines.data.catalogue import load_catalogue
     from pipelines.data.download import CHECKSUMS, fetch
     from segmentation.errors import ConfigError
@@ -74,6 +77,7 @@ def get(
         known = "as published" if fetched.published else f"not published; saved in {CHECKSUMS}"
         there = "already downloaded" if fetched.was_there else "downloaded"
         typer.echo(f"{fetched.path}: {there}, {fetched.checksum} ({known})")
+    return Exit.OK
 
 
 @app.command("show")
@@ -89,11 +93,12 @@ def show(
     whole_head: bool = typer.Option(
         False, "--whole-head", help="Show the face too; by default only the brain is shown."
     ),
-) -> None:
+) -> int:
     """Write a mosaic of a subject: image, labels and overlay in three views.
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
+    from pipelines.common.exits import Exit
     from pipelines.data.show import show_augmented, show_subject
 
     path = out or Path(f"{subject}.png")
@@ -102,22 +107,25 @@ def show(
     else:
         show_subject(store, subject, path, whole_head=whole_head)
     typer.echo(str(path))
+    return Exit.OK
 
 
 @app.command("report")
 def report(
     store: Path = _STORE,
     out: Path = typer.Option(None, "--out", "-o", help="HTML file. Default: STORE/report.html."),
-) -> None:
+) -> int:
     """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
 
     Example: trinat data report store
     """
+    from pipelines.common.exits import Exit
     from pipelines.data.report import write_report
 
     path = out or store / "report.html"
     write_report(store, path)
     typer.echo(str(path))
+    return Exit.OK
 
 
 def prepare(
@@ -219,19 +227,21 @@ def split(
     ),
     seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same split."),
     out: Path = typer.Option(None, "--out", "-o", help="JSON file. Default: STORE/split.json."),
-) -> None:
+) -> int:
     """Divide a store's persons; sessions of one person and families stay together.
 
     Age, sex and family are read from STORE/participants.tsv.
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
+    from pipelines.common.exits import Exit
     from segmentation.data.store import split_store
 
     for path, split in split_store(store, ratios=ratios, folds=kfold, seed=seed, out=out):
         parts = {"train": split.train, "validation": split.validation, "test": split.test}
         counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())
         typer.echo(f"{path}: {counts}")
+    return Exit.OK
 
 
 def phantom(

@@ -33,7 +33,7 @@ def bundle(
         None, help="Folder of label maps to make the model's anatomical prior from."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
-) -> None:
+) -> int:
     """Combine views that were trained separately, and their fusion weights, into one model.
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
@@ -54,6 +54,7 @@ def bundle(
         untaught = [v.value for v, o in info.origins.items() if structure in o.not_predicted]
         if len(untaught) < len(info.origins):
             typer.echo(f"{structure} is not predicted: not taught to {', '.join(untaught)}")
+    return 0
 
 
 def calibrate(
@@ -82,7 +83,7 @@ def export(
     model: str = typer.Argument(help="Name of a shipped model, or a model folder."),
     out: Path = typer.Option(..., "--out", "-o", help="Output folder; one file per view."),
     format_: str = typer.Option("onnx", "--format", help="onnx"),
-) -> None:
+) -> int:
     """Write a model's networks as ONNX, and check that they give the same labels.
 
     Example: trinat export fast --format onnx --out fast-onnx/
@@ -91,6 +92,7 @@ def export(
 
     for path in export_model(model, out, format_=format_):
         typer.echo(path)
+    return 0
 
 
 def fuse_weights(

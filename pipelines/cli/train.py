@@ -30,7 +30,7 @@ def train(
         "with --resume, for the rest of the schedule.",
     ),
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Train one network per view from a recipe; a run can be resumed at any point.
 
     Example: trinat train fast --set data.synthetic.heads=labelmaps --out runs/fast --nproc 2
@@ -52,6 +52,7 @@ def train(
         device=device,
         processes=nproc,
     )
+    return 0
 
 
 def runs(
@@ -59,7 +60,7 @@ def runs(
     out: Path = typer.Option(
         None, "--out", "-o", help="Also write curves and tables to this HTML page."
     ),
-) -> None:
+) -> int:
     """Compare training runs: settings that differ, steps, time, loss and best Dice.
 
     Example: trinat runs runs/a runs/b --out compared.html
@@ -79,3 +80,4 @@ def runs(
     Console().print(table)
     for line in (*changed, *([] if out is None else [out])):
         typer.echo(line)
+    return 0
