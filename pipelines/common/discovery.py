@@ -15,7 +15,7 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from pipelines.predict.outputs import RESULT_ENDINGS, Product, safe_component
+from pipelines.common.naming import RESULT_ENDINGS, Product, safe_component
 from segmentation.data.sources.base import natural_order, without_suffix
 from segmentation.data.sources.bids import anat_files, entities, misnamed
 from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session

@@ -16,6 +16,7 @@ import pandas as pd
 
 from pipelines.common.discovery import ScanFile, as_scan, find_files
 from pipelines.common.exits import Exit, batch_exit
+from pipelines.common.naming import safe_component
 from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
 from pipelines.evaluate.measuring import (
@@ -29,7 +30,6 @@ from pipelines.evaluate.measuring import (
 )
 from pipelines.evaluate.pairing import Pairing, pair_files
 from pipelines.predict.ledger import Entry, ledgers_in, read_entries
-from pipelines.predict.outputs import safe_component
 from segmentation.data.sources.base import without_suffix
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import atomic_text, atomic_write, sha256_of

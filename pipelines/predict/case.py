@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.common.discovery import Case
+from pipelines.common.naming import Product
 from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import CaseNames, Product, RunSettings
+from pipelines.predict.outputs import CaseNames, RunSettings
 from pipelines.predict.tables import format_aseg_stats, write_label_table
 from segmentation.errors import reason_of
 from segmentation.inference.quality import (

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from pipelines.common.naming import Product, bids_name
+
 __all__ = [
     "BIDSIGNORE",
     "LABEL_TABLE",
-    "RESULT_ENDINGS",
     "TABLES",
     "WORK",
     "CaseNames",
     "OutputSettings",
-    "Product",
     "RunSettings",
-    "bids_name",
-    "safe_component",
 ]
 
 # What is not finished yet, and locks; in the output folder.
@@ -34,35 +29,11 @@ TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 
 
-class Product(Enum):
-    """A file of a case: its suffix, its ending, and its suffix where names are not BIDS."""
-
-    LABELS = ("dseg", ".nii.gz")
-    STATS = ("stats", ".stats", "aseg")
-    ENTROPY = ("entropy", ".nii.gz")
-    PROBABILITIES = ("probseg", ".nii.gz")
-    PICTURE = ("qc", ".png")
-
-    def __init__(self, suffix: str, ending: str, plain: str = "") -> None:
-        self.suffix, self.ending, self.plain = suffix, ending, plain or suffix
-
-
-# How the names of results end that may lie beside scans: ours, and the masks of others.
-RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (
     *("*.jsonl", *TABLES, "report/", "*.bak*"),
     *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
     f"{WORK}/",
-)
-
-_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-# The order of entities in a file name, by the BIDS schema.
-_ORDER = (
-    *("sub", "tpl", "cohort", "ses", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce"),
-    *("trc", "stain", "rec", "dir", "run", "mod", "echo", "flip", "inv", "mt", "part", "proc"),
-    *("hemi", "space", "split", "recording", "chunk", "atlas", "seg", "scale", "res", "den"),
-    *("label", "from", "to", "mode", "desc"),
 )
 
 
@@ -133,25 +104,3 @@ class CaseNames:
         if self.bids:
             stem, suffix = bids_name(self.entities, space="orig", desc="trinat"), product.suffix
         return self.root / folder / f"{stem}_{suffix}{ending or product.ending}"
-
-
-def bids_name(entities: Mapping[str, str], **added: str) -> str:
-    """A derivative's name without its suffix: the source's entities and ours."""
-    merged = {**entities, **added}
-    rank = {entity: position for position, entity in enumerate(_ORDER)}
-    # Unknown entities keep their order, before the ones that tell derivatives apart.
-    ordered = sorted(merged, key=lambda entity: rank.get(entity, rank["hemi"]))
-    return "_".join(f"{entity}-{merged[entity]}" for entity in ordered)
-
-
-def safe_component(name: str) -> str:
-    """One part of an output path: letters, digits, dot, dash, underscore; 64 at most.
-
-    A name that had to change gets a piece of the original's hash, so that no two become one.
-    """
-    if _SAFE.fullmatch(name):
-        return name
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", plain).lstrip(".-_")[:56].rstrip(".-_")
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:6]
-    return f"{plain or 'scan'}-{digest}"

@@ -18,6 +18,7 @@ from natsort import natsorted
 from pipelines.common.discovery import Case, Found, Refusal, find_cases
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.lock import run_lock
+from pipelines.common.naming import safe_component
 from pipelines.common.process import cpu_count, stop_signals
 from pipelines.predict.engine import Engine, LocalEngine
 from pipelines.predict.ledger import (
@@ -36,7 +37,6 @@ from pipelines.predict.outputs import (
     CaseNames,
     OutputSettings,
     RunSettings,
-    safe_component,
 )
 from pipelines.predict.tables import write_bids_files, write_tables
 from segmentation.errors import ConfigError, InputError, OutputError, reason_of

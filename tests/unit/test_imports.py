@@ -114,6 +114,12 @@ def test_one_module_knows_which_networks_there_are() -> None:
     assert knowing == {"segmentation/models/architectures.py", "segmentation/models/foreign.py"}
 
 
+@pytest.mark.parametrize("path", python_files("pipelines/common"), ids=relative)
+def test_what_jobs_share_imports_no_job(path: Path) -> None:
+    jobs = {module for module in imported_modules(path) if module.startswith("pipelines.")}
+    assert all(module.startswith("pipelines.common") for module in jobs)
+
+
 def test_the_help_page_imports_nothing_heavy() -> None:
     probe = (
         "import sys; sys.argv = ['trinat', '--help']\n"

@@ -46,6 +46,14 @@ def sure(classes: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(classes, len(SCHEME)).half()
 
 
+def doubt(fused: Tensor, classes: Tensor, other: int) -> tuple[int, ...]:
+    """A place deep in the thalamus, where `other` is now the more probable class."""
+    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
+    fused[at] = 0
+    fused[*at, THALAMUS], fused[*at, other] = 0.45, 0.55
+    return at
+
+
 def test_a_template_survives_its_file_and_refuses_another(template: Template) -> None:
     again = Template.from_bytes(template.to_bytes(), len(SCHEME), "prior.npz")
     np.testing.assert_array_equal(again.shares, template.shares)
@@ -61,9 +69,7 @@ def test_doubt_between_two_structures_is_decided_by_place(
 ) -> None:
     fused = sure(classes)
     # Deep in the thalamus the networks cannot tell it from the caudate.
-    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
-    fused[at] = 0
-    fused[*at, THALAMUS], fused[*at, CAUDATE] = 0.45, 0.55
+    at = doubt(fused, classes, CAUDATE)
     before = fused.clone()
     assert apply_prior(fused, template, Prior(), SCHEME, AFFINE) == ""
     assert fused[at].argmax() == THALAMUS
@@ -82,9 +88,7 @@ def test_a_head_that_lies_askew_and_is_larger_is_found(template: Template, class
     affine = np.eye(4)
     affine[:3, :3], affine[:3, 3] = 1.2 * turn, (40, -30, 12)
     fused = sure(classes)
-    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
-    fused[at] = 0
-    fused[*at, THALAMUS], fused[*at, CAUDATE] = 0.45, 0.55
+    at = doubt(fused, classes, CAUDATE)
     assert apply_prior(fused, template, Prior(), SCHEME, affine) == ""
     assert fused[at].argmax() == THALAMUS
 
@@ -132,8 +136,6 @@ def test_a_structure_far_from_its_place_is_left_out_of_placing(
     found[found == CAUDATE] = WHITE
     found[:6, :6, :6] = CAUDATE  # a speck in the corner instead
     fused = sure(found)
-    at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
-    fused[at] = 0
-    fused[*at, THALAMUS], fused[*at, CORTEX] = 0.45, 0.55
+    at = doubt(fused, classes, CORTEX)
     assert apply_prior(fused, template, Prior(), SCHEME, AFFINE) == ""
     assert fused[at].argmax() == THALAMUS

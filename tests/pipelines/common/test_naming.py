@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.predict.outputs import bids_name
+from pipelines.common.naming import bids_name
 from pipelines.predict.tables import format_aseg_stats
 from segmentation.data.sources.bids import entities
 from segmentation.labels.scheme import load_scheme
