@@ -34,7 +34,7 @@ from segmentation.models.model_info import Description
 from segmentation.space.views import View
 from segmentation.synthetic.heads import phantom_heads
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 PROGRAMS = ("trinat", "trinat-bids", "scripts/", "torchrun", "sbatch", "python", "pip", ".venv/")
 
