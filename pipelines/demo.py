@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pipelines.common.exits import Exit
+from pipelines.common.process import cpu_count
 from pipelines.evaluate.run import Model, Settings, evaluate
+from pipelines.predict.engine import SerialEngine
 from pipelines.predict.run import Plan, predict
 from segmentation.synthetic.phantom import phantom
 
@@ -50,8 +54,10 @@ def run_demo(
     scans, truth, labels, report = (out / n for n in ("scans", "truth", "labels", "report"))
     for folder in (scans, truth):
         folder.mkdir(parents=True, exist_ok=True)
-    for number, geometry in enumerate(geometries):
+    for geometry in geometries:
         say(f"making {geometry}")
+
+    def make(number: int, geometry: Geometry) -> None:
         scan, classes = phantom(
             np.random.default_rng((seed, number)),
             spacing_mm=geometry.spacing_mm,
@@ -60,8 +66,19 @@ def run_demo(
         )
         scan.write(scans / f"{geometry.subject}_T1w.nii.gz")
         classes.write(truth / f"{geometry.subject}_dseg.nii.gz", labels=True)
+
+    # Torch, numpy and zlib compute beside one another in threads.
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        list(pool.map(make, range(len(geometries)), geometries))
     say(f"segmenting {len(geometries)} scans with {model}")
-    outcome = predict(Plan(inputs=[str(scans)], out=labels, model=model))
+    outcome = predict(
+        Plan(
+            inputs=[str(scans)],
+            out=labels,
+            model=model,
+            engine=partial(SerialEngine, device="auto"),
+        )
+    )
     if outcome.exit != Exit.OK:
         return outcome.exit
     say("comparing with the truth")
@@ -71,6 +88,7 @@ def run_demo(
             models=(Model(model, labels),),
             out=report,
             images=scans,
+            jobs=1,
             command="trinat demo",
         )
     )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from pipelines.common.exits import Exit
 from pipelines.common.process import cpu_count, tune_allocation
+from segmentation.io.memory import free_memory
 
 Severity = Literal["ok", "note", "wrong"]
 
@@ -127,9 +128,7 @@ def _torch() -> list[Finding]:
 
 
 def _machine() -> list[Finding]:
-    import psutil
-
-    memory_gib = psutil.virtual_memory().available / 2**30
+    memory_gib = free_memory() / 2**30
     temporary = tempfile.gettempdir()
     disk_gib = shutil.disk_usage(temporary).free / 2**30
     return [

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 __all__ = [
@@ -46,6 +47,14 @@ __all__ = [
 ]
 
 
+# torch on a GPU and on a processor, and Python, where a thread's stack has no room.
+_OUT_OF_MEMORY = re.compile(
+    "^OutOfMemoryError|can't allocate memory|can't start new thread"
+    # oneDNN, where it gets no memory for its kernels.
+    "|could not create a primitive"
+)
+
+
 class TrinatError(Exception):
     """`where: what: remedy`, each part one line; `where` is mostly a file."""
 
@@ -57,10 +66,6 @@ class TrinatError(Exception):
 
     def __str__(self) -> str:
         return reason_of(self)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive the way back from a worker process with all three parts."""
-        return _rebuild, (type(self), self.what, self.where, self.remedy)
 
 
 class ConfigError(TrinatError):
@@ -144,14 +149,10 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
             error.strerror or first,
             "free some space there" if full else "check path and permissions",
         ]
-    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+    elif isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {first}"):
         parts = ["out of memory", "close other programs, or use a larger machine"]
     elif isinstance(error, ImportError):
         parts = [first, "trinat doctor says what is missing"]
     else:
         parts = [type(error).__name__, first, "a fault of trinat"]
     return ": ".join(one_line(part) for part in parts if part)
-
-
-def _rebuild(kind: type[TrinatError], what: str, where: str | None, remedy: str) -> TrinatError:
-    return kind(what, where=where, remedy=remedy)

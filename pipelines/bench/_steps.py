@@ -11,13 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 __all__ = [
     "Timing",
     "in_process",
-    "matrix_rate",
     "operations",
     "seconds",
     "step_of",
@@ -26,14 +24,14 @@ __all__ = [
 
 
 def step_of(
-    network: nn.Module, slices: Tensor, labels: Tensor, *, bf16: bool = False, classes: int = 33
+    network: nn.Module, slices: Tensor, labels: Tensor, *, bf16: bool = False
 ) -> Callable[[], None]:
     """Forward, loss, backward and update of `network` on one batch, as training does them."""
     import torch
 
     from segmentation.models.losses import LossConfig, build_loss
 
-    loss = build_loss(LossConfig(), torch.ones(classes)).to(slices.device)
+    loss = build_loss(LossConfig(), torch.ones(33)).to(slices.device)
     optimiser = torch.optim.AdamW(network.parameters(), 1e-3)
 
     def step() -> None:
@@ -72,14 +70,6 @@ def operations(work: Callable[[], Any]) -> float:
     with FlopCounterMode(display=False) as counter:
         work()
     return float(counter.get_total_flops())
-
-
-def matrix_rate(dtype: torch.dtype, side: int = 1536) -> float:
-    """Operations a second of the processor in a large product of matrices."""
-    import torch
-
-    left, right = (torch.randn(side, side).to(dtype) for _ in range(2))
-    return 2 * side**3 / timing(lambda: left @ right, 5)[1]
 
 
 def in_process(call: str) -> dict[str, float]:

@@ -1,29 +1,25 @@
 """How fast a GPU makes synthetic slices, trains and infers, and how much memory that takes.
 
-    scripts/bench gpu [--heads heads.npz] [--out OUT] [--seconds 240] [PART ...]
+    scripts/bench gpu [--heads heads.npz] [--out OUT] [PART ...]
 
-Each part is a process of its own: one that fails or hangs costs no other. OUT/gpu.json is written
-anew after each part. `--device cpu --tiny` rehearses all of it with sizes too small to mean much.
+OUT/gpu.json is written anew after each figure. `--device cpu --tiny` rehearses all of it with sizes
+too small to mean much.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from pipelines.bench._steps import operations, step_of
 from pipelines.common.process import prepare_training
@@ -35,7 +31,7 @@ from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_head
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 from segmentation.training.state import seeded
 
-Figures = dict[str, float | str | bool | list[str]]
+Figures = dict[str, float | str]
 SCHEME = load_scheme("quicknat33")
 
 
@@ -48,7 +44,6 @@ class Setting:
     batch: int = 32
     size: int = 256
     tiny: bool = False
-    seconds: float = 240.0  # for one part
 
     @property
     def on_gpu(self) -> bool:
@@ -77,17 +72,9 @@ class Setting:
             torch.cuda.synchronize()
 
     def seconds_of(self, work: Callable[[], Any]) -> float:
-        """A call's: median over blocks of calls, the device waited for after each block."""
-        calls, blocks = (1, 2) if self.tiny else (5, 7)
-        taken = []
-        for block in range(blocks + 1):
-            began = time.perf_counter()
-            for _ in range(calls):
-                work()
-            self.wait()
-            # The first block does not count.
-            taken += [(time.perf_counter() - began) / calls] if block else []
-        return statistics.median(taken)
+        """A call's: the median over blocks of calls; torch's timer waits for the device."""
+        timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+        return float(timer.blocked_autorange(min_run_time=0.01 if self.tiny else 2).median)
 
     def first_step(self, work: Callable[[], Any]) -> Figures:
         """Compiling takes place in it."""
@@ -143,7 +130,7 @@ def network_part(setting: Setting) -> Iterator[Figures]:
         yield setting.first_step(step)
         taken = setting.seconds_of(step)
         # Before operations are counted: that step is not compiled, and takes more.
-        yield {"trained slices/s": setting.batch / taken} | setting.memory()
+        yield {"trained slices/s": setting.batch / taken, **setting.memory()}
         plain = step_of(network, slices, labels, bf16=setting.on_gpu)
         yield {"TFLOP/s": operations(plain) / taken / 1e12}
         folded = setting.network(config).fold()
@@ -157,19 +144,19 @@ def network_part(setting: Setting) -> Iterator[Figures]:
         yield {"inferred slices/s": setting.batch / setting.seconds_of(infer)}
 
     for name, config in (("published", PUBLISHED), ("fast", FAST)):
-        yield from named(name, measure(config, False))
+        yield from named(f"{name}: ", measure(config, False))
         if setting.on_gpu:
-            yield from named(f"{name}, compiled", measure(config, True))
+            yield from named(f"{name}, compiled: ", measure(config, True))
 
 
 def named(name: str, figures: Iterator[Figures]) -> Iterator[Figures]:
     """Figures under a name of their own; if they fail, that is said, and others can go on."""
     try:
         for found in figures:
-            yield {f"{name}: {key}": value for key, value in found.items()}
+            yield {name + key: value for key, value in found.items()}
     except Exception as error:
         # Compilers fail in many ways, and memory runs out.
-        yield {f"{name}: not measured": f"{type(error).__name__}: {error}"[:300]}
+        yield {f"{name}not measured": f"{type(error).__name__}: {error}"[:300]}
 
 
 # The most telling first: a machine may be gone before the last.
@@ -187,55 +174,21 @@ def run(*arguments: str) -> None:
     parser.add_argument("--heads", default="phantom", help="a heads file, for real variety")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=240, help="limit of one part")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(arguments)
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no such part: {min(unknown)}; there are {', '.join(PARTS)}")
     batch, size = (2, 32) if given.tiny else (given.batch, 256)
-    setting = Setting(given.device, given.heads, batch, size, given.tiny, given.seconds)
+    setting = Setting(given.device, given.heads, batch, size, given.tiny)
+    prepare_training(torch.device(setting.device))
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"setting": asdict(setting), "parts": {}}
     for name in given.parts or PARTS:
-        began = time.monotonic()
-        figures = _in_process(name, setting)
-        found["parts"][name] = figures | {"seconds of this part": time.monotonic() - began}
-        (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(name, json.dumps(figures, indent=1), flush=True)
-    if any("failed" in figures for figures in found["parts"].values()):
+        figures: Figures = {}
+        found["parts"][name] = figures
+        for figure in named("", PARTS[name](setting)):
+            figures |= figure
+            (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+            print(name, json.dumps(figure), flush=True)
+    if any("not measured" in key for figures in found["parts"].values() for key in figures):
         raise SystemExit(1)
-
-
-def part(name: str, setting: dict[str, Any]) -> None:
-    """One part, in its own process: a line of JSON as soon as there is something to tell."""
-    prepare_training(torch.device(setting["device"]))
-    for figures in PARTS[name](Setting(**setting)):
-        print(json.dumps(figures), flush=True)
-
-
-def _in_process(name: str, setting: Setting) -> Figures:
-    call = f"from pipelines.bench.gpu import part; part({name!r}, {asdict(setting)!r})"
-    return _told([sys.executable, "-W", "ignore", "-c", call], setting.seconds)
-
-
-def _told(command: Sequence[str], seconds: float) -> Figures:
-    """All that a process tells until it ends, and why it failed, if it does."""
-    figures: Figures = {}
-    # Files, not pipes: a compiler's helpers may live longer, and would hold those open.
-    with TemporaryFile() as output, TemporaryFile() as errors:
-        try:
-            done = subprocess.run(
-                command, check=False, stdout=output, stderr=errors, timeout=seconds
-            )
-            errors.seek(0)
-            last = b" | ".join(errors.read().strip().splitlines()[-3:])[-600:]
-            why = last.decode(errors="replace") or f"ended with {done.returncode}"
-            failed = why if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            failed = f"took more than {seconds:.0f} s"
-        output.seek(0)
-        for line in output:
-            # A compiler may speak in between, and the last line may be torn.
-            with suppress(ValueError, TypeError):
-                figures |= json.loads(line)
-    return figures | ({"failed": failed} if failed else {})

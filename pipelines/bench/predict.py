@@ -18,7 +18,21 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pipelines.bench._steps import in_process
+from pipelines.common.process import prepare_process
+from segmentation.inference.room import Room
+from segmentation.inference.segmenter import Segmenter
+from segmentation.io.volume import Volume
+from segmentation.models.architectures import PUBLISHED, build
+from segmentation.models.checkpoint import save_model
+from segmentation.models.model_info import Description
+from segmentation.space.conform import conform
+from segmentation.space.views import View
+from segmentation.synthetic.phantom import phantom
 
 _SLICES = 3 * 256
 _BASELINE = """
@@ -61,22 +75,12 @@ def run(threads: str = "2", repetitions: str = "1", models: str = "fast,quicknat
 
 def _head(root: Path) -> Path:
     """A phantom in a field of 256³, as scanners and FreeSurfer give it."""
-    from segmentation.space.conform import conform
-    from segmentation.synthetic.phantom import phantom
-
     path = root / "head.nii.gz"
     conform(phantom(0)[0]).volume.write(path)
     return path
 
 
 def _random_quicknat(folder: Path) -> Path:
-    import torch
-
-    from segmentation.models.architectures import PUBLISHED, build
-    from segmentation.models.checkpoint import save_model
-    from segmentation.models.model_info import Description
-    from segmentation.space.views import View
-
     torch.manual_seed(0)
     networks = {
         view: build(PUBLISHED.model_copy(update={"classes": 19 if view is View.SAGITTAL else 33}))
@@ -92,12 +96,10 @@ def _predict_command(scan: Path, out: Path, model: str, threads: str) -> list[st
 
 
 def _random_command(scan: Path, folder: Path, _: str, threads: str) -> list[str]:
-    from pipelines.bench._predict_random import write_room
-
     model, room, out = _random_quicknat(folder), folder / "room.npz", folder / "labels.nii.gz"
     write_room(scan, room, "fast")
     places = (str(path) for path in (scan, out, model))
-    return ["-m", "pipelines.bench._predict_random", *places, threads, str(room)]
+    return ["-m", "pipelines.bench.predict", *places, threads, str(room)]
 
 
 def _measure(command: list[str]) -> tuple[float, float, float]:
@@ -111,3 +113,38 @@ def _measure(command: list[str]) -> tuple[float, float, float]:
         raise SystemExit(f"{command[1]} ended with {process.returncode}")
     # Children that were waited for are counted in, and the peak is the largest process's.
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
+
+
+class Informed(Segmenter):
+    """Looks for the brain as any other, and then works where another model has seen one."""
+
+    room: Room
+
+    def find_brain(self, image: Tensor) -> Room:
+        super().find_brain(image)
+        return self.room
+
+
+def write_room(scan: Path, path: Path, model: str) -> None:
+    """Where a model sees the brain of a scan, without the rim: random labels there mean nothing."""
+    segmenter = Segmenter.load(model, device="cpu")
+    prepared = segmenter.prepare(Volume.read(scan))
+    room = segmenter.find_brain(torch.from_numpy(prepared.volume.data))
+    if room.mask is None:
+        raise SystemExit(f"{model} sees no brain there")
+    np.savez(path, box=[(side.start, side.stop) for side in room.box], mask=room.mask.numpy())
+
+
+def _run_random(scan: str, out: str, model: str, threads: str, room: str) -> None:
+    """From file to file with random weights, in a process of its own."""
+    prepare_process(int(threads))
+    segmenter = Informed.load(model, device="cpu")
+    assert isinstance(segmenter, Informed)
+    with np.load(room) as seen:
+        x, y, z = (slice(int(start), int(stop)) for start, stop in seen["box"])
+        segmenter.room = Room((x, y, z), torch.from_numpy(seen["mask"]))
+    segmenter.segment(Volume.read(scan)).labels.write(Path(out), labels=True)
+
+
+if __name__ == "__main__":
+    _run_random(*sys.argv[1:])

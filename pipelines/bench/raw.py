@@ -1,21 +1,16 @@
-"""Heads of a SUBJECTS_DIR changed in one respect, to be scored as they were before.
+"""Heads of a SUBJECTS_DIR as a scanner gives them: shaded, noisy, LPS.
 
-    scripts/bench raw SUBJECTS_DIR OUT              as a scanner gives them: shaded, noisy, LPS
-    scripts/bench raw SUBJECTS_DIR OUT repainted    each structure in its mean brightness and spread
+    scripts/bench raw SUBJECTS_DIR OUT
 
 OUT is a SUBJECTS_DIR too, with T1.mgz (or brainmask.mgz) and aseg.mgz of each head, on one grid.
-`trinat predict` and `trinat evaluate` score a model on it. A model is to lose no more than 0.02 on
-raw heads. Repainted ones show borders exactly where the truth has them: what a network does not
-find there it has not learnt; what it finds there alone it misses for how real scans look.
+`trinat predict` and `trinat evaluate` score a model on it, which is to lose no more than 0.02.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from scipy.ndimage import gaussian_filter
 
 from pipelines.models.calibrate import bias, noise
 from segmentation.data.sources.freesurfer import find_image, find_labels
@@ -24,7 +19,7 @@ from segmentation.metrics.common_grid import on_grid_of
 from segmentation.space.grid import Grid
 from segmentation.space.resample import GridMap, resample_image, resample_labels
 
-__all__ = ["made_raw", "repainted", "run"]
+__all__ = ["made_raw", "run"]
 
 # A usual T1 scan: a few voxels short of the field, so that none of the head is lost.
 _MM = (0.94, 0.94, 1.2)
@@ -33,12 +28,10 @@ _AXES = (-1.0, -1.0, 1.0)  # LPS
 _BIAS = 0.6
 _NOISE = 0.03  # of the brightness of white matter
 _WHITE = 500.0
-_POINT_SPREAD_VOXELS = 0.5
 _WHITE_MATTER = (2, 41)
 
 
-def run(subjects_dir: str, out: str, change: Literal["raw", "repainted"] = "raw") -> None:
-    changed = {"raw": made_raw, "repainted": repainted}[change]
+def run(subjects_dir: str, out: str) -> None:
     folders = sorted(path.parent.parent for path in Path(subjects_dir).glob("*/mri/aseg.mgz"))
     if not folders:
         raise SystemExit(f"{subjects_dir}: no subject with mri/aseg.mgz here")
@@ -51,7 +44,7 @@ def run(subjects_dir: str, out: str, change: Literal["raw", "repainted"] = "raw"
         truth = on_grid_of(Volume.read(labels, labels=True), scan)[0]
         target = Path(out) / folder.name / "mri"
         target.mkdir(parents=True)
-        new, new_truth = changed(scan, truth)
+        new, new_truth = made_raw(scan, truth)
         new.write(target / image.name)
         new_truth.write(target / labels.name, labels=True)
         print(target.parent)
@@ -73,17 +66,3 @@ def made_raw(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
         Volume(np.rint(image * _WHITE).astype(np.int16), affine),
         Volume(resample_labels(truth.data, to), affine),
     )
-
-
-def repainted(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
-    """A head whose structures have one brightness each, with the spread that they had."""
-    structure = np.unique(truth.data, return_inverse=True)[1].ravel()
-    count = np.bincount(structure)
-    mean = np.bincount(structure, scan.data.ravel()) / count
-    square = np.bincount(structure, np.square(scan.data.ravel(), dtype=np.float64)) / count
-    spread = np.sqrt(np.maximum(square - mean**2, 0))
-    grain = np.random.default_rng(0).normal(size=structure.size)
-    painted = (mean[structure] + spread[structure] * grain).reshape(scan.shape)
-    # A scanner's point spread: without it no border of a real scan is so sharp.
-    image = np.where(truth.data == 0, scan.data, gaussian_filter(painted, _POINT_SPREAD_VOXELS))
-    return Volume(image.astype(np.float32), scan.affine), truth

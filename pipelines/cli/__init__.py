@@ -7,6 +7,7 @@ Modules here import only what is light; the work is imported inside each command
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -24,7 +25,6 @@ app = typer.Typer(
     name="trinat",
     help="Segment the human brain in T1-weighted MRI. For research, not for diagnosis.",
     no_args_is_help=True,
-    add_completion=False,
     context_settings=HELP,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -61,6 +61,7 @@ for _command in (
     models.export,
     models.fuse_weights,
     models.import_weights,
+    models.labels,
     predict.merge,
     models.models,
     data.phantom,
@@ -82,6 +83,7 @@ def main() -> NoReturn:
 
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line; every failure is one line on stderr and a number from `Exit`."""
+    _open_closed_streams()
     # A name that the terminal's encoding cannot show is shown escaped.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -102,6 +104,20 @@ def run(app: typer.Typer) -> NoReturn:
     if result == _TYPER_INTERRUPTED:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else Exit.OK)
+
+
+def _open_closed_streams() -> None:
+    """After `2>&-` messages go nowhere, not into the first file that gets the stream's number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+            is_closed = getattr(sys, name) is None
+        except OSError:
+            is_closed = True
+        if is_closed:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)  # for the processes that are started from here
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
 
 
 # What typer's non-standalone mode returns after Ctrl-C.

@@ -32,9 +32,14 @@ def command(
         "OUTPUT_DIR.",
     ),
     model: Model = "",
-    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:0,1."),
+    device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."),
     n_cpus: int | None = typer.Option(
-        None, "--n_cpus", "--n-cpus", min=1, help="Number of CPU threads."
+        None,
+        "--n_cpus",
+        "--n-cpus",
+        min=1,
+        envvar="TRINAT_THREADS",
+        help="Number of CPU threads.",
     ),
     fill_nonfinite: FillNonfinite = False,
     trust_affine: TrustAffine = None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from pipelines.cli.options import Quiet, TrustAffine
+from pipelines.cli.options import Quiet, TrustAffine, say_next
 
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
 
@@ -151,8 +151,15 @@ def prepare(
         None, help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
     ),
     subjects_dir: Path = typer.Option(None, help="FreeSurfer results of these scans (ixi)."),
+    label_with: str = typer.Option(
+        None,
+        "--label-with",
+        help="Model that labels all scans (pseudo-labels): a shipped one's name, or a folder.",
+    ),
     participants: Path = typer.Option(
-        None, help="Table with participant_id and any of age, sex, family (twins)."
+        None,
+        help="Table with participant_id and any of age, sex, family (twins), or IXI's or OASIS's "
+        "own; CSV, TSV or Excel.",
     ),
     config: Path = typer.Option(
         None, help="YAML file with any of these settings, and with extra and ignore."
@@ -180,6 +187,7 @@ def prepare(
     from pipelines.common.process import prepare_process
     from pipelines.data.prepare import export as export_slices
     from pipelines.data.prepare import read_config, run, run_from_png
+    from segmentation.data.store import Store
     from segmentation.errors import ConfigError
 
     prepare_process()
@@ -198,6 +206,7 @@ def prepare(
                 "image": image,
                 "label_maps": label_maps,
                 "subjects_dir": subjects_dir,
+                "label_with": label_with,
                 "participants": participants,
                 "trust_affine": trust_affine,
                 "fill_nonfinite": fill_nonfinite,
@@ -214,6 +223,8 @@ def prepare(
         f"{out}: {len(summary.rows)} in, {summary.made} made, {summary.current} up to date, "
         f"{summary.failed} failed, {summary.skipped} skipped"
     )
+    if not quiet and len({p.person for p in Store(out).labelled}) >= 3:  # one for each part
+        say_next("split", out, "--ratios", "8", "1", "1", "--seed", "0")
     return summary.exit
 
 
@@ -235,12 +246,23 @@ def split(
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
     from pipelines.common.exits import Exit
-    from segmentation.data.store import split_store
+    from segmentation.data.store import Store, split_store
 
     for path, split in split_store(store, ratios=ratios, folds=kfold, seed=seed, out=out):
         parts = {"train": split.train, "validation": split.validation, "test": split.test}
         counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())
         typer.echo(f"{path}: {counts}")
+    if out is None:
+        run = Path("runs") / Store(store).info.source
+        say_next(
+            "train",
+            "quicknat",
+            "--store",
+            store,
+            *([] if kfold is None else ["--folds"]),
+            "--out",
+            run,
+        )
     return Exit.OK
 
 

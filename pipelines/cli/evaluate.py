@@ -10,17 +10,20 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import Pdf, Quiet, TrustAffine
+from pipelines.cli.options import Folds, Part, Pdf, Quiet, StoreOption, TrustAffine
 
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. Default: one per processor.")]
 
 
 def evaluate(
-    truth: Path = typer.Option(..., "--truth", help="True label maps: a folder or a file."),
+    truth: Path = typer.Option(None, "--truth", help="True label maps: a folder or a file."),
     pred: list[Path] = typer.Option(
         ..., "--pred", "-i", help="Predicted label maps; repeat it to compare models."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
+    store: StoreOption = None,
+    part: Part = "test",
+    folds: Folds = False,
     model_name: list[str] = typer.Option(
         [], "--model-name", help="Display name of a model, one for each --pred."
     ),
@@ -53,6 +56,12 @@ def evaluate(
     tables_only: bool = typer.Option(
         False, "--tables-only", help="Write tables only, without figures and page."
     ),
+    latex: bool = typer.Option(
+        False, "--latex", help="Also write structures.tex: Dice, IoU and distances for a paper."
+    ),
+    csv: bool = typer.Option(
+        False, "--csv", help="Also write structures.csv: the numbers of structures.tex."
+    ),
     pdf: Pdf = False,
     quiet: Quiet = False,
 ) -> int:
@@ -62,9 +71,16 @@ def evaluate(
     """
     from pipelines.cli.progress import batch_progress
     from pipelines.evaluate.run import Settings, evaluate, named_models
+    from segmentation.errors import ConfigError
 
+    if (truth is None) == (store is None):
+        raise ConfigError("one of --truth and --store is needed", remedy="give either")
+    if folds and store is None:
+        raise ConfigError("--folds without --store", remedy="name the store that was split")
     settings = Settings(
-        truth=truth,
+        truth=store or truth,
+        part=part if store and not folds else None,
+        folds=folds,
         models=named_models(pred, model_name),
         out=out,
         labels=labels,
@@ -76,6 +92,8 @@ def evaluate(
         show_heads=show_heads,
         tables_only=tables_only,
         pdf=pdf,
+        latex=latex,
+        csv=csv,
         not_predicted=tuple(not_predicted),
         command=_command(),
     )
@@ -95,7 +113,9 @@ def report(
         "quicknat33", "--labels", help="Label scheme: a name or a TSV file."
     ),
     participants: Path | None = typer.Option(
-        None, "--participants", help="participants.tsv with sex, age and site."
+        None,
+        "--participants",
+        help="Table with sex, age and site: participants.tsv, or IXI's or OASIS's own.",
     ),
     reference: Path | None = typer.Option(
         None,

@@ -2,23 +2,66 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from pipelines.cli.options import Device, Json, Quiet, Threads, TrustAffine
 
+if TYPE_CHECKING:
+    from segmentation.models.model_info import ModelInfo
+
 
 def models(json_: Json = False) -> int:
-    """List the shipped models: size, speed, scores, and what is not available yet.
+    """List the shipped models: size, speed, scores, and which name has no weights.
 
     Example: trinat models
     """
-    from pipelines.models.shipped import run
+    from rich.console import Console
+    from rich.table import Table
 
-    return run(as_json=json_)
+    from segmentation.models.checkpoint import read_info
+    from segmentation.models.zoo import NOT_YET, shipped_models
+
+    shipped = shipped_models()
+    found = [_described(name, folder, read_info(folder)) for name, folder in shipped.items()]
+    missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
+    if json_:
+        typer.echo(json.dumps({"available": found, "not_yet": missing}, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for header in ("name", "views", "labels", "MB", "measured"):
+        table.add_column(header, overflow="fold")
+    for model in found:
+        measured = ", ".join(f"{key} {_short(value)}" for key, value in model["metrics"].items())
+        views, size = " ".join(model["views"]), f"{model['megabytes']:.1f}"
+        table.add_row(model["name"], views, model["labels"], size, measured)
+    console = Console()
+    console.print(table if found else "No model is shipped with this version.")
+    for name, why in missing.items():
+        console.print(f"{name} has no weights here: it is {why}.", markup=False)
+    return 0
+
+
+def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return {
+        "name": name,
+        "views": [view.value for view in info.architectures],
+        "labels": info.labels,
+        "megabytes": round(size / 1e6, 1),
+        "metrics": dict(info.metrics),
+    }
+
+
+def _short(value: Any) -> str:
+    """A metric on one line; those made of parts are for --json."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "(see --json)" if isinstance(value, dict | list) else str(value)
 
 
 def bundle(
@@ -144,15 +187,41 @@ def import_weights(
 
     Example: trinat import-weights coronal.pth.tar --view coronal --out models/port-coronal
     """
-    from pipelines.models.import_weights import import_weights
+    from segmentation.models.foreign import import_port
     from segmentation.space.views import View
 
-    info = import_weights(file, view=View(view), out=out, labels=labels, licence=licence)
+    info = import_port(file, view=View(view), out=out, labels=labels, licence=licence)
     (config,) = info.architectures.values()
     typer.echo(
         f"{out}: {view}, {config.classes} classes, {config.filters} filters, "
         f"squeeze-and-excitation {config.model_dump()['excitation']}"
     )
+
+
+def labels(
+    format_: Literal["freesurfer", "itksnap", "slicer", "fsleyes"] = typer.Option(
+        "freesurfer", "--format", help="Program to write for."
+    ),
+    scheme: str = typer.Option("quicknat33", "--labels", help="Label scheme: a name or TSV file."),
+    index: bool = typer.Option(
+        False, "--index", help="Numbers 0 to K, as trinat predict --format index writes them."
+    ),
+    out: Path = typer.Option(None, "--out", "-o", help="File to write. Default: print."),
+) -> None:
+    """Print names and colours of the labels for FreeView, ITK-SNAP, 3D Slicer or FSLeyes.
+
+    Example: trinat labels --format itksnap --out labels.txt
+    """
+    from segmentation.io.files import atomic_text
+    from segmentation.labels.scheme import load_scheme
+    from segmentation.labels.tables import viewer_table
+
+    table = viewer_table(load_scheme(scheme), format_, by_index=index)
+    if out is None:
+        typer.echo(table, nl=False)
+    else:
+        with atomic_text(out) as file:
+            file.write(table)
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

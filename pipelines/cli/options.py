@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,20 +13,25 @@ __all__ = [
     "HELP",
     "Device",
     "FillNonfinite",
+    "Folds",
     "Json",
     "ListOptions",
     "Model",
     "Overwrite",
+    "Part",
     "Pdf",
     "Quiet",
+    "StoreOption",
     "Threads",
+    "Timings",
     "TrustAffine",
+    "say_next",
     "show_version",
 ]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Device = Annotated[str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")]
 FillNonfinite = Annotated[
     bool, typer.Option("--fill-nonfinite", help="Replace NaN and infinite voxels by 0.")
 ]
@@ -38,11 +45,35 @@ Model = Annotated[
 ]
 Pdf = Annotated[bool, typer.Option("--pdf", help="Also print the report to PDF (uses Chromium).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and failures only.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")]
+Timings = Annotated[
+    bool, typer.Option("--timings", help="Print where wall and processor time went.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, envvar="TRINAT_THREADS", help="Number of CPU threads.")
+]
 TrustAffine = Annotated[
     Literal["sform", "qform", "header"] | None,
     typer.Option(help="Affine to use where the header's two forms disagree."),
 ]
+
+
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", help="Slice store with a split: brings label scheme, views and files."),
+]
+Folds = Annotated[
+    bool,
+    typer.Option("--folds", help="Cross-validation: all splits of trinat split --kfold in turn."),
+]
+Part = Annotated[
+    Literal["train", "validation", "test"],
+    typer.Option("--part", help="Part of the split of --store."),
+]
+
+
+def say_next(*words: str | Path) -> None:
+    """The command that goes on from here, ready to be typed."""
+    typer.echo(f"next: {shlex.join(['trinat', *map(str, words)])}")
 
 
 def show_version(wanted: bool) -> None:

@@ -5,29 +5,50 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from pipelines.cli.options import FillNonfinite, Json, Model, Overwrite, Threads, TrustAffine
+from pipelines.cli.options import (
+    FillNonfinite,
+    Folds,
+    Json,
+    Model,
+    Overwrite,
+    Part,
+    StoreOption,
+    Threads,
+    Timings,
+    TrustAffine,
+    say_next,
+)
+from pipelines.common.naming import FOLD
 from segmentation.errors import ConfigError
+from segmentation.timing import as_table, stage, time_process
 
 if TYPE_CHECKING:
-    from pipelines.predict.run import EngineMaker
+    from pipelines.common.discovery import Found
+    from pipelines.predict.run import EngineMaker, Outcome
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 _VIEWS = ("coronal", "axial", "sagittal")
 
 
 def predict(
     inputs: list[str] = typer.Argument(
-        help="Scans, folders, glob patterns, lists (.txt), a BIDS dataset or a SUBJECTS_DIR."
+        None, help="Scans, folders, glob patterns, lists (.txt), a BIDS dataset or a SUBJECTS_DIR."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
     model: Model = "",
+    store: StoreOption = None,
+    part: Part = "test",
+    folds: Folds = False,
     device: str = typer.Option(
-        "auto", help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1."
+        "auto",
+        envvar="TRINAT_DEVICE",
+        help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1.",
     ),
     workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
     threads: Threads = None,
@@ -83,6 +104,7 @@ def predict(
     cluster_config: Path | None = typer.Option(
         None, help="YAML file with the cluster's jobs, cores, memory and walltime."
     ),
+    timings: Timings = False,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print one summary line only."),
     json_: Json = False,
 ) -> int:
@@ -92,14 +114,34 @@ def predict(
 
     Example: trinat predict scans/ --out labels/
     """
-    from pipelines.predict.outputs import OutputSettings
-    from pipelines.predict.progress import listener
-    from pipelines.predict.run import Plan, Shard, predict
-    from segmentation.models.zoo import default_model
+    clock = time_process() if timings else None
+    with stage("start"):
+        from pipelines.predict.outputs import OutputSettings
+        from pipelines.predict.progress import listener
+        from pipelines.predict.run import Plan, Shard, predict
+        from segmentation.models.zoo import default_model
 
     devices = split_devices(device)
+    # What is found, by its folder below --out (and with --folds below --model).
+    runs: dict[str, Found | None] = {"": None}
+    if bool(inputs) == (store is not None):
+        raise ConfigError("what is to be segmented is one of two", remedy="give INPUTS or --store")
+    if folds and (store is None or not model):
+        raise ConfigError("--folds needs --store and --model", remedy="give both")
+    if store is not None:
+        from pipelines.common.stored import stored_cases
+        from segmentation.data.store import Store
+
+        opened = Store(store)
+        if folds:
+            tested = {FOLD.format(n): opened.part("test", s) for n, s in enumerate(opened.folds)}
+        else:
+            tested = {"": opened.part(part)}
+        runs = {place: stored_cases(opened, names) for place, names in tested.items()}
+        trust_affine = trust_affine or opened.info.trust_affine
+        fill_nonfinite = fill_nonfinite or opened.info.fill_nonfinite
     plan = Plan(
-        inputs=inputs,
+        inputs=inputs or (),
         out=out,
         model=model or default_model(devices),
         output=OutputSettings(
@@ -124,6 +166,7 @@ def predict(
         allow_cpu=allow_cpu,
         timeout_s=timeout,
         require_checksum=require_checksum,
+        timings=timings,
         overwrite=overwrite,
         shard=Shard.parse(shard) if shard else Shard.of_slurm(),
         engine=engine_on(
@@ -132,11 +175,29 @@ def predict(
         if cluster
         else None,
     )
-    with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as parts:
-        start, entry, end = parts
-        outcome = predict(plan, start, entry)
-        end(outcome, out)
-    return outcome.exit
+    outcomes: list[Outcome] = []
+    for place, found in runs.items():
+        plan = replace(plan, found=found, out=out / place)
+        if folds:
+            plan = replace(plan, model=f"{model}/{place}/model")
+        with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as parts:
+            start, entry, end = parts
+            outcomes.append(predict(plan, start, entry))
+            end(outcomes[-1], plan.out)
+        if outcomes[-1].interrupted:
+            break
+    if clock:
+        typer.echo(as_table(*(outcome.spent for outcome in outcomes), clock.take()), err=True)
+    whole = replace(
+        outcomes[-1],
+        done=sum(outcome.done for outcome in outcomes),
+        skipped=sum(outcome.skipped for outcome in outcomes),
+        failed=sum(outcome.failed for outcome in outcomes),
+    )
+    if store is not None and whole.done + whole.skipped and not (quiet or json_):
+        which = ["--folds"] if folds else ["--part", part]
+        say_next("evaluate", "--store", store, *which, "--pred", out, "--out", "report")
+    return whole.exit
 
 
 def merge(

@@ -1,22 +1,20 @@
-"""Progress on a terminal; in a log file silence, and of a training a line a minute."""
+"""What the commands say of subjects, downloads and trainings as they go on."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-import typer
+from pipelines.common.progress import LINE_SECONDS, progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
-
     from pipelines.train.job import Job, Watcher
     from segmentation.training.loop import StepReport
 
-_LINE_SECONDS = 60.0
+_MINUTE = 60.0
 
 
 class OfSubject(Protocol):
@@ -25,86 +23,62 @@ class OfSubject(Protocol):
     @property
     def subject(self) -> str: ...
 
+    @property
+    def failure(self) -> str: ...
+
 
 @contextmanager
 def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
-    """A bar of subjects, with the time left."""
-    from rich.progress import MofNCompleteColumn
-
-    with _bar(MofNCompleteColumn(), quiet=quiet) as bar:
-        task = bar.add_task("subjects", total=None)
+    """Subjects done, of how many, and how many of them failed."""
+    failed = 0
+    with progress(quiet) as shown:
 
         def finished(outcome: OfSubject, done: int, total: int) -> None:
-            bar.update(task, description=outcome.subject, completed=done, total=total)
+            nonlocal failed
+            failed += bool(outcome.failure)
+            shown.show(f"{done}/{total} {outcome.subject}", done, total, failed=failed)
 
         yield finished
 
 
 @contextmanager
 def byte_progress(name: str, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar of bytes, with rate and time left."""
-    from rich.progress import DownloadColumn, TransferSpeedColumn
+    """Bytes of a download."""
+    with progress(quiet) as shown:
 
-    with _bar(DownloadColumn(), TransferSpeedColumn(), quiet=quiet) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        def fetched(done: int, total: int | None) -> None:
+            if done != total:  # The command itself says that it has all.
+                shown.show(f"{name} {done / 1e9:.2f} GB", done, total, every_s=_MINUTE)
+
+        yield fetched
 
 
 @contextmanager
 def training_progress(
     quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Watcher]:
-    """A watcher that shows loss, rate, slices a second and the time left."""
+    """A watcher that shows epoch, loss, rate and slices a second: every epoch, every minute."""
     from pipelines.train.job import Watcher
 
-    spoken = clock()
-    # The current job, and the time and progress of its first report.
-    began: tuple[Job | None, float, float] = (None, 0.0, 0.0)
-    with _bar(quiet=quiet) as bar:
-        task = bar.add_task("starting", total=1.0)
+    current: Job | None = None
+    epoch = skipped = 0
+    with progress(quiet, clock=clock) as shown:
 
-        def step(job: Job, report: StepReport, progress: float) -> None:
-            nonlocal spoken, began
-            if began[0] is not job:
-                began = (job, clock(), progress)
-            text = (
-                f"{job.name} step {report.step} loss {report.loss:.3f} rate {report.rate:.2g} "
-                f"{report.slices / report.seconds:.1f} slices/s"
+        def step(job: Job, report: StepReport, done: float) -> None:
+            nonlocal current, epoch, skipped
+            if current is not job:
+                current, epoch, skipped = job, report.epoch, 0
+                shown.begin(done)
+            skipped += not math.isfinite(report.loss)
+            bad = f", steps skipped: {skipped}" if skipped else ""
+            told = shown.show(
+                f"{job.name} epoch {report.epoch} step {report.step} loss {report.loss:.3f} "
+                f"rate {report.rate:.2g} {report.slices / report.seconds:.1f} slices/s "
+                f"{done:.0%}{bad}",
+                done,
+                1.0,
+                every_s=LINE_SECONDS if report.epoch > epoch else _MINUTE,
             )
-            bar.update(task, description=text, completed=progress)
-            if bar.console.is_terminal or quiet or clock() - spoken < _LINE_SECONDS:
-                return
-            spoken = clock()
-            left = _time_left(spoken - began[1], began[2], progress)
-            typer.echo(f"{text} {progress:.0%}{left}", err=True)
+            epoch = report.epoch if told else epoch
 
-        def say(line: str) -> None:
-            if not quiet:
-                bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        yield Watcher(say=say, step=step)
-
-
-def _bar(*columns: ProgressColumn, quiet: bool) -> Progress:
-    """A description, a bar, these columns and the time left; on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
-
-
-def _time_left(spent_s: float, before: float, now: float) -> str:
-    """What remains of a job, at the speed at which it came from `before` to `now`."""
-    if now <= before:
-        return ""
-    seconds = spent_s * (1 - now) / (now - before)
-    return f", {timedelta(seconds=round(seconds))} left"
+        yield Watcher(say=shown.say, step=step)

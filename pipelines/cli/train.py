@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
 
-from pipelines.cli.options import Quiet
+from pipelines.cli.options import Folds, Quiet, StoreOption, Timings, say_next
+from pipelines.cli.predict import split_devices
+from pipelines.common.naming import FOLD
+from segmentation.errors import ConfigError
+from segmentation.timing import as_table, stage, time_process
 
 
 def train(
@@ -14,12 +19,19 @@ def train(
     view: str = typer.Option(
         "all", help="coronal, axial, sagittal, or all (all views of the recipe)."
     ),
+    store: StoreOption = None,
+    folds: Folds = False,
+    start: str = typer.Option(
+        None, "--start", help="Model to start from: a shipped one's name, or a folder."
+    ),
     settings: list[str] = typer.Option(
         None, "--set", help="Override a recipe setting, as stages.0.batch=4; repeatable."
     ),
     out: Path = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME."),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
-    device: str = typer.Option("cpu", help="cpu, cuda or cuda:1."),
+    device: str = typer.Option(
+        "auto", help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once."
+    ),
     nproc: int = typer.Option(
         1, min=1, help="Processes that share each batch: one per GPU, or one per CPU core."
     ),
@@ -29,29 +41,56 @@ def train(
         help="Train for this wall time instead of the recipe's steps or epochs; "
         "with --resume, for the rest of the schedule.",
     ),
+    timings: Timings = False,
     quiet: Quiet = False,
 ) -> int:
     """Train one network per view from a recipe; a run can be resumed at any point.
 
-    Example: trinat train fast --set data.synthetic.heads=labelmaps --out runs/fast --nproc 2
+    Example: trinat train quicknat --store store --out runs/quicknat
     """
     from functools import partial
 
-    from pipelines.cli.progress import training_progress
-    from pipelines.train.launch import launch
-    from pipelines.train.run import read_recipe
+    if timings and (nproc > 1 or "," in device):
+        several = f"--nproc {nproc}" if nproc > 1 else f"--device {device}"
+        raise ConfigError(
+            f"--timings with {several}: times are of one process", remedy="leave one of them out"
+        )
+    clock = time_process() if timings else None
+    with stage("start"):
+        from pipelines.cli.progress import training_progress
+        from pipelines.train.launch import launch
+        from pipelines.train.run import on_store, read_recipe
+        from segmentation.data.splits import read_split
+        from segmentation.data.store import SPLIT, Store
 
-    recipe = read_recipe(config, settings or ())
-    launch(
-        recipe,
-        out or Path("runs") / recipe.name,
-        partial(training_progress, quiet),
-        view=view,
-        resume=resume,
-        seconds=seconds,
-        device=device,
-        processes=nproc,
-    )
+    given = [*(settings or ()), *([f"start={json.dumps(start)}"] if start else [])]
+    whole = read_recipe(config, given)
+    out = out or Path("runs") / whole.name
+    places = {out: store / SPLIT if store else None}
+    if folds:
+        if store is None:
+            raise ConfigError("--folds without --store", remedy="name the store that was split")
+        places = {out / FOLD.format(n): split for n, split in enumerate(Store(store).folds)}
+    for place, split in places.items():
+        recipe = on_store(whole, store, split) if store else whole
+        if missing := [v.value for v in whole.views if v not in recipe.views]:
+            left = " and ".join(view.value for view in recipe.views)
+            typer.echo(f"{store} has no {' and no '.join(missing)} slices: {left} are trained")
+        model = launch(
+            recipe,
+            place,
+            partial(training_progress, quiet),
+            view=view,
+            resume=resume,
+            seconds=seconds,
+            device=",".join(split_devices(device)),
+            processes=nproc,
+        )
+    if store is not None and not quiet and (folds or read_split(store / SPLIT).test):
+        tested = ("--folds", "--model", out) if folds else ("--part", "test", "--model", model)
+        say_next("predict", "--store", store, *tested, "--out", "found")
+    if clock:
+        typer.echo(as_table(clock.take()), err=True)
     return 0
 
 
@@ -61,22 +100,20 @@ def runs(
         None, "--out", "-o", help="Also write curves and tables to this HTML page."
     ),
 ) -> int:
-    """Compare training runs: settings that differ, steps, time, loss and best Dice.
+    """Compare training runs: settings that differ, steps, time, loss, best Dice and IoU.
 
     Example: trinat runs runs/a runs/b --out compared.html
     """
     from rich.console import Console
     from rich.table import Table
 
-    from pipelines.train.runs import compare
+    from pipelines.train.runs import HEAD, compare
 
     changed, summaries = compare(runs, out)
-    table = Table("Run", "Job", "Steps", "Hours", "Final loss", "Best Dice")
+    table = Table("Run", *HEAD)
     for run, jobs in summaries.items():
         for job in jobs:
-            figures = (job.hours, job.final_loss, job.best_dice)
-            shown = ("" if value is None else f"{value:.3f}" for value in figures)
-            table.add_row(run, job.name, str(job.steps), *shown)
+            table.add_row(run, *job.shown)
     Console().print(table)
     for line in (*changed, *([] if out is None else [out])):
         typer.echo(line)

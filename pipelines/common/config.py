@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from segmentation.errors import ConfigError
-from segmentation.io.files import read_text
+from segmentation.io.files import read_bytes
+from segmentation.io.plain_yaml import parse_yaml
 
 __all__ = ["check", "find_recipe", "read_yaml", "with_settings"]
 
@@ -21,13 +22,11 @@ Checked = TypeVar("Checked", bound=BaseModel)
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping."""
     try:
-        content = yaml.safe_load(read_text(path))
+        content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
         raise ConfigError("no such file", where=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = "" if line is None else f", line {line + 1}"
-        raise ConfigError(f"is not readable YAML{place}", where=path) from error
+    except ValueError as error:
+        raise ConfigError(str(error), where=path) from error
     if not isinstance(content, dict):
         raise ConfigError("holds no settings", where=path, remedy="write `key: value` lines")
     return content
@@ -54,8 +53,8 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
         if not equals or not key.strip():
             raise ConfigError(f"--set {setting!r} is not key=value")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = parse_yaml(text)
+        except ValueError as error:
             raise ConfigError(f"--set {key}: {text!r} is no value") from error
         _put(result, key.strip().split("."), value, setting)
     return result

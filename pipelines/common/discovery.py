@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from natsort import natsorted
@@ -24,7 +25,10 @@ from segmentation.errors import ConfigError, EvaluationError, InputError
 from segmentation.io.files import read_text
 from segmentation.io.streams import SCAN_SUFFIXES
 
-__all__ = ["Case", "Found", "Refusal", "ScanFile", "as_scan", "find_cases", "find_files"]
+__all__ = [
+    *("Case", "Found", "Refusal", "ScanFile", "as_scan"),
+    *("find_cases", "find_files", "refuse_changed"),
+]
 
 _LISTS = (".txt", ".list")
 # What a file is, not whose: these may differ between the two files of a pair.
@@ -42,6 +46,9 @@ class Case:
     path: Path
     shown: str  # path below the input's root, for people
     entities: Mapping[str, str] = field(default_factory=dict)  # only in a BIDS dataset
+    # Of a store's: where the dataset vouches for axes; what the file was when the store was made.
+    axes: str | None = None
+    sha256: str = ""
 
     @property
     def stem(self) -> str:
@@ -101,6 +108,10 @@ class ScanFile:
     subject: str
     session: str = ""
     identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
+    # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers.
+    axes: str | None = None
+    sha256: str = ""
+    numbers: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def scan(self) -> str:
@@ -139,7 +150,7 @@ def find_cases(
     roots: list[Path] = []
     for text in map(str, inputs):
         try:
-            root, found = _expand(text, exclude)
+            root, found = _expand(text, exclude, refusals)
         except InputError as error:
             refusals.append(Refusal(text, error.what))
         else:
@@ -159,10 +170,10 @@ def find_cases(
     return Found.of(_name_cases(root, paths, refusals), refusals)
 
 
-def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
+def _expand(given: str, exclude: Path | None, refusals: list[Refusal]) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of one INPUT."""
     path = _absolute(given)
-    if path.is_dir():
+    if _is_dir(path):
         if exclude and path.resolve() == exclude.resolve():
             raise ConfigError(
                 "is the output folder, too", where=path, remedy="choose another --out"
@@ -171,13 +182,18 @@ def _expand(given: str, exclude: Path | None) -> tuple[Path, list[Path]]:
             # A subject of FreeSurfer's: its other images are results.
             return path.parent, [image]
         # A header stands for its pair.
-        scans = (scan for scan in _walk(path, exclude) if scan.suffix.lower() != ".img")
-        if found := natsorted(scans, key=str):
-            return path, found
+        found = _walk(
+            path,
+            exclude,
+            lambda error: refusals.append(_closed(os.path.relpath(error.filename, path))),
+        )
+        scans = (scan for scan in found if scan.suffix.lower() != ".img")
+        if ordered := natsorted(scans, key=str):
+            return path, ordered
         raise InputError(f"no scan in this folder ({', '.join(SCAN_SUFFIXES[:4])})", where=path)
-    if path.suffix.lower() in _LISTS and path.is_file():
+    if path.suffix.lower() in _LISTS and _is_file(path):
         return _read_list(path)
-    if not path.exists() and glob.has_magic(given):
+    if glob.has_magic(given) and not _is_file(path):
         return _expand_glob(given, exclude)
     return path.parent, [path]
 
@@ -195,7 +211,7 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
 def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
     matches = natsorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
-    scans = [path for path in map(_absolute, matches) if path.is_file() and _is_scan(path)]
+    scans = [path for path in map(_absolute, matches) if _is_file(path) and _is_scan(path)]
     if exclude and (kept := [p for p in scans if not p.is_relative_to(_absolute(exclude))]):
         # Unless all lies there: then names tell scans from results.
         scans = kept
@@ -215,7 +231,7 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
         same = path.with_suffix(".hdr") if path.suffix == ".img" else path
         if same in seen:
             refusals.append(Refusal(str(relative), "given twice", harmless=True))
-        elif not path.is_file():
+        elif not _is_file(path):
             refusals.append(Refusal(str(relative), "no such file"))
         elif not _is_scan(path):
             reason = f"not a known kind of scan ({', '.join(SCAN_SUFFIXES)})"
@@ -227,7 +243,7 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
 
 
 def _is_bids(root: Path) -> bool:
-    return root.is_dir() and (
+    return _is_dir(root) and (
         (root / "dataset_description.json").is_file() or any(anat_files(root, "T1w"))
     )
 
@@ -235,7 +251,12 @@ def _is_bids(root: Path) -> bool:
 def _find_bids(root: Path, participants: Collection[str]) -> Found:
     wanted = {label.removeprefix("sub-") for label in participants}
     cases: list[Case] = []
-    refusals: list[Refusal] = []
+    folders = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
+    refusals = [
+        _closed(place.relative_to(root))
+        for place in chain.from_iterable(map(root.glob, folders))
+        if _is_closed(place)
+    ]
     present: set[str] = set()
     for path in natsorted(anat_files(root, "T1w"), key=str):
         place = path.relative_to(root)
@@ -257,13 +278,16 @@ def _find_bids(root: Path, participants: Collection[str]) -> Found:
 
 
 def _is_subjects_dir(root: Path) -> bool:
-    return root.is_dir() and any(map(find_image, root.iterdir()))
+    return _is_dir(root) and any(map(find_image, root.iterdir()))
 
 
 def _find_subjects(root: Path) -> Found:
     cases, refusals = [], []
     for folder in natsorted(root.iterdir(), key=str):
-        if not (folder / "mri").is_dir() or folder.name.startswith("."):
+        if _is_closed(folder) or _is_closed(folder / "mri"):
+            refusals.append(_closed(folder.name))
+            continue
+        if not _is_dir(folder / "mri") or folder.name.startswith("."):
             continue
         if image := find_image(folder):
             name = safe_component(folder.name)
@@ -323,7 +347,17 @@ def _marked_label_maps(place: Path) -> list[Path]:
 
 def as_scan(file: ScanFile, scan: Path) -> ScanFile:
     """A label map under the name of the scan that it is of."""
-    return replace(_named(scan), path=file.path)
+    named = _named(scan)
+    return replace(
+        file, name=named.name, subject=named.subject, session=named.session, identity=named.identity
+    )
+
+
+def refuse_changed(known: str, digest: str | None, where: Path) -> None:
+    """Raise if a file is not what a store was made from (`known`, empty for other files)."""
+    if known and digest != known:
+        remedy = "run `trinat prepare` again"
+        raise InputError("was changed since the store was made", where=where, remedy=remedy)
 
 
 def _named(path: Path) -> ScanFile:
@@ -351,10 +385,16 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
 # Both ---------------------------------------------------------------------------------------
 
 
-def _walk(root: Path, exclude: Path | None = None) -> Iterator[Path]:
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _walk(
+    root: Path, exclude: Path | None = None, closed: Callable[[OSError], None] = _fail
+) -> Iterator[Path]:
     """Scans below a folder, through links to folders but never twice round."""
     seen = {exclude.resolve()} if exclude else set()
-    for folder, subfolders, names in os.walk(root, followlinks=True):
+    for folder, subfolders, names in os.walk(root, onerror=closed, followlinks=True):
         here = Path(folder)
         real = here.resolve()
         if real in seen:
@@ -363,6 +403,22 @@ def _walk(root: Path, exclude: Path | None = None) -> Iterator[Path]:
         seen.add(real)
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         yield from filter(_is_scan, (here / name for name in names))
+
+
+def _is_closed(folder: Path) -> bool:
+    return not os.access(folder, os.R_OK | os.X_OK) and _is_dir(folder)
+
+
+def _closed(folder: object) -> Refusal:
+    return Refusal(str(folder), "this folder cannot be read: check its permissions")
+
+
+def _is_dir(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - False where Path's raises: no right, a long name
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - likewise
 
 
 def _is_scan(path: Path) -> bool:

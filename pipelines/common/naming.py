@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 from enum import Enum
 
-__all__ = ["RESULT_ENDINGS", "Product", "bids_name", "safe_component"]
+__all__ = ["FOLD", "RESULT_ENDINGS", "Product", "bids_name", "safe_component"]
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # The order of entities in a file name, by the BIDS schema.
@@ -33,6 +33,8 @@ class Product(Enum):
         self.suffix, self.ending, self.plain = suffix, ending, plain or suffix
 
 
+# The folder of each part of a cross-validation, in that of all its models or all its results.
+FOLD = "fold-{}"
 # How the names of results end that may lie beside scans: ours, and the masks of others.
 RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
 

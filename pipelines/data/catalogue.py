@@ -25,6 +25,9 @@ class ArchiveLimits:
     bytes: int
 
 
+_PLAUSIBLE_BYTES = (1, 10**11)
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,6 +39,14 @@ class RemoteFile(_Strict):
     urls: tuple[str, ...] = Field(min_length=1)
     size: int | None = None
     md5: Md5 | None = None
+    plausible_bytes: tuple[int, int] = _PLAUSIBLE_BYTES
+
+    def problem_of(self, size: int) -> str:
+        """What is wrong with so many bytes; empty if nothing is."""
+        low, high = self.plausible_bytes
+        if self.size is not None:
+            return "" if size == self.size else f"the file has {self.size}"
+        return "" if low <= size <= high else f"and {low} to {high} are plausible"
 
 
 class Archive(_Strict):
@@ -47,6 +58,7 @@ class Archive(_Strict):
     discs: int = 1
     size: dict[int, int] = {}
     md5: dict[int, Md5] = {}
+    plausible_bytes: tuple[int, int] = _PLAUSIBLE_BYTES
     limits: ArchiveLimits
 
     def disc(self, number: int) -> RemoteFile:
@@ -55,6 +67,7 @@ class Archive(_Strict):
             urls=tuple(url.format(disc=number) for url in self.urls),
             size=self.size.get(number),
             md5=self.md5.get(number),
+            plausible_bytes=self.plausible_bytes,
         )
 
 

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,7 +23,7 @@ from urllib.parse import urlsplit
 
 from pipelines.data.catalogue import RemoteFile
 from segmentation.errors import DownloadError, LockedError
-from segmentation.io.files import atomic_text, open_regular
+from segmentation.io.files import atomic_text, open_regular, read_text
 
 __all__ = ["CHECKSUMS", "Fetched", "Policy", "fetch"]
 
@@ -37,10 +39,11 @@ _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class Policy:
-    """How patient a download is. An attempt that received bytes starts the count again."""
+    """How patient a download is. An attempt that was fast enough starts the count again."""
 
     attempts: int = 6
     timeout_s: float = 60.0
+    least_bytes_s: float = 1000.0  # over `timeout_s`
     first_wait_s: float = 1.0
     longest_wait_s: float = 60.0
     pause: Callable[[float], None] = time.sleep
@@ -137,15 +140,17 @@ def _fill(
     progress: Progress,
 ) -> None:
     """Append to `part` until it is as long as the server says the file is."""
-    failures = 0
+    failures, since = 0, time.monotonic()
     while True:
         before = stream.seek(0, os.SEEK_END)
         try:
-            _attempt(url, remote, part, stream, policy.timeout_s, progress)
+            _attempt(url, remote, part, stream, policy, progress)
             return
-        except (_RetryError, OSError, HTTPException) as error:
+        except (_RetryError, OSError, HTTPException, ValueError) as error:  # numbers, host names
             reason, asked_wait_s = _reason(error), getattr(error, "wait_s", 0.0)
-        failures = 1 if stream.seek(0, os.SEEK_END) > before else failures + 1
+        now = time.monotonic()
+        is_slow = stream.seek(0, os.SEEK_END) - before <= policy.least_bytes_s * (now - since)
+        failures, since = failures + 1 if is_slow else 1, now
         if failures >= policy.attempts:
             raise DownloadError(f"gave up after {failures} attempts ({reason})", where=remote.name)
         wait_s = max(policy.first_wait_s * 2 ** (failures - 1), asked_wait_s)
@@ -157,7 +162,7 @@ def _attempt(
     remote: RemoteFile,
     part: Path,
     stream: IO[bytes],
-    timeout_s: float,
+    policy: Policy,
     progress: Progress,
 ) -> None:
     """One request: from the end of what we have, or from the start if the server insists."""
@@ -166,7 +171,7 @@ def _attempt(
         have = _start_over(part, stream)
     if remote.size is not None and have == remote.size:
         return
-    with _request(url, part, have, timeout_s) as response:
+    with _request(url, part, have, policy.timeout_s) as response:
         if response.status == 416:
             if _range_total(response) == have > 0:
                 return
@@ -179,25 +184,67 @@ def _attempt(
             _start_over(part, stream)
             raise _RetryError(f"the server sent bytes from {start} where {have} was asked for")
         _refuse_web_page(response, remote)
-        if remote.size is not None and total is not None and total != remote.size:
-            raise DownloadError(
-                f"the server offers {total} bytes, the file has {remote.size}", where=remote.name
-            )
+        if total is not None and (problem := remote.problem_of(total)):
+            raise DownloadError(f"the server offers {total} bytes, {problem}", where=remote.name)
         total = remote.size if total is None else total
+        # Of a reply in chunks the last one is marked; any other may have been cut.
+        if (
+            total is None
+            and remote.md5 is None
+            and not (response.status == 200 and response.chunked)
+        ):
+            raise DownloadError(
+                "neither server nor catalogue says how long the file is", where=remote.name
+            )
         _require_space(part, (total or have) - have)
         _keep_validator(part, response)
-        while block := response.read1(_CHUNK):
+        most = remote.plausible_bytes[1] if total is None else total
+        since, mark = time.monotonic(), have
+        while block := _read(response, policy.timeout_s):
             if have == 0:
                 _refuse_html(block, remote)
             stream.write(block)
             have += len(block)
             progress(have, total)
+            if have > most:
+                _start_over(part, stream)
+                raise _RetryError(f"the server sent more than the {most} bytes announced")
+            now = time.monotonic()
+            if now - since > policy.timeout_s:
+                if have - mark < policy.least_bytes_s * (now - since):
+                    raise _RetryError(f"fewer than {policy.least_bytes_s:g} bytes a second came")
+                since, mark = now, have
         stream.flush()
         if total is not None and have < total:
             raise _RetryError(f"the connection broke at {have} of {total} bytes")
-        if total is not None and have > total:
-            _start_over(part, stream)
-            raise _RetryError(f"the server sent more than the {total} bytes announced")
+
+
+def _read(response: HTTPResponse, timeout_s: float) -> bytes:
+    with _at_most(timeout_s):
+        return response.read1(_CHUNK)
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """TimeoutError after so long: the timeout of a socket begins again with each byte.
+
+    Signals reach the main thread; in others there is no such limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(*_: object) -> None:
+        raise TimeoutError("timed out")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 @contextmanager
@@ -210,8 +257,11 @@ def _request(url: str, part: Path, have: int, timeout_s: float) -> Iterator[HTTP
         if _validator_file(part).exists():
             headers["If-Range"] = _validator_file(part).read_text()
     opener = urllib.request.build_opener(SafeRedirects)
+    request = urllib.request.Request(url, headers=headers)
     try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as reply:
+        with _at_most(2 * timeout_s):
+            reply = opener.open(request, timeout=timeout_s)
+        with reply:
             yield reply
     except urllib.error.HTTPError as error:
         if error.code == 416:
@@ -290,10 +340,8 @@ def _require_space(part: Path, missing: int) -> None:
 def _check(path: Path, remote: RemoteFile, expected: str | None, *, remedy: str) -> str:
     """The file's checksum, where size and checksum are as they should be."""
     size = path.stat().st_size
-    if remote.size is not None and size != remote.size:
-        raise _WrongContentError(
-            f"has {size} bytes instead of {remote.size}", where=path, remedy=remedy
-        )
+    if problem := remote.problem_of(size):
+        raise _WrongContentError(f"has {size} bytes, {problem}", where=path, remedy=remedy)
     kind = "md5" if remote.md5 else "sha256"
     with open_regular(path) as stream:
         # MD5 is what the publishers state; it finds damage, which is what is asked of it.
@@ -313,7 +361,15 @@ def _expected_checksum(remote: RemoteFile, folder: Path) -> str | None:
 
 def _recorded(folder: Path) -> dict[str, str]:
     path = folder / CHECKSUMS
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        content = json.loads(read_text(path))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise DownloadError("is no list of checksums", where=path, remedy="move it away")
+    return content
 
 
 def _record_checksum(folder: Path, name: str, checksum: str) -> None:

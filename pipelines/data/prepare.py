@@ -18,19 +18,23 @@ from pipelines.common.isolated import isolated
 from pipelines.common.lock import run_lock
 from pipelines.data.unpack import unpack_archives
 from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
-from segmentation.data.preparing import Cut, fingerprint, prepare_subject
+from segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
 from segmentation.data.sources.base import (
     Facts,
     Listing,
     SourceOptions,
     Subject,
+    facts_of,
     read_participants,
     safe_name,
 )
 from segmentation.data.sources.registry import list_subjects
 from segmentation.data.store import (
+    FileStamp,
     LedgerRow,
+    Original,
+    Pseudo,
     Store,
     StoredSubject,
     StoreInfo,
@@ -40,7 +44,7 @@ from segmentation.data.store import (
     write_participants,
 )
 from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
-from segmentation.io.files import read_rows
+from segmentation.io.files import read_rows, remove_leftovers
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
@@ -67,6 +71,7 @@ class PrepareConfig(BaseModel):
     image: str | None = None  # which of a dataset's images
     label_maps: str | None = None  # which of a dataset's label maps
     subjects_dir: Path | None = None
+    label_with: str | None = None  # a model that makes the labels
     participants: Path | None = None  # a table of age, sex and family by person
     extra: dict[int, int] = Field(default_factory=dict)  # label number -> FreeSurfer number
     ignore: tuple[int, ...] = ()  # label numbers that are background
@@ -80,6 +85,11 @@ class Outcome:
     subject: str
     status: Literal["done", "failed"]
     reason: str = ""
+    stored: StoredSubject | None = None  # of what is done
+
+    @property
+    def failure(self) -> str:
+        return self.reason if self.status == "failed" else ""
 
 
 @dataclass(frozen=True)
@@ -104,17 +114,60 @@ class _Job:
     cut: Cut
     pictures: Path | None = None  # a folder of exported pictures, in place of scans
     require_checksum: bool = False
+    pseudo: Pseudo | None = None
+    known: StoredSubject | None = None  # what the store said before
 
-    def fingerprint(self) -> str:
+    def bring_up_to_date(self) -> StoredSubject:
+        """Make the subject's file unless it is current; what the store is to say of it."""
+        subject, image, labels = self.subject, None, None
         if self.pictures is not None:
-            return png_fingerprint(self.pictures)
-        return fingerprint(self.subject, self.cut)
-
-    def make(self) -> None:
-        if self.pictures is not None:
-            import_png(self.pictures, self.path)
+            wanted = png_fingerprint(self.pictures)
         else:
-            prepare_subject(self.subject, self.path, self.cut)
+            image, labels = digest_of(subject.image), digest_of(subject.labels)
+            wanted = fingerprint(subject, self.cut, image, labels)
+        stamp = self._current(wanted)
+        if stamp is None:
+            if self.pictures is not None:
+                import_png(self.pictures, self.path)
+            else:
+                prepare_subject(subject, self.path, self.cut, wanted)
+            stamp = FileStamp.of(self.path)
+        return StoredSubject(
+            fingerprint=wanted,
+            file=stamp,
+            has_image=subject.image is not None,
+            has_labels=subject.labels is not None,
+            image=_original(subject.image, image, subject.image_axes),
+            labels=_original(subject.labels, labels, subject.labels_axes),
+            extra=subject.extra,
+            ignore=subject.ignore,
+            pseudo=self.pseudo,
+            licence=subject.licence,
+        )
+
+    def _current(self, wanted: str) -> FileStamp | None:
+        """The file's, if it is of these inputs and settings, and still as it was written."""
+        if not self.path.exists():
+            return None
+        file = SubjectFile(self.path)
+        try:
+            stored = file.fingerprint
+        except (TrinatError, OSError, KeyError):
+            return None  # of an older format, or damaged
+        finally:
+            file.close()
+        if stored != wanted:
+            return None
+        if self.known is None or self.known.fingerprint != wanted:
+            return FileStamp.of(self.path)  # made by a run that was stopped before its end
+        return self.known.file.renewed(self.path)
+
+
+def _original(path: Path | None, digest: str | None, axes: str | None) -> Original | None:
+    """A file's place, for whoever has another current folder; links are not followed."""
+    if path is None or digest is None:
+        return None
+    return Original(path=path.absolute(), sha256=digest, axes=axes)
 
 
 def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
@@ -144,14 +197,25 @@ def run(
     with _store_to_write(out):
         unpack_archives(config.source, config.root, say)
         listing = _listing(config)
-        if listing.advice:
+        pseudo = None
+        if config.label_with is not None:
+            from pipelines.data.labelling import label
+
+            listing, pseudo = label(listing, config.label_with, out / "labels", cut, say)
+        elif listing.advice:
             say(listing.advice)
+        table = out / f"{scheme.name}.tsv"
+        if Path(config.labels).resolve() != table.resolve():
+            table.unlink(missing_ok=True)
+            if config.labels != scheme.name:  # one's own
+                shutil.copyfile(config.labels, table)
         todo = [
             _Job(
                 subject,
                 subject_path(out, subject.id),
                 cut,
                 require_checksum=config.require_checksum,
+                pseudo=pseudo,
             )
             for subject in listing.subjects
         ]
@@ -192,8 +256,14 @@ def run_from_png(
         subjects.append(subject)
     with _store_to_write(out):
         todo = [
-            _Job(subject, subject_path(out, subject.id), Cut(scheme, infos[0].views), path)
-            for subject, path in zip(subjects, exported, strict=True)
+            _Job(
+                subject,
+                subject_path(out, subject.id),
+                Cut(scheme, info.views),
+                path,
+                pseudo=info.pseudo,
+            )
+            for subject, path, info in zip(subjects, exported, infos, strict=True)
         ]
         return _bring_up_to_date("png", out, Listing(tuple(subjects)), todo, jobs, finished)
 
@@ -206,7 +276,7 @@ def export(out: Path, say: Say = lambda line: None) -> Path:
         file = store.file(subject)
         there = folder / subject / "slices.json"
         if not there.exists() or read_png_info(there.parent).fingerprint != file.fingerprint:
-            count = export_png(file, folder, subject, store.scheme, store.info.scheme)
+            count = export_png(file, folder, subject, store)
             say(f"{subject}: {count} pictures")
         file.close()
     for path in folder.glob("*/slices.json"):
@@ -225,8 +295,7 @@ def _store_to_write(out: Path) -> Iterator[None]:
     """Ours alone, and free of what a killed run was writing."""
     (out / "subjects").mkdir(parents=True, exist_ok=True)
     with run_lock(out / ".lock"):
-        for path in (*out.glob(".trinat-*.tmp"), *out.glob("subjects/.trinat-*.tmp")):
-            path.unlink()
+        remove_leftovers(out, out / "subjects")
         yield
 
 
@@ -234,6 +303,8 @@ def _bring_up_to_date(
     source: str, out: Path, listing: Listing, todo: list[_Job], jobs: int, finished: Finished
 ) -> Summary:
     before = {job.subject.id: _stamp(job.path) for job in todo}
+    known = _known(out)
+    todo = [replace(job, known=known.get(job.subject.id)) for job in todo]
     outcomes: dict[str, Outcome] = {}
     for _, outcome in isolated(_prepare, todo, jobs, killed=_killed):
         outcomes[outcome.subject] = outcome
@@ -245,6 +316,14 @@ def _bring_up_to_date(
         for job in todo
     )
     return _conclude(source, out, listing, outcomes, todo, current)
+
+
+def _known(out: Path) -> dict[str, StoredSubject]:
+    """What a store that is there says of its subjects."""
+    try:
+        return Store(out).info.subjects
+    except DatasetError:
+        return {}
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -272,7 +351,8 @@ def _listing(config: PrepareConfig) -> Listing:
         extra=config.extra,
         ignore=config.ignore,
     )
-    listing = list_subjects(config.source, config.root, options)
+    keep = config.label_with is not None
+    listing = list_subjects(config.source, config.root, options, keep_unlabelled=keep)
     if config.participants is None:
         return listing
     if not config.participants.is_file():
@@ -280,15 +360,15 @@ def _listing(config: PrepareConfig) -> Listing:
     people = read_participants(config.participants)
     known = []
     for subject in listing.subjects:
-        facts = people.get(subject.person) or people.get(subject.id)
-        if facts:
-            subject = replace(
+        facts = people.get(subject.person) or facts_of(people, subject.id)
+        known.append(
+            replace(
                 subject,
                 family=facts.family or subject.family,
                 age=subject.age if facts.age is None else facts.age,
                 sex=facts.sex or subject.sex,
             )
-        known.append(subject)
+        )
     return replace(listing, subjects=tuple(known))
 
 
@@ -305,27 +385,11 @@ def _prepare(job: _Job) -> Outcome:
         files = [path for path in (job.subject.image, job.subject.labels) if path]
         if job.require_checksum and (bad := next((p for p in files if not has_checksum(p)), None)):
             raise FormatError(NO_CHECKSUM, where=bad)
-        if _is_current(job):
-            return Outcome(name, "done")
-        job.make()
+        return Outcome(name, "done", stored=job.bring_up_to_date())
     except Exception as error:
         # An older state of a subject that cannot be made any more would pass for the new one.
         job.path.unlink(missing_ok=True)
         return Outcome(name, "failed", reason_of(error))
-    return Outcome(name, "done")
-
-
-def _is_current(job: _Job) -> bool:
-    if not job.path.exists():
-        return False
-    file = SubjectFile(job.path)
-    try:
-        stored = file.fingerprint
-    except (TrinatError, OSError, KeyError):
-        return False  # of an older format, or damaged
-    finally:
-        file.close()
-    return stored == job.fingerprint()
 
 
 def _conclude(
@@ -354,23 +418,19 @@ def _conclude(
     write_ledger(out, rows)
     if not todo:
         raise DatasetError("no subject can be used", where=out / "ledger.tsv")
-    stored = {}
-    for subject in done:
-        file = SubjectFile(subject_path(out, subject.id))
-        stored[subject.id] = StoredSubject(
-            fingerprint=file.fingerprint,
-            has_image=subject.image is not None,
-            has_labels=subject.labels is not None,
-            licence=subject.licence,
-        )
-        file.close()
+    stored = {s.id: made for s in done if (made := outcomes[s.id].stored)}
     for path in (out / "subjects").glob("*.h5"):
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     write_participants(out, done)
-    first = todo[0]
+    cut = todo[0].cut
     StoreInfo(
-        source=source, scheme=scheme_table(first.cut.scheme), views=first.cut.views, subjects=stored
+        source=source,
+        scheme=scheme_table(cut.scheme),
+        views=cut.views,
+        trust_affine=cut.trust_affine,
+        fill_nonfinite=cut.fill_nonfinite,
+        subjects=stored,
     ).write(out)
     failed = sum(row.status == "failed" for row in rows)
     return Summary(

@@ -20,6 +20,7 @@ from segmentation.report.pictures import (
     brain_window,
     draw_mosaic,
     draw_rows,
+    encoded,
     label_colors,
     overlay,
     png_bytes,
@@ -61,11 +62,11 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
     if whole_head:
         colors = label_colors(scheme)
         rows = {v.value: _across(to_slices(image, v), to_slices(labels, v), colors) for v in View}
-        figure = draw_rows(rows, _ACROSS, subject)
+        picture = _without_date(draw_rows(rows, _ACROSS, subject))
     else:
         volumes = Volume(image, file.affine), Volume(labels, file.affine)
-        figure = draw_mosaic(*volumes, scheme, title=subject)
-    _save(figure, path)
+        picture = encoded(draw_mosaic(*volumes, scheme, title=subject), "PNG")
+    _save(picture, path)
 
 
 def show_augmented(
@@ -97,7 +98,8 @@ def show_augmented(
         for start in range(0, count, _ACROSS):
             name = view.value if start == 0 else f"{view.value} {start + 1}"
             rows[name] = pictures[start : start + _ACROSS]
-    _save(draw_rows(rows, _ACROSS, f"{subject}, augmented, seed {seed}"), path)
+    figure = draw_rows(rows, _ACROSS, f"{subject}, augmented, seed {seed}")
+    _save(_without_date(figure), path)
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
@@ -113,7 +115,11 @@ def _across(image: NDArray[Any], labels: NDArray[Any], colors: Picture) -> list[
     return [p for n in positions for p in three_pictures(image[n], labels[n], colors)]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _without_date(figure: Figure) -> bytes:
+    """The same picture has the same bytes."""
+    return png_bytes(figure, 110, metadata={"Software": None})
+
+
+def _save(picture: bytes, path: Path) -> None:
     with atomic_write(path) as file:
-        # No date inside: the same picture has the same bytes.
-        file.write(png_bytes(figure, 110, metadata={"Software": None}))
+        file.write(picture)

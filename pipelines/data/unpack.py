@@ -6,6 +6,7 @@ Our own checks come on top of tarfile's.
 from __future__ import annotations
 
 import gzip
+import io
 import shutil
 import tarfile
 import tempfile
@@ -25,6 +26,10 @@ from segmentation.io.volume import Volume
 
 __all__ = ["extract", "unpack_archives"]
 
+# Between the contents of two files may stand long names and attributes. tarfile holds them in
+# memory, and a record that states a wrong length many times over: up to the square of their size.
+_MOST_HEADER_BYTES = 32 << 10
+_MOST_PADDING_BYTES = 16 << 20
 _DRAIN_BYTES = 1 << 20
 
 
@@ -95,8 +100,8 @@ def extract(
     # Inside the destination, so that the final rename stays on one file system.
     scratch = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
-        with _opened(archive) as tar:
-            for member in _checked_members(tar, archive, limits):
+        with _opened(archive) as (tar, stream):
+            for member in _checked_members(tar, stream, archive, limits):
                 if member.isdir() or not wanted(member.name):
                     continue
                 target = root / PurePosixPath(member.name)
@@ -123,18 +128,50 @@ def extract(
     return written
 
 
+class _Tar(tarfile.TarFile):
+    """Holds one member at a time; all that is wrong with a header is a TarError."""
+
+    def next(self) -> tarfile.TarInfo | None:
+        # Attributes set for all members would pile up, and each member keep a copy of them.
+        self.members: list[tarfile.TarInfo] = []
+        self.pax_headers = {}
+        try:
+            return super().next()
+        except (ValueError, ArithmeticError, RecursionError) as error:
+            raise tarfile.ReadError("a header that no tar writes") from error
+
+
+class _Unpacked(io.BufferedIOBase):
+    """An unpacked stream that is read no further than `end`."""
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, archive: Path) -> None:
+        self._stream, self._archive = stream, archive
+        self._position, self.end = 0, _MOST_HEADER_BYTES
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        block = self._stream.read(-1 if count is None else count)
+        self._position += len(block)
+        if self._position > self.end:
+            raise _refused(self._archive, "holds too much that is no file's content")
+        return block
+
+
 def _checked_members(
-    tar: tarfile.TarFile, archive: Path, limits: ArchiveLimits
+    tar: tarfile.TarFile, stream: _Unpacked, archive: Path, limits: ArchiveLimits
 ) -> Iterator[tarfile.TarInfo]:
     """The members in order; raises before it yields one that must not be written."""
-    total_bytes = 0
-    for count, member in enumerate(tar, start=1):
-        total_bytes += member.size
+    count = content_bytes = 0
+    while (member := tar.next()) is not None:
+        # `offset` is where the next header starts; a sparse file is larger than what is stored.
+        stream.end = tar.offset + _MOST_HEADER_BYTES
+        count, content_bytes = count + 1, content_bytes + member.size
         if count > limits.members:
             raise _refused(archive, f"holds more than the {limits.members} members declared")
-        if total_bytes > limits.bytes:
+        if max(content_bytes, tar.offset) > limits.bytes:
             raise _refused(archive, f"holds more than the {limits.bytes} bytes declared")
         name = member.name
+        if "\0" in name:
+            raise _refused(archive, f"member {name!r} has no possible name")
         if name.startswith(("/", "\\")) or PurePosixPath(name).is_absolute():
             raise _refused(archive, f"member {name!r} has an absolute name")
         if ".." in PurePosixPath(name.replace("\\", "/")).parts:
@@ -151,7 +188,7 @@ def _refused(archive: Path, what: str) -> DatasetError:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
     """A tar stream whose end is reached, so that gzip's checksum has been compared."""
     try:
         with ExitStack() as stack:
@@ -159,13 +196,15 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
             if archive.name.endswith("gz"):
                 # tarfile's own "r|gz" never looks at the checksum behind the last member.
                 stream = stack.enter_context(gzip.GzipFile(fileobj=stream, mode="rb"))
-            with tarfile.open(fileobj=stream, mode="r|") as tar:
-                yield tar
-            while stream.read(_DRAIN_BYTES):
+            unpacked = _Unpacked(stream, archive)
+            with _Tar.open(fileobj=unpacked, mode="r|") as tar:
+                yield tar, unpacked
+            unpacked.end += _MOST_PADDING_BYTES
+            while unpacked.read(_DRAIN_BYTES):
                 pass
-    except (tarfile.ReadError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except tarfile.FilterError as error:
+        raise _refused(archive, str(error)) from error
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise IntegrityError(
             f"the archive is damaged ({error})", where=archive, remedy="download it again"
         ) from error
-    except tarfile.FilterError as error:
-        raise _refused(archive, str(error)) from error

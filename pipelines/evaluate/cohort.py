@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
@@ -17,7 +18,8 @@ from pipelines.common.isolated import isolated
 from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
 from pipelines.evaluate.pairing import pair_files
-from pipelines.predict.ledger import Entry, ledgers_in, read_entries
+from pipelines.predict.ledger import entries_in, taught_by_models
+from segmentation.data.sources.base import Facts, facts_of, read_participants
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import read_rows
 from segmentation.io.volume import TrustAffine, Volume
@@ -31,7 +33,7 @@ from segmentation.report.cohort import (
     cohort_of,
     cohort_page,
 )
-from segmentation.report.pictures import draw_mosaic, png_bytes
+from segmentation.report.pictures import draw_mosaic, encoded
 from segmentation.report.tables import write_table
 
 __all__ = ["Settings", "read_ranges", "report"]
@@ -82,6 +84,10 @@ def report(
     started = datetime.now(UTC)
     scheme = load_scheme(settings.labels)
     ranges = read_ranges(settings.reference, scheme) if settings.reference else []
+    table = settings.participants or settings.predictions / "participants.tsv"
+    if settings.participants and not table.is_file():
+        raise ConfigError("no such table", where=table)
+    people = read_participants(table)
     files = find_files(settings.predictions)
     measured = []
     for _, result in _measure_all(files, settings):
@@ -90,10 +96,11 @@ def report(
             progress(result, len(measured), len(files))
     place = {file.path: number for number, file in enumerate(files)}
     measured.sort(key=lambda result: place[result.file.path])
-    people = _people(settings)
-    entries = read_entries(ledgers_in(settings.predictions)).values()
+    told = list(entries_in(settings.predictions))
+    entries = [entry for _, entry in told]
+    results = {folder / name: entry.result for folder, entry in told for name in entry.outputs}
     sound = [result for result in measured if not result.failure]
-    scans = [_scan(result, people, entries, settings.predictions) for result in sound]
+    scans = [_scan(result, people, results.get(result.file.path, {})) for result in sound]
     failures = [(r.subject, r.failure) for r in measured if r.failure]
     failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
     for name, reason in failures:
@@ -111,6 +118,8 @@ def report(
     save_drawings(settings.out / "figures", drawings)
     done = provenance(started, settings.command, scheme.name)
     done["predictions"] = str(settings.predictions)
+    if taught := taught_by_models(entries):
+        done["training"] = " ".join(taught)
     pictures = _pictures(cohort, sound_files, scheme, settings)
     page = cohort_page(cohort, drawings, pictures, done, failures=failures)
     write_page(settings.out / "report.html", page, pdf=settings.pdf)
@@ -173,34 +182,17 @@ def _measure(task: _Task) -> _Measured:
     return _Measured(file, volumes)
 
 
-def _people(settings: Settings) -> Mapping[str, Mapping[str, str]]:
-    """participants.tsv as named, or beside the predictions: person -> columns."""
-    path = settings.participants or settings.predictions / "participants.tsv"
-    if not (settings.participants or path.is_file()):
-        return {}
-    return {row["participant_id"]: row for row in read_rows(path, required=("participant_id",))}
-
-
-def _scan(
-    result: _Measured,
-    people: Mapping[str, Mapping[str, str]],
-    entries: Collection[Entry],
-    predictions: Path,
-) -> Scan:
+def _scan(result: _Measured, people: Mapping[str, Facts], facts: Mapping[str, Any]) -> Scan:
     file = result.file
-    person = people.get(file.subject, {})
-    own = str(file.path.relative_to(predictions)) if predictions.is_dir() else ""
-    facts = next((entry.result for entry in entries if own and own in entry.outputs), {})
-    # BIDS censors great ages as 89+.
-    age = person.get("age", "").rstrip("+")
+    person = facts_of(people, file.subject)
     doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
     return Scan(
         file.subject,
         file.scan,
         result.volumes_mm3 or {},
-        sex=person.get("sex", "")[:1].upper(),
-        age=float(age) if age.replace(".", "", 1).isdigit() else None,
-        site=person.get("site", "") or person.get("scanner", ""),
+        sex=person.sex or "",
+        age=person.age,
+        site=person.site,
         grade=facts.get("grade", ""),
         notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
         uncertainty=doubts or None,
@@ -263,4 +255,4 @@ def _drawn_picture(
     # No face: what lies farther than 6 mm from any structure is black.
     near = ndimage.binary_dilation(indices.data > 0, iterations=6)
     brain = Volume(np.where(near, scan.volume.data, 0), scan.volume.affine)
-    return png_bytes(draw_mosaic(brain, indices, scheme), 80)
+    return encoded(draw_mosaic(brain, indices, scheme), "PNG")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.common.discovery import refuse_changed
 from pipelines.common.isolated import isolated
 from pipelines.evaluate.pairing import Pair
 from segmentation.errors import ConfigError, GeometryError, TrinatError
@@ -16,7 +17,7 @@ from segmentation.io.files import read_rows
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.metrics import Measurement, compare
-from segmentation.metrics.common_grid import drawn_slices, on_grid_of
+from segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
 
 __all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
 
@@ -93,12 +94,8 @@ def _killed(task: Task) -> Done:
 def _measure(task: Task) -> Done:
     try:
         truth, true, predicted, facts = read_pair(task)
-        spacing_mm = truth.spacing_mm
-        if drawn := drawn_slices(true, spacing_mm):
-            true, predicted = drawn.alone(true), drawn.alone(predicted)
-            spacing_mm = drawn.spacing_mm(spacing_mm)
-        scheme = load_scheme(task.scheme)
-        rows = compare(true, predicted, spacing_mm, scheme, task.not_predicted).rows()
+        measured = labelled_slices(true, predicted, truth.spacing_mm)
+        rows = compare(*measured, load_scheme(task.scheme), task.not_predicted).rows()
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))
@@ -107,9 +104,10 @@ def _measure(task: Task) -> Done:
 def read_pair(task: Task) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
     """The truth as read, both maps as class indices on its grid, and facts for the table."""
     truth, prediction = (
-        Volume.read(file.path, labels=True, trust_affine=task.trust_affine)
+        Volume.read(file.path, labels=True, axes=file.axes, trust_affine=task.trust_affine)
         for file in (task.pair.truth, task.pair.prediction)
     )
+    refuse_changed(task.pair.truth.sha256, truth.source_sha256, task.pair.truth.path)
     facts = {
         "shape": "×".join(map(str, truth.shape)),
         "spacing_mm": "×".join(f"{s:.4g}" for s in truth.spacing_mm),
@@ -127,7 +125,10 @@ def read_pair(task: Task) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8],
     scheme = load_scheme(task.scheme)
     true, predicted = (
         scheme.from_freesurfer(
-            volume.data, spacing_mm=volume.spacing_mm, extra=extra, where=file.path
+            volume.data,
+            spacing_mm=volume.spacing_mm,
+            extra={**extra, **file.numbers},
+            where=file.path,
         )
         for volume, extra, file in (
             (truth, task.mappings.truth, task.pair.truth),

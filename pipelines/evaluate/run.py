@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
@@ -19,6 +19,7 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.naming import safe_component
 from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
+from pipelines.common.stored import stored_files
 from pipelines.evaluate.measuring import (
     Done,
     Mappings,
@@ -29,14 +30,16 @@ from pipelines.evaluate.measuring import (
     scan_of,
 )
 from pipelines.evaluate.pairing import Pairing, pair_files
-from pipelines.predict.ledger import Entry, ledgers_in, read_entries
+from pipelines.predict.ledger import Entry, entries_in, taught_by_models
 from segmentation.data.sources.base import without_suffix
+from segmentation.data.splits import Part
+from segmentation.data.store import Store
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import atomic_text, atomic_write, sha256_of
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics.common_grid import on_grid_of
-from segmentation.report.tables import metrics_frame, write_table
+from segmentation.report.tables import latex, metrics_frame, printed, write_table
 
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Case
@@ -52,9 +55,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Settings:
-    truth: Path
+    truth: Path  # label maps, or with `part` or `folds` a store
     models: tuple[Model, ...]
     out: Path
+    part: Part | None = None
+    folds: bool = False  # the test parts of a cross-validation
     labels: str = "quicknat33"
     mapping: Path | None = None
     images: Path | None = None
@@ -64,6 +69,8 @@ class Settings:
     show_heads: bool = False
     tables_only: bool = False
     pdf: bool = False
+    latex: bool = False
+    csv: bool = False
     not_predicted: tuple[str, ...] = ()
     command: str = ""
 
@@ -94,16 +101,27 @@ def evaluate(
     """
     started = datetime.now(UTC)
     _check(settings)
+    store = Store(settings.truth) if settings.part or settings.folds else None
+    subjects: tuple[str, ...] = ()
+    if store:
+        subjects = store.part(settings.part) if settings.part else store.tested()
+        trust = settings.trust_affine or store.info.trust_affine
+        settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
     scheme = load_scheme(settings.labels)
     mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
-    truths = find_files(settings.truth)
+    images: list[ScanFile] = []
+    if store:
+        truths, images = (stored_files(store, subjects, kind) for kind in ("labels", "image"))
+    else:
+        truths = find_files(settings.truth)
+        if settings.images:
+            images = find_files(settings.images, suffix="T1w")
     pairings = {
         model.name: pair_files(truths, _predictions(model.predictions)) for model in settings.models
     }
     # Before hours of measuring, not after.
     for pairing in pairings.values():
         _one_map_a_scan(pairing, settings.truth)
-    images = find_files(settings.images, suffix="T1w") if settings.images else []
     how = (settings.labels, mappings, settings.resample, settings.trust_affine)
     tasks = [
         Task(model.name, pair, *how, unknown)
@@ -138,27 +156,33 @@ def evaluate(
         )
     frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
     write_table(settings.out / "metrics.csv", frame)
-    _write_report(settings, scheme, frame, pairs, measured, images, started)
+    entries = [entry for model in settings.models for _, entry in _entries(model.predictions)]
+    notices = taught_by_models(entries)
+    if store and (pseudo := store.pseudo_labels(subjects)):
+        notices.insert(0, f"The truth is no truth: it is {pseudo}.")
+    for notice in notices:
+        say(notice)
+    _write_report(settings, scheme, frame, pairs, measured, images, notices, started)
     unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
     return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
 
 
-def _entries(predictions: Path) -> Iterable[Entry]:
-    """What the ledger beside predictions, if there is one, says of them."""
-    folder = predictions if predictions.is_dir() else predictions.parent
-    return read_entries(ledgers_in(folder)).values()
+def _entries(predictions: Path) -> Iterable[tuple[Path, Entry]]:
+    """What the ledger beside predictions, if there is one, says of them, and where."""
+    return entries_in(predictions if predictions.is_dir() else predictions.parent)
 
 
 def _name_in_ledger(predictions: Path) -> str:
-    names = {entry.result.get("model", "") for entry in _entries(predictions) if entry.outputs}
+    names = {entry.result.get("model", "") for _, entry in _entries(predictions) if entry.outputs}
     return str(names.pop()) if len(names) == 1 else ""
 
 
 def _predictions(place: Path) -> list[ScanFile]:
     """Label maps; those of a run whose names had to be made safe, under their scans' own names."""
-    folder = place if place.is_dir() else place.parent
     scans = {
-        folder / output: Path(entry.input) for entry in _entries(place) for output in entry.outputs
+        folder / output: Path(entry.input)
+        for folder, entry in _entries(place)
+        for output in entry.outputs
     }
 
     def own_name(file: ScanFile) -> ScanFile:
@@ -190,7 +214,7 @@ def _not_predicted(model: Model, scheme: LabelScheme, named: Sequence[str]) -> t
         if name not in scheme.names[1:]:
             raise ConfigError(f"--not-predicted: {scheme.name} has no {name!r}")
     entries = _entries(model.predictions)
-    known = {name for entry in entries for name in entry.result.get("volumes_mm3", ())}
+    known = {name for _, entry in entries for name in entry.result.get("volumes_mm3", ())}
     # A ledger of another label scheme says nothing about this one.
     known = known if known <= set(scheme.names) else set()
     return tuple(n for n in scheme.names[1:] if n in named or (known and n not in known))
@@ -251,6 +275,7 @@ def _write_report(
     pairs: pd.DataFrame,
     measured: Sequence[Done],
     images: Sequence[ScanFile],
+    notices: Sequence[str],
     started: datetime,
 ) -> None:
     from segmentation.report.evaluation import drawings, evaluation_page, heat_maps
@@ -258,7 +283,8 @@ def _write_report(
 
     done = {
         **provenance(started, settings.command, scheme.name),
-        "truth": str(settings.truth),
+        "truth": ", part ".join(filter(None, (str(settings.truth), settings.part))),
+        **({"labels made by models": " ".join(notices)} if notices else {}),
         **{f"predictions of {model.name}": str(model.predictions) for model in settings.models},
         "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
         "metrics.csv (SHA-256)": sha256_of(settings.out / "metrics.csv"),
@@ -267,12 +293,19 @@ def _write_report(
     with atomic_text(settings.out / "summary.json") as file:
         json.dump({"provenance": done, **evaluation.to_json()}, file, indent=1)
         file.write("\n")
+    if settings.csv or settings.latex:
+        table = printed(evaluation)
+        if settings.csv:
+            write_table(settings.out / "structures.csv", table)
+        if settings.latex:
+            with atomic_text(settings.out / "structures.tex") as file:
+                file.write(latex(table))
     if settings.tables_only:
         return
     plots = drawings(evaluation)
     folder = settings.out / "figures"
     save_drawings(folder, [*chain.from_iterable(plots.values()), *heat_maps(evaluation)])
-    cases, notices = _worst_cases(settings, scheme, evaluation.frame, measured, images)
+    cases, more = _worst_cases(settings, scheme, evaluation.frame, measured, images)
     for number, case in enumerate(cases, start=1):
         with atomic_write(folder / f"worst-{number}.png") as picture:
             picture.write(case.view.still_png)
@@ -287,8 +320,8 @@ def _write_report(
         cases,
         scheme,
         done,
-        faces=faces if settings.images else "",
-        notices=notices,
+        faces=faces if images else "",
+        notices=[*notices, *more],
     )
     write_page(settings.out / "report.html", page, pdf=settings.pdf)
 
@@ -313,9 +346,11 @@ def _worst_cases(
         task = by_scan[row["subject"], row["session"], row["model"]]
         truth, true, predicted, _ = read_pair(task)
         image = None
-        if path := scans.get(task.pair.truth.name):
+        if scan_file := scans.get(task.pair.truth.name):
             try:
-                read = Volume.read(path, trust_affine=settings.trust_affine)
+                read = Volume.read(
+                    scan_file.path, axes=scan_file.axes, trust_affine=settings.trust_affine
+                )
                 image = on_grid_of(read, truth)[0]
             except (TrinatError, OSError) as error:
                 notices.append(f"shown without its scan: {error}")
@@ -343,7 +378,7 @@ def _worst_cases(
 
 def _scans_of(
     measured: Sequence[Done], images: Sequence[ScanFile]
-) -> tuple[dict[str, Path], list[str]]:
+) -> tuple[dict[str, ScanFile], list[str]]:
     """The scan of each truth, by the truth's name, and what could not be found."""
     if not images:
         return {}, []
@@ -351,4 +386,4 @@ def _scans_of(
     pairing = pair_files(truths.values(), images)
     missing = len(pairing.truths_alone)
     notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
-    return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}, notices
+    return {pair.truth.name: pair.prediction for pair in pairing.pairs}, notices

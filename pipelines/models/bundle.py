@@ -228,6 +228,7 @@ def _training(origins: Mapping[View, Origin], licence: str) -> Training:
         data=_joined({view: origin.training.data for view, origin in origins.items()}),
         licence=_joined({v: origin.training.licence or licence for v, origin in origins.items()}),
         recipe=_joined({view: origin.training.recipe for view, origin in origins.items()}),
+        pseudo_labels="; ".join(sorted({n.pseudo_labels for n in runs.values()} - {""})),
         slices_seen=sum(known) if len(known) == len(seen) else None,
     )
 

@@ -173,7 +173,7 @@ def _look(
     truth = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
     truth = on_grid_of(truth, scan)[0]
     prepared = segmenter.prepare(scan)
-    plan = prepared.conformed.plan
+    plan = prepared.plan
     numbers = conform(truth, labels=True, plan=plan).volume
     classes = scheme.from_freesurfer(
         numbers.data,
@@ -184,7 +184,7 @@ def _look(
     never = segmenter.model.not_predicted.tolist()
     if np.isin(classes, [0, *never]).all():
         raise EvaluationError(f"has nothing of {scheme.name}", where=pair.truth.path)
-    image = torch.from_numpy(prepared.conformed.volume.data)
+    image = torch.from_numpy(prepared.volume.data)
     seen, true = segmenter.find_brain(image).box, occupied_box(classes > 0)
     box = tuple(
         slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(seen, true, strict=True)

@@ -6,10 +6,7 @@ import json
 import os
 import secrets
 import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,9 @@ import numpy as np
 
 from pipelines.common.discovery import Case
 from pipelines.common.naming import Product
+from pipelines.predict.job import Job, read
 from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import CaseNames, RunSettings
+from pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, CaseNames, RunSettings
 from pipelines.predict.tables import format_aseg_stats, write_label_table
 from segmentation.errors import reason_of
 from segmentation.inference.quality import (
@@ -29,27 +27,17 @@ from segmentation.inference.quality import (
     total_brain_mm3,
 )
 from segmentation.inference.segmentation import Segmentation
-from segmentation.inference.segmenter import Prepared, Segmenter
-from segmentation.io.files import atomic_path, atomic_text, sha256_of
-from segmentation.io.volume import Volume, write_maps
+from segmentation.inference.segmenter import Segmenter
+from segmentation.io.files import atomic_text, atomic_write, sha256_of
+from segmentation.io.volume import write_maps
 from segmentation.models.checkpoint import load_model
-from segmentation.report.pictures import draw_mosaic
+from segmentation.report.pictures import draw_mosaic, encoded
 from segmentation.space.views import View
+from segmentation.timing import stage, time_process, timed
 
 __all__ = ["CaseWorker"]
 
 _REPORTED_CHANGE = 0.01
-
-
-@dataclass
-class Job:
-    """A case on its way; each step adds what the next needs and drops what it does not."""
-
-    case: Case
-    digest: str
-    prepared: Prepared | None = None
-    found: Segmentation | None = None
-    timings: dict[str, float] = field(default_factory=dict)
 
 
 class CaseWorker:
@@ -57,75 +45,73 @@ class CaseWorker:
 
     def __init__(self, settings: RunSettings, device: str) -> None:
         self.settings = settings
+        self._process = time_process() if settings.timings else None
         views = [View(name) for name in settings.output.views] or None
-        self.segmenter = Segmenter(
-            load_model(settings.model, views),
-            device=device,
-            precision=settings.output.precision,
-            views=views,
-            batch=settings.batch,
-            allow_cpu=settings.allow_cpu,
-        )
+        with stage("model"):
+            self.segmenter = Segmenter(
+                load_model(settings.model, views),
+                device=device,
+                precision=settings.output.precision,
+                views=views,
+                batch=settings.batch,
+                allow_cpu=settings.allow_cpu,
+            )
         self._limits = limits_of(self.segmenter.model.info)
-        self._has_label_table = not settings.bids
+        self._has_label_table = False
 
     def do(self, case: Case) -> Entry:
         """All three steps; what fails becomes a failed entry."""
         try:
-            return self.write(self.infer(self.read(case)))
+            return self.write(self.infer(self.prepare(read(case, self.settings))))
         except Exception as error:
-            return self.failed(case, error)
+            return Entry.failed(case, self.settings, reason_of(error, where=False))
 
-    def failed(self, case: Case, error: Exception) -> Entry:
-        return Entry.failed(case, self.settings, reason_of(error, where=False))
-
-    def read(self, case: Case) -> Job:
-        timings: dict[str, float] = {}
-        with _timed(timings, "read"):
-            volume = Volume.read(
-                case.path,
-                trust_affine=self.settings.output.trust_affine,
-                fill_nonfinite=self.settings.output.fill_nonfinite,
-            )
-        # Taken while it was read: what is in the ledger is what was segmented.
-        digest = volume.source_sha256 or ""
-        return Job(case, digest, self.segmenter.prepare(volume), timings=timings)
+    def prepare(self, job: Job) -> Job:
+        assert job.volume is not None
+        with timed(job.clock), stage("conform"):
+            job.conformed = self.segmenter.prepare(job.volume)
+        job.volume = None
+        return job
 
     def infer(self, job: Job) -> Job:
-        assert job.prepared is not None
+        assert job.conformed is not None
         output = self.settings.output
-        job.found = self.segmenter.infer(
-            job.prepared,
-            mirror=output.mirror,
-            samples=output.samples,
-            # The same scan draws the same dropout, in whatever order scans are done.
-            seed=int(job.digest[:15], 16),
-        )
-        job.prepared = None
+        with timed(job.clock):
+            job.found = self.segmenter.infer(
+                job.conformed,
+                mirror=output.mirror,
+                samples=output.samples,
+                # The same scan draws the same dropout, in whatever order scans are done.
+                seed=int(job.digest[:15], 16),
+            )
+        job.conformed = None
         return job
 
     def write(self, job: Job) -> Entry:
         """Restore and judge; write to a folder of the case's own, from which the run moves all."""
         assert job.found is not None
         case, settings, found = job.case, self.settings, job.found
-        _ = found.indices  # restored to the scan's space, which is timed by itself
-        with _timed(job.timings, "judge"):
-            found, changes = found.cleaned() if settings.output.clean else (found, {})
-            result = self._judge(found, changes)
-        with _timed(job.timings, "write"):
-            # A name of its own: on a cluster a worker given up for dead may still be at this case.
-            staging = settings.staging / secrets.token_hex(8)
-            names = CaseNames(staging, case.id, case.entities, settings.bids)
-            names.labels(settings.output, case.path).parent.mkdir(parents=True)
-            picture = self._write_all(names, case, found)
-            result["picture"] = str(picture.relative_to(staging)) if picture else ""
-            paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
-            outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
-            if not self._has_label_table:
-                by_index = settings.output.format == "index"
-                write_label_table(staging, found.scheme, by_index=by_index)
-                self._has_label_table = True
-        timings = found.timings | job.timings
+        with timed(job.clock):
+            with stage("restore"):
+                _ = found.indices
+            with stage("grade"):
+                found, changes = found.cleaned() if settings.output.clean else (found, {})
+                result = self._judge(found, changes)
+            with stage("write"):
+                # A name of its own: on a cluster a worker given up for dead may still be at it.
+                staging = settings.staging / secrets.token_hex(8)
+                names = CaseNames(staging, case.id, case.entities, settings.bids)
+                names.labels(settings.output, case.path).parent.mkdir(parents=True)
+                picture = self._write_all(names, case, found)
+                result["picture"] = str(picture.relative_to(staging)) if picture else ""
+                paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
+                outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
+                if not self._has_label_table:
+                    by_index = settings.output.format == "index"
+                    table = LABEL_TABLE if settings.bids else PLAIN_LABEL_TABLE
+                    write_label_table(staging / table, found.scheme, by_index=by_index)
+                    self._has_label_table = True
+        timings = {name: round(s, 4) for name, (s, _) in job.clock.take().items() if name}
         return Entry.of(
             case,
             settings,
@@ -133,9 +119,10 @@ class CaseWorker:
             input_sha256=job.digest,
             outputs=outputs,
             result=result,
-            timings_s={name: round(seconds, 4) for name, seconds in timings.items()},
+            timings_s=timings,
             staged=str(staging),
             worker=f"{socket.gethostname()}:{os.getpid()}:{self.segmenter.device}",
+            spent=self._process.take() if self._process else {},
         )
 
     def _judge(self, found: Segmentation, changes: dict[str, float]) -> dict[str, Any]:
@@ -152,6 +139,8 @@ class CaseWorker:
             "volumes_mm3": {name: round(volume, 3) for name, volume in volumes.items()},
             "tissue_contrast": _rounded(tissue_contrast(found)),
         }
+        if pseudo := self.segmenter.model.info.training.pseudo_labels:
+            result["pseudo_labels"] = pseudo
         doubts: dict[str, np.ndarray] = {}
         if found.agreement is not None:
             result["mean_agreement"] = _rounded(mean_agreement(found))
@@ -176,10 +165,13 @@ class CaseWorker:
         """Every file of a case; the path of its picture."""
         output = self.settings.output
         source = f"bids:raw:{case.shown}"
-        origin = {"SpatialReference": source, "Sources": [source]} if self.settings.bids else {}
+        origin: dict[str, Any] = {"Model": self.segmenter.model.name}
+        origin |= {"ModelSHA256": self.settings.model_sha256, "TrinatVersion": version("trinat")}
+        if self.settings.bids:
+            origin = {"SpatialReference": source, "Sources": [source]} | origin
         labels = found.labels if output.format == "aseg" else found.indices
         labels.write(names.labels(output, case.path), labels=True)
-        if origin:
+        if self.settings.bids:
             _write_json(names.path(Product.LABELS, ".json"), origin)
         if output.wants(Product.STATS):
             with atomic_text(names.path(Product.STATS)) as file:
@@ -200,9 +192,10 @@ class CaseWorker:
         if not output.wants(Product.PICTURE):
             return None
         picture = names.path(Product.PICTURE)
-        figure = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
-        with atomic_path(picture) as temporary:
-            figure.savefig(temporary, format="png", dpi=80)
+        with stage("picture"):
+            drawn = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
+            with atomic_write(picture) as file:
+                file.write(encoded(drawn, "PNG"))
         return picture
 
 
@@ -213,10 +206,3 @@ def _rounded(value: float | None) -> float | None:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with atomic_text(path) as file:
         file.write(json.dumps(content, indent=2) + "\n")
-
-
-@contextmanager
-def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    timings[name] = time.perf_counter() - start

@@ -18,14 +18,12 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from pipelines.common.config import read_yaml
 from pipelines.common.discovery import Case
 from pipelines.common.process import cpu_count
 from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError, reason_of
-from segmentation.io.files import read_text
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -189,10 +187,7 @@ class DaskEngine:
                 f"--cluster {self._where} needs --cluster-config",
                 remedy="a YAML file with jobs, cores, memory, walltime and queue",
             )
-        content = yaml.safe_load(read_text(self._config))
-        if not isinstance(content, dict):
-            raise ConfigError("is not a list of settings", where=self._config)
-        return content
+        return read_yaml(self._config)
 
     def _failed(self, case: Case, error: BaseException) -> Entry:
         reason = reason_of(error, where=False)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
@@ -16,8 +17,9 @@ from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import RunSettings
 from pipelines.predict.server import WAITING, serve
 from segmentation.errors import DeviceError, TrinatError
+from segmentation.timing import stage
 
-__all__ = ["Engine", "LocalEngine"]
+__all__ = ["Engine", "LocalEngine", "SerialEngine"]
 
 # One being read, one in the networks, one being written.
 _IN_HAND = 3
@@ -30,6 +32,24 @@ class Engine(Protocol):
     def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
         """`stop` is asked often; once true, what is in hand is finished and no more begun."""
         ...
+
+
+class SerialEngine:
+    """One scan after another in this process: no worker has to start, and a crash ends the run."""
+
+    def __init__(self, settings: RunSettings, device: str = "cpu") -> None:
+        self._settings, self._device = settings, device
+
+    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        from pipelines.common.process import prepare_process
+        from pipelines.predict.case import CaseWorker
+
+        prepare_process(self._settings.threads)
+        worker = CaseWorker(self._settings, self._device)
+        for case in cases:
+            if stop():
+                return
+            yield worker.do(case)
 
 
 @dataclass
@@ -106,6 +126,8 @@ class LocalEngine:
         self._timeout_s = timeout_s
         self._alone: deque[Case] = deque()
         self._again: deque[Case] = deque()
+        # Scans are read while a worker starts, until one has died of something before it was ready.
+        self._early = True
 
     def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
         waiting = iter(cases)
@@ -128,6 +150,7 @@ class LocalEngine:
                         continue
                     if not worker.ready:
                         starts_failed += 1
+                        self._early = False
                         if starts_failed > 2:
                             raise DeviceError(
                                 f"a worker process on {worker.device} dies when it starts "
@@ -166,7 +189,7 @@ class LocalEngine:
 
     def _feed(self, worker: _Worker, waiting: Iterator[Case], stop: Callable[[], bool]) -> None:
         """Give a worker what it has room for; tell it to finish when there is no more."""
-        if not worker.ready or worker.finishing:
+        if worker.finishing or not (worker.ready or self._early):
             return
         if stop():
             worker.finish()
@@ -192,7 +215,9 @@ class LocalEngine:
 
     def _hear(self, workers: list[_Worker]) -> list[_Worker]:
         """Workers that have something to say, be it that they died."""
-        heard = set(wait([w.connection for w in workers], timeout=_POLL_S))
+        over = all(worker.finishing for worker in workers)
+        with stage("stop") if over else nullcontext():
+            heard = set(wait([w.connection for w in workers], timeout=_POLL_S))
         return [worker for worker in workers if worker.connection in heard]
 
     def _receive(self, worker: _Worker) -> tuple[list[Entry], bool]:
@@ -211,10 +236,11 @@ class LocalEngine:
                 elif message == "ready":
                     worker.ready = True
                 else:
-                    case, stage = message
-                    worker.in_hand[case].enter(stage)
+                    case, entered = message
+                    worker.in_hand[case].enter(entered)
         except (EOFError, ConnectionResetError):
-            worker.process.join()
+            with stage("stop"):
+                worker.process.join()
             return entries, False
         return entries, True
 
@@ -223,6 +249,10 @@ class LocalEngine:
         worker.connection.close()
         active = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
         if worker.finishing and worker.process.exitcode == 0:
+            return
+        if not worker.ready:
+            # Perhaps it is the start that fails: the next worker begins none before it is ready.
+            self._again.extend(hand.case for hand in worker.in_hand.values())
             return
         if len(worker.in_hand) == 1 and active:
             (hand,) = active

@@ -10,21 +10,35 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self
 
+from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
+
+from pipelines.common.naming import FOLD
 from segmentation.errors import InputError, IntegrityError, OutputError
 from segmentation.io.files import open_regular, sha256_of
+from segmentation.timing import Spent
 
 if TYPE_CHECKING:
     from pipelines.common.discovery import Case
     from pipelines.predict.outputs import RunSettings
 
-__all__ = ["ChangedError", "Entry", "Ledger", "Status", "digests_of", "ledgers_in", "read_entries"]
+__all__ = [
+    "ChangedError",
+    "Entry",
+    "Ledger",
+    "Status",
+    "digests_of",
+    "entries_in",
+    "ledgers_in",
+    "read_entries",
+    "taught_by_models",
+]
 
 Status = Literal["done", "failed", "skipped", "writing"]
 
@@ -37,6 +51,7 @@ def _now() -> str:
 class Entry:
     """What became of one input. Paths are relative: to the input's root, to the output folder."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     case: str
     status: Status
     input: str = ""
@@ -50,7 +65,10 @@ class Entry:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
     finished: str = field(default_factory=_now)
-    staged: str = ""  # where the outputs are until they are moved into place; not in the file
+    # Not in the file: where the outputs are until they are moved into place, and where the time of
+    # the process went since its entry before.
+    staged: str = ""
+    spent: Spent = field(default_factory=dict)
 
     @classmethod
     def of(cls, case: Case, settings: RunSettings, status: Status, **fields: Any) -> Entry:
@@ -78,6 +96,25 @@ class Entry:
     def is_written(self, folder: Path) -> bool:
         """Whether its outputs are there, and are what was written."""
         return all(_digest(folder / path) == digest for path, digest in self.outputs.items())
+
+
+class _Result(BaseModel):
+    """What the tables take from an entry's result, where it is there."""
+
+    grade: str = ""
+    reasons: list[str] = []
+    notes: list[str] = []
+    structure_grades: dict[str, str] = {}
+    total_brain_mm3: FiniteFloat = 0
+    volumes_mm3: dict[str, FiniteFloat] = {}
+    agreement: dict[str, float | None] = {}
+    iou: dict[str, float | None] = {}
+    pairwise_dice: dict[str, float | None] = {}
+    volume_cv: dict[str, float | None] = {}
+    picture: str = ""
+
+
+_ENTRY = TypeAdapter(Entry)
 
 
 class ChangedError(OutputError):
@@ -109,7 +146,7 @@ class Ledger:
         if self._file is None:
             self._file = self._open()
         fields = asdict(entry)
-        del fields["staged"]
+        del fields["staged"], fields["spent"]
         line = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
         self._file.write(line.encode() + b"\n")
         self._file.flush()
@@ -149,9 +186,14 @@ class Ledger:
         changed = {name: there[name] for name in there if there[name] != files[name]}
         self.refuse(changed)
         strange = [name for name in changed if (name, changed[name]) not in self._written]
-        if not self._written.issuperset(files.items()):
-            case, model = (entry.case, entry.model) if entry else ("", "")
-            self.add(Entry(case, "writing", model=model, outputs=files))
+        # Files of the whole folder apart: other parts of the work hear of them, not of this case's.
+        for case, model, said in (
+            (entry.case if entry else "", entry.model if entry else "", files.keys() & known),
+            ("", "", files.keys() - known),
+        ):
+            outputs = {name: files[name] for name in sorted(said)}
+            if not self._written.issuperset(outputs.items()):
+                self.add(Entry(case, "writing", model=model, outputs=outputs))
         for name in files.keys() - (there.keys() - changed.keys()):
             final = self._folder / name
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -235,8 +277,10 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
     if not line:
         return None
     try:
-        return Entry(**json.loads(line))
-    except (ValueError, TypeError) as error:
+        entry: Entry = _ENTRY.validate_python(json.loads(line))
+        _Result.model_validate(entry.result)
+        return entry
+    except (ValueError, RecursionError) as error:
         # Only a write that was cut short may be broken: the last, or one before a rerun.
         if line.endswith(b"}"):
             raise IntegrityError(
@@ -245,6 +289,19 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
                 remedy="restore the file, or remove it to do everything again",
             ) from error
         return None
+
+
+def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
+    """What holds for each case of an output folder or of its folds, and in which of these it is."""
+    for place in (folder, *sorted(folder.glob(FOLD.format("*")))):
+        for entry in read_entries(ledgers_in(place)).values():
+            yield place, entry
+
+
+def taught_by_models(entries: Iterable[Entry]) -> list[str]:
+    """What every report says of models that learnt labels which other models had made."""
+    results = (entry.result for entry in entries if entry.result.get("pseudo_labels"))
+    return sorted({f"{r['model']} was trained with {r['pseudo_labels']}." for r in results})
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ from pipelines.common.naming import Product, bids_name
 __all__ = [
     "BIDSIGNORE",
     "LABEL_TABLE",
+    "PLAIN_LABEL_TABLE",
     "TABLES",
     "WORK",
     "CaseNames",
@@ -25,8 +26,9 @@ __all__ = [
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
 TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")
-# Of a BIDS dataset: what the numbers in all its label maps mean.
+# What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
+PLAIN_LABEL_TABLE = "labels.tsv"
 
 
 # What BIDS has no names for, and nothing else.
@@ -78,6 +80,7 @@ class RunSettings:
     batch: int | None = None
     allow_cpu: bool = False
     require_checksum: bool = False
+    timings: bool = False
 
 
 @dataclass(frozen=True)

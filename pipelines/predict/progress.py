@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.common.progress import progress
 from pipelines.predict.ledger import Entry
 from segmentation.errors import one_line
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from pipelines.predict.run import Outcome
 
 __all__ = ["listener"]
+
+_GRADES = ("pass", "look", "reject")
 
 Parts = tuple[Callable[[int], None], Callable[[Entry], None], "Callable[[Outcome, Path], None]"]
 
@@ -26,16 +31,29 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
     """(on start, on entry, on end) of a run; messages go to stderr, JSON to stdout."""
     if as_json:
         yield lambda _: None, _say_json, _end_json
-    elif interactive and not quiet:
-        with _bar() as parts:
-            yield parts
-    else:
-        start = time.monotonic()
-        yield (
-            lambda _: None,
-            (lambda entry: _complain(entry) if _is_told(entry) else None),
-            lambda outcome, out: _sum_up(outcome, out, time.monotonic() - start),
-        )
+        return
+    began, total = time.monotonic(), 0
+    counts: Counter[str] = Counter()
+    with progress(quiet, terminal=interactive) as shown:
+        complain = partial(print, file=sys.stderr) if quiet else shown.say
+
+        def on_start(count: int) -> None:
+            nonlocal total
+            total = count
+
+        def on_entry(entry: Entry) -> None:
+            counts[entry.status] += 1
+            if entry.status == "failed" or entry.is_kept:
+                complain(_complaint(entry))
+            if entry.status == "skipped":
+                # What was done before says nothing of the time that is left.
+                shown.begin(counts.total())
+            rate = 60 * counts["done"] / (time.monotonic() - began)
+            said = f", {rate:.1f} scans/min" if rate else ""
+            head = f"{counts.total()}/{total} {entry.case}{said}"
+            shown.show(head, counts.total(), total, failed=counts["failed"])
+
+        yield on_start, on_entry, lambda run, out: _sum_up(run, out, time.monotonic() - began)
 
 
 def _say_json(entry: Entry) -> None:
@@ -54,22 +72,16 @@ def _end_json(outcome: Outcome, out: Path) -> None:
     sys.stdout.write(json.dumps({**counts, "interrupted": outcome.interrupted}) + "\n")
 
 
-def _is_told(entry: Entry) -> bool:
-    return entry.status == "failed" or entry.is_kept
-
-
-def _complain(entry: Entry) -> None:
-    sys.stderr.write(f"{_complaint(entry)}\n")
-
-
 def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
     rate = f", {60 * outcome.done / seconds:.1f} scans/min" if outcome.done else ""
+    graded = [f"{n} {name}" for name in _GRADES if (n := outcome.grades.get(name))]
+    grades = f": {', '.join(graded)}" if graded else ""
     kept = f" ({outcome.kept} with changed results)" if outcome.kept else ""
+    skipped = f"; {outcome.skipped} skipped{kept}" if outcome.skipped else ""
     # A part of the work has no page of its own: trinat merge makes that of all parts.
     where = out if outcome.is_part else out / "report.html"
     sys.stderr.write(
-        f"{outcome.done} done, {outcome.skipped} skipped{kept}, {outcome.failed} failed{rate}: "
-        f"{where}\n"
+        f"{outcome.done} done{grades}{skipped}; {outcome.failed} failed{rate}: {where}\n"
     )
     if outcome.interrupted:
         sys.stderr.write("stopped before the end: the same command goes on\n")
@@ -78,45 +90,3 @@ def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
 def _complaint(entry: Entry) -> str:
     """As every message of trinat: who speaks, where, what is wrong and what to do."""
     return f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}"
-
-
-@contextmanager
-def _bar() -> Iterator[Parts]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        *(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
-        *(TimeRemainingColumn(), TextColumn("{task.fields[failed]}")),
-    )
-    began = time.monotonic()
-    done = failed = 0
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=None, rate="", failed="")
-
-        def on_entry(entry: Entry) -> None:
-            nonlocal done, failed
-            done += entry.status == "done"
-            failed += entry.status == "failed"
-            if _is_told(entry):
-                console.print(_complaint(entry), markup=False, highlight=False, soft_wrap=True)
-            rate = 60 * done / (time.monotonic() - began)
-            progress.update(
-                task,
-                advance=1,
-                rate=f"{rate:.1f} scans/min",
-                failed=f"{failed} failed" if failed else "",
-            )
-
-        yield (
-            lambda total: progress.update(task, total=total),
-            on_entry,
-            lambda outcome, out: _sum_up(outcome, out, time.monotonic() - began),
-        )

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -32,6 +32,7 @@ from pipelines.predict.ledger import (
 )
 from pipelines.predict.outputs import (
     LABEL_TABLE,
+    PLAIN_LABEL_TABLE,
     TABLES,
     WORK,
     CaseNames,
@@ -43,6 +44,7 @@ from segmentation.errors import ConfigError, InputError, OutputError, reason_of
 from segmentation.io.files import sha256_of
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.models.zoo import MODEL_FILE, find_model
+from segmentation.timing import Spent, stage, together
 
 __all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "merge", "predict"]
 
@@ -99,8 +101,10 @@ class Plan:
     timeout_s: float | None = None  # for one scan; 0: none
     overwrite: bool = False
     require_checksum: bool = False
+    timings: bool = False  # of the run's processes, for its outcome
     shard: Shard | None = None
     participants: Collection[str] = ()
+    found: Found | None = None  # in place of inputs
     # Another engine than processes on this machine.
     engine: EngineMaker | None = None
 
@@ -148,6 +152,8 @@ class Outcome:
     interrupted: bool
     kept: int = 0  # of the skipped: those whose result was changed since it was written
     is_part: bool = False  # of what is to be merged
+    grades: Mapping[str, int] = field(default_factory=dict)  # of the done
+    spent: Spent = field(default_factory=dict)  # by the workers, with Plan.timings
 
     @property
     def exit(self) -> Exit:
@@ -162,8 +168,11 @@ def predict(
     on_entry: Listener = lambda _: None,
 ) -> Outcome:
     """Do what is missing or changed; listeners hear how many there are, then of each."""
-    model = find_model(plan.model)
-    found = find_cases(plan.inputs, exclude=plan.out, participants=plan.participants)
+    with stage("find"):
+        model = find_model(plan.model)
+        found = plan.found or find_cases(
+            plan.inputs, exclude=plan.out, participants=plan.participants
+        )
     if not found.cases and not found.refusals:
         raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
     cases, refusals = plan.share_of(found)
@@ -181,10 +190,11 @@ def predict(
         batch=plan.batch,
         allow_cpu=plan.allow_cpu,
         require_checksum=plan.require_checksum,
+        timings=plan.timings,
     )
     with run_lock(plan.out / WORK / f"lock{part}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
-        own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else ()))
+        own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else (PLAIN_LABEL_TABLE,)))
         # Before the ledgers: a job beside this one says what it writes before it does.
         there = digests_of(plan.out, own)
         written: set[tuple[str, str]] = set()
@@ -206,7 +216,7 @@ def predict(
                     engine = plan.engine or plan.local_engine
                     for entry in engine(settings).run(chain([first], missing), stop):
                         run.note(entry)
-            with _staged(settings.staging) as folder:
+            with stage("tables"), _staged(settings.staging) as folder:
                 if found.bids_root:
                     write_bids_files(folder, plan.out, found.bids_root)
                 if not part:
@@ -220,6 +230,8 @@ def predict(
         interrupted=counts.total() < len(cases) + len(refusals),
         kept=run.kept,
         is_part=bool(part),
+        grades=run.grades,
+        spent=together(run.spent, side_by_side=len(run.workers)),
     )
 
 
@@ -248,8 +260,10 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
 
 @contextmanager
 def _staged(staging: Path) -> Iterator[Path]:
-    """A folder for the run's own files, on the disk of the output; gone afterwards."""
+    """A folder for the run's own files, on the disk of the output; empty, and gone afterwards."""
     folder = staging / "tables"
+    # What a killed run has left here would be moved into place with what is written now.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
@@ -265,8 +279,12 @@ class _Run:
     ledger: Ledger
     on_entry: Listener
     counts: Counter[str] = field(default_factory=Counter)
+    grades: Counter[str] = field(default_factory=Counter)
     kept: int = 0
+    spent: list[Spent] = field(default_factory=list)
+    workers: set[str] = field(default_factory=set)
 
+    @stage("write")
     def note(self, entry: Entry, *, keep: bool = True) -> None:
         if entry.staged:
             try:
@@ -277,6 +295,10 @@ class _Run:
             self.ledger.add(entry)
         self.counts[entry.status] += 1
         self.kept += entry.is_kept
+        self.grades.update(filter(None, [entry.result.get("grade")]))
+        if entry.spent:
+            self.spent.append(entry.spent)
+            self.workers.add(entry.worker)
         self.on_entry(entry)
 
     def put_right(self, refusals: Sequence[Refusal]) -> None:

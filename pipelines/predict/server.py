@@ -1,7 +1,7 @@
 """What a worker process runs: reading, networks and writing of different scans at the same time.
 
-Talks with its parent through one pipe. In: a Case, or None to finish what is in hand. Out: "ready",
-then (case id, stage) as stages begin and an Entry as each case ends.
+Talks with its parent through one pipe. In: a Case, or None to finish what is in hand. Out: "ready"
+once the model is loaded, (case id, stage) as stages begin and an Entry as each case ends.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import RunSettings
+from segmentation.errors import reason_of
+from segmentation.timing import stage, time_process
 
 if TYPE_CHECKING:
-    from pipelines.predict.case import CaseWorker, Job
+    from pipelines.predict.case import CaseWorker
+    from pipelines.predict.job import Job
 
 __all__ = ["WAITING", "serve"]
 
@@ -41,18 +46,11 @@ def serve(connection: Connection, settings: RunSettings, device: str) -> None:
     if settings.threads:
         # Threads started later take their number from here, not from torch's own setting.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-    from pipelines.common.process import prepare_process
-
-    prepare_process(settings.threads)
-    from pipelines.predict.case import CaseWorker
-
-    try:
-        worker = CaseWorker(settings, device)
-    except Exception as error:
-        connection.send(error)
-        return
-    connection.send("ready")
-    _Server(connection, worker).run()
+    if settings.timings:
+        time_process()
+    _Server(connection, settings, device).run()
+    # Taking torch down takes part of a second, which the run would wait for.
+    os._exit(0)
 
 
 def _die_with_parent() -> None:
@@ -62,11 +60,16 @@ def _die_with_parent() -> None:
 
 
 class _Server:
-    """Three steps in three threads, with room for one case between them: memory is bounded."""
+    """Three steps in three threads, with room for one case between them: memory is bounded.
 
-    def __init__(self, connection: Connection, worker: CaseWorker) -> None:
+    The first scan is read while torch and the model are loaded.
+    """
+
+    def __init__(self, connection: Connection, settings: RunSettings, device: str) -> None:
         self._connection = connection
-        self._worker = worker
+        self._settings = settings
+        self._device = device
+        self._worker: Future[CaseWorker] = Future()
         self._speaking = threading.Lock()
         self._stopping = threading.Event()
         self._given: queue.Queue[Case | None] = queue.Queue()
@@ -74,14 +77,31 @@ class _Server:
         self._segmented: queue.Queue[Job | None] = queue.Queue(1)
 
     def run(self) -> None:
+        # Here, and not by two threads at once.
+        import pipelines.predict.job  # noqa: F401
+
         threads = [
             threading.Thread(target=step, daemon=True, name=step.__name__)
             for step in (self._listen, self._read_all, self._write_all)
         ]
         for thread in threads:
             thread.start()
+        try:
+            self._worker.set_result(self._load())
+        except Exception as error:
+            self._say(error)
+            return
+        self._say("ready")
         self._infer_all()
         threads[-1].join()
+
+    def _load(self) -> CaseWorker:
+        with stage("start"):
+            from pipelines.common.process import prepare_process
+            from pipelines.predict.case import CaseWorker
+
+            prepare_process(self._settings.threads)
+        return CaseWorker(self._settings, self._device)
 
     def _listen(self) -> None:
         while True:
@@ -98,40 +118,46 @@ class _Server:
 
     def _read_all(self) -> None:
         while (case := self._given.get()) is not None:
-            if not self._stopping.is_set():
-                self._step("reading", self._worker.read, case, case, self._read)
+            if not self._stopping.is_set() and (job := self._read_one(case)):
+                self._read.put(job)
+                del job
         self._read.put(None)
 
+    def _read_one(self, case: Case) -> Job | None:
+        from pipelines.predict.job import read
+
+        job = self._step("reading", case, partial(read, case, self._settings))
+        return job and self._step("reading", case, partial(self._worker.result().prepare, job))
+
     def _infer_all(self) -> None:
+        infer = self._worker.result().infer
         while (job := self._read.get()) is not None:
             if not self._stopping.is_set():
-                self._step("networks", self._worker.infer, job, job.case, self._segmented)
+                done = self._step("networks", job.case, partial(infer, job))
+                if done is not None:
+                    self._segmented.put(done)
+                del done
             del job
         self._segmented.put(None)
 
     def _write_all(self) -> None:
         while (job := self._segmented.get()) is not None:
-            self._step("writing", self._worker.write, job, job.case)
-            del job
+            write = partial(self._worker.result().write, job)
+            if entry := self._step("writing", job.case, write):
+                self._say(entry)
+            del job, write
 
-    def _step(
-        self,
-        stage: str,
-        work: Callable[[_T], Entry | Job],
-        item: _T,
-        case: Case,
-        following: queue.Queue[Job | None] | None = None,
-    ) -> None:
-        self._say((case.id, stage))
+    def _step(self, name: str, case: Case, work: Callable[[], _T]) -> _T | None:
+        """What the work gives; None if it failed, which is said."""
+        self._say((case.id, name))
         try:
-            result = work(item)
+            result = work()
         except Exception as error:
-            result = self._worker.failed(case, error)
-        if isinstance(result, Entry):
-            self._say(result)
-        elif following is not None:
-            self._say((case.id, WAITING))
-            following.put(result)
+            reason = reason_of(error, where=False)
+            self._say(Entry.failed(case, self._settings, reason))
+            return None
+        self._say((case.id, WAITING))
+        return result
 
     def _say(self, message: object) -> None:
         with self._speaking:

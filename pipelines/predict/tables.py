@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from natsort import natsorted
 
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import BIDSIGNORE, LABEL_TABLE
+from pipelines.predict.ledger import Entry, taught_by_models
+from pipelines.predict.outputs import BIDSIGNORE
 from segmentation.io.files import atomic_text, write_tsv
 from segmentation.report.page import render
 
@@ -42,7 +42,8 @@ _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 def write_tables(out: Path, entries: Iterable[Entry]) -> None:
     """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases."""
     ordered = natsorted(entries, key=lambda entry: entry.case)
-    done = [entry for entry in ordered if entry.status == "done"]
+    # Of a result that was changed since, what was measured does not hold: its row says so.
+    shown = [entry for entry in ordered if entry.status == "done" or entry.is_kept]
     write_tsv(
         out / "summary.tsv",
         ("case", "status", "grade", "input", "reason", "seconds"),
@@ -51,8 +52,8 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
             for e in ordered
         ],
     )
-    _write_volumes(out / "volumes.tsv", done)
-    _write_quality(out / "qc.tsv", done)
+    _write_volumes(out / "volumes.tsv", shown)
+    _write_quality(out / "qc.tsv", shown)
     _write_report(out, ordered)
 
 
@@ -73,10 +74,10 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
         file.write("\n".join(BIDSIGNORE) + "\n")
 
 
-def write_label_table(out: Path, scheme: LabelScheme, *, by_index: bool) -> None:
-    """The table of labels that all label maps of a BIDS dataset inherit."""
+def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
+    """What the numbers in label maps mean, as BIDS has it; all maps of a dataset inherit it."""
     write_tsv(
-        out / LABEL_TABLE,
+        path,
         ("index", "name", "abbreviation", "color", "mapping"),
         [
             (
@@ -112,9 +113,9 @@ def format_aseg_stats(
     return "\n".join(lines) + "\n"
 
 
-def _write_quality(path: Path, done: Sequence[Entry]) -> None:
+def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
-    results = [entry.result for entry in done]
+    results = [entry.result for entry in entries]
     names = _union(result.get("structure_grades", ()) for result in results)
     measures = _union(
         [(measure, name) for measure in _DOUBTS for name in result.get(measure, ())]
@@ -125,23 +126,24 @@ def _write_quality(path: Path, done: Sequence[Entry]) -> None:
         (
             entry.case,
             *(result.get(name) for name in facts),
-            "; ".join(result["reasons"]),
-            "; ".join(result["notes"]),
+            _why(entry),
+            "; ".join(result.get("notes", ())),
             *(result.get("structure_grades", {}).get(name) for name in names),
             *(result.get(measure, {}).get(name) for measure, name in measures),
         )
-        for entry, result in zip(done, results, strict=True)
+        for entry, result in zip(entries, results, strict=True)
     ]
     columns = (f"{name}_{measure}" for measure, name in measures)
     write_tsv(path, ("case", *facts, "reasons", "notes", *names, *columns), rows)
 
 
-def _write_volumes(path: Path, done: Sequence[Entry]) -> None:
+def _write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan: volumes in mm³, then each as a share of the total brain."""
-    names = _union(entry.result["volumes_mm3"] for entry in done)
+    names = _union(entry.result.get("volumes_mm3", ()) for entry in entries)
     rows = []
-    for entry in done:
-        volumes, total = entry.result["volumes_mm3"], entry.result["total_brain_mm3"]
+    for entry in entries:
+        volumes = entry.result.get("volumes_mm3", {})
+        total = entry.result.get("total_brain_mm3")
         shares = [
             round(volumes[name] / total, 6) if name in volumes and total else None for name in names
         ]
@@ -165,7 +167,7 @@ def _write_report(out: Path, entries: Sequence[Entry]) -> None:
         {
             "case": entry.case,
             "grade": _grade(entry),
-            "text": "; ".join(entry.result.get("reasons", [])) or entry.reason,
+            "text": _why(entry),
             "brain_ml": round(entry.result.get("total_brain_mm3", 0) / 1000),
             "picture": entry.result.get("picture", ""),
         }
@@ -179,9 +181,14 @@ def _write_report(out: Path, entries: Sequence[Entry]) -> None:
         title=f"trinat: {len(rows)} scans",
         counts=Counter(map(_grade, entries)),
         rows=rows,
+        notices=taught_by_models(entries),
     )
     with atomic_text(out / "report.html") as file:
         file.write(page)
+
+
+def _why(entry: Entry) -> str:
+    return "; ".join(entry.result.get("reasons", ())) or entry.reason
 
 
 def _grade(entry: Entry) -> str:

@@ -13,9 +13,14 @@ from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads
-from segmentation.training.batches import MixedSource, Source, SyntheticSource
+from segmentation.training.batches import (
+    MixedSource,
+    Source,
+    StoreSource,
+    SyntheticSource,
+    store_scans,
+)
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
-from segmentation.training.store_batches import StoreSource, store_scans
 from segmentation.training.validation import Scan, synthetic_scans
 
 __all__ = ["open_data", "usual_readers"]

@@ -17,7 +17,8 @@ from pipelines.train.clock import JobClock, TimeLimit
 from pipelines.train.data import open_data
 from pipelines.train.log import Metrics, append_scores
 from pipelines.train.page import write_examples, write_page
-from pipelines.train.result import BEST, DONE, first_weights, teachers
+from pipelines.train.result import BEST, DONE, first_weights, pseudo_labels, teachers
+from segmentation import timing
 from segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
 from segmentation.io.files import atomic_text
 from segmentation.labels.scheme import LabelScheme, load_scheme
@@ -79,7 +80,7 @@ class JobRun:
 
     @property
     def is_done(self) -> bool:
-        return self.workers.share((self.folder / DONE).is_file)
+        return (self.folder / DONE).is_file()
 
     def go(self, stop: Callable[[], bool], limit: TimeLimit | None = None, others: int = 0) -> None:
         """Train to the end; within a limit of time, which `others` are to share."""
@@ -188,7 +189,8 @@ class JobRun:
                 json.dump(asdict(trainer.counters), file)
 
     def write_page(self) -> None:
-        write_page(self.folder, self.job.name, self.scheme)
+        title = filter(None, (self.job.name, pseudo_labels(self.recipe, self.out)))
+        write_page(self.folder, ", ".join(title), self.scheme)
 
     def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
         state, problems = read_latest(self.folder)
@@ -256,6 +258,7 @@ class TrainScores:
     def config(self) -> ValidationConfig | None:
         return self.run.job.stage.validation
 
+    @timing.stage("save")
     def save(self, name: str | None = None) -> None:
         write_state(self.run.folder, self.trainer.state(self.identity), name=name)
 
@@ -282,6 +285,7 @@ class TrainScores:
             return False
         return self.trainer.counters.validations_since_best >= self.config.patience
 
+    @timing.stage("validation")
     def take(self) -> bool:
         """Between epochs: score the weights if that is due, and write the page.
 

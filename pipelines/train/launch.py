@@ -24,7 +24,7 @@ from torch import distributed
 from pipelines.common.exits import Exit
 from pipelines.common.process import cpu_count, prepare_process, stop_signals
 from pipelines.train.job import Watcher
-from pipelines.train.run import train
+from pipelines.train.run import find_device, train
 from segmentation.errors import ConfigError, DeviceError, TrainingError
 from segmentation.io.files import atomic_write
 from segmentation.space.views import View
@@ -38,6 +38,8 @@ RESTARTS = 3
 VERDICT = "verdict"
 # The others wait while the leader validates whole scans. A dead process is noticed at once.
 _PATIENCE = timedelta(hours=6)
+# Where they have views apart, until another's view is done.
+_A_VIEW = timedelta(days=365)
 # "[/.../gloo/transport/tcp/pair.cc:537] Read error ..."
 _OF_GLOO = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 _SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
@@ -62,19 +64,27 @@ def launch(
 ) -> Path:
     """Train by `recipe` with this number of processes; returns the folder of the model.
 
+    Several devices, as "cuda:0,cuda:1", train a view each at once.
     `watching` is opened in the process that leads; for several processes it must be picklable.
     A process that torchrun has started trains together with the others.
     """
     job = partial(
         train, recipe, out, views=_views(view), resume=resume, seconds=seconds, device=device
     )
+    apart = device.count(",")
+    if apart and processes > 1:
+        raise ConfigError(
+            "--nproc with several devices, which have a view each",
+            remedy="give --device cuda and --nproc for several GPUs a view",
+        )
     if all(name in os.environ for name in _PLACE):
-        if processes > 1:
-            raise ConfigError("torchrun has started the processes", remedy="leave --nproc out")
+        if processes > 1 or apart:
+            remedy = "leave --nproc out, and give one device"
+            raise ConfigError("torchrun has started the processes", remedy=remedy)
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         return _take_part(job, watching, restarts)
-    if processes > 1:
-        return _lead(job, watching, processes)
+    if processes > 1 or apart:
+        return _lead(job, watching, processes + apart)
     prepare_process()
     with watching() as watcher:
         return job(watcher)
@@ -128,8 +138,11 @@ def _pickled(error: Exception) -> bytes:
     try:
         content = pickle.dumps(error)
         pickle.loads(content)
+    # Of any kind: both run code of the error's own class.
     except Exception:
-        content = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        told = RuntimeError(f"{type(error).__name__}: {error}")
+        told.__notes__ = error.__notes__
+        content = pickle.dumps(told)
     return content
 
 
@@ -137,26 +150,32 @@ def _train_together(job: Job, watching: Watching, restarts: int, **how: Any) -> 
     """The leader alone writes and reports."""
     rank, count, local_rank, local_count = (int(os.environ[name]) for name in _PLACE)
     device = _own_device(job.keywords["device"], local_rank, local_count)
+    apart = "," in job.keywords["device"]
     # On a CPU mostly one thread each: see workers.py.
     prepare_process(threads=max(1, cpu_count() // local_count))
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    distributed.init_process_group(backend, timeout=_PATIENCE)
+    backend = "nccl" if device.startswith("cuda") and not apart else "gloo"
+    distributed.init_process_group(backend, timeout=_A_VIEW if apart else _PATIENCE)
     workers = Workers(rank, count)
     # torchrun counts restarts by machine: the leader's machine may have had none.
     restarts = int(workers.largest(restarts))
-    with watching() if workers.leads else nullcontext(_SILENT) as watcher:
+    if apart and not workers.leads:
+        os.environ["TTY_COMPATIBLE"] = "0"  # rich: lines beside the leader's bar
+    with watching() if workers.leads or apart else nullcontext(_SILENT) as watcher:
         if restarts:
             watcher.say(f"a process died: all go on from the last state (restart {restarts})")
         resume = job.keywords["resume"] or restarts > 0
-        model = job(watcher, device=device, resume=resume, workers=workers, **how)
+        model = job(watcher, device=device, resume=resume, workers=workers, apart=apart, **how)
     distributed.destroy_process_group()
     return model
 
 
 def _own_device(device: str, local_rank: int, local_count: int) -> str:
     """One device for each process of a machine."""
+    if "," in device:
+        return device.split(",")[local_rank]
+    device = find_device(device).type if device == "auto" else device
     if not device.startswith("cuda"):
         return device
     if device != "cuda" and local_count > 1:
@@ -177,7 +196,8 @@ def _lead(job: Job, watching: Watching, processes: int) -> Path:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # A device that cannot be used is refused before any process starts.
-    _own_device(job.keywords["device"], 0, processes)
+    for place in range(processes):
+        find_device(_own_device(job.keywords["device"], place, processes))
     # Without a lock, which a killed process could take with it.
     stop = RawValue("b", 0)
     with ExitStack() as stack:

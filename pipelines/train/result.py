@@ -5,21 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from segmentation.errors import ConfigError, IntegrityError, TrainingError
+from segmentation.io.files import read_text
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.base import Network
-from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.checkpoint import load_model, read_info, save_model
 from segmentation.models.model_info import Description, Preprocessing, Training
+from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import State, read_latest, read_state
 
-__all__ = ["BEST", "DONE", "first_weights", "save_run", "teachers"]
+__all__ = [
+    *("BEST", "DATA", "DONE"),
+    *("first_weights", "pseudo_labels", "read_data", "save_run", "teachers"),
+]
 
 # In a job's folder: when it is finished, and the state that validated best.
 DONE, BEST = "done.json", "best.state"
+# In a run's folder: what it found in its stores.
+DATA = "data.json"
 
 
 def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
@@ -122,25 +130,48 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
     for done in out.glob(f"*/*/{DONE}"):
         config = next(s for s in recipe.stages if s.name == done.parent.parent.name)
         slices += json.loads(done.read_text())["step"] * config.batch * config.accumulate
+    data = read_data(out)
     synthetic = all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages)
+    # Label maps for synthesis have no CSF of their own to teach.
+    untaught = [{"CSF"} for s in recipe.stages if s.data.synthetic is not None]
+    untaught += [set(found["not_predicted"]) for found in data.values()]
+    never = set.intersection(*untaught) if untaught else set()
+    own = scheme.name != recipe.scheme
     save_model(
         model,
         Description(
             name=recipe.name,
-            labels=recipe.scheme,
-            # Label maps for synthesis have no CSF of their own to teach.
-            not_predicted=tuple(n for n in scheme.names if n == "CSF") if synthetic else (),
+            labels=scheme.name,
+            not_predicted=tuple(name for name in scheme.names if name in never),
             training=Training(
                 data=_seen(recipe, synthetic=synthetic),
                 recipe=recipe.name,
+                pseudo_labels=pseudo_labels(recipe, out),
                 slices_seen=slices,
             ),
         ),
         networks,
+        label_table=recipe.scheme if own else None,
         precision=recipe.stored,
         overwrite=True,
     )
     return [view.value for view in networks]
+
+
+def read_data(out: Path) -> dict[str, Any]:
+    """What a run found in each of its stores; of synthetic scans alone nothing."""
+    path = out / DATA
+    found: dict[str, Any] = json.loads(read_text(path)) if path.is_file() else {}
+    return found
+
+
+def pseudo_labels(recipe: Recipe, out: Path) -> str:
+    """Which models made labels that the weights saw, in this run or before it."""
+    made = {found["pseudo_labels"] for found in read_data(out).values()}
+    for stage in recipe.stages:
+        if stage.start is not None:
+            made.add(read_info(find_model(stage.start)).training.pseudo_labels)
+    return "; ".join(sorted(made - {""}))
 
 
 def _seen(recipe: Recipe, *, synthetic: bool) -> str:

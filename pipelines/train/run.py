@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -16,9 +18,9 @@ from pipelines.common.lock import run_lock
 from pipelines.common.process import prepare_training, stop_signals
 from pipelines.train.clock import TimeLimit
 from pipelines.train.job import Job, JobRun, Watcher
-from pipelines.train.result import DONE, save_run
+from pipelines.train.result import DATA, DONE, read_data, save_run
 from segmentation.data.splits import read_split
-from segmentation.data.store import Store
+from segmentation.data.store import SPLIT, Store
 from segmentation.errors import (
     ConfigError,
     DatasetError,
@@ -26,22 +28,21 @@ from segmentation.errors import (
     InterruptedRunError,
     TrainingError,
 )
-from segmentation.io.files import atomic_text
+from segmentation.inference.network import choose_device
+from segmentation.io.files import atomic_text, remove_leftovers
 from segmentation.models.architectures import PUBLISHED
 from segmentation.models.base import NetworkConfig
 from segmentation.models.checkpoint import read_info
 from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
-from segmentation.training.config import Recipe, StageConfig
+from segmentation.training.config import Recipe, StageConfig, StoreConfig, ValidationConfig
 from segmentation.training.state import check_identity, has_state
 from segmentation.training.workers import ALONE, Workers
 
-__all__ = ["read_recipe", "train"]
+__all__ = ["find_device", "on_store", "read_recipe", "train"]
 
 CONFIG = "config.yaml"
-# See segmentation/io/files.py, and `save_model` for the folder that becomes the model.
-LEFTOVERS = ".trinat-*.tmp"
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
@@ -53,6 +54,41 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     if start is not None and "network" not in content:
         recipe = recipe.model_copy(update={"network": _network_of(start, recipe.views)})
     return recipe
+
+
+def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
+    """The recipe on a store's slices and split, for its classes and views.
+
+    What the recipe says of a store (its augmentation) stays; a recipe that knows none is trained on
+    the store alone, and its weights are chosen by the persons for validation.
+    """
+    store = Store(root)
+    views = tuple(view for view in recipe.views if view in store.views)
+    if not views:
+        raise ConfigError(f"holds no slices of the views of {recipe.name}", where=root)
+    split = split or root / SPLIT
+    validation = ValidationConfig() if read_split(split).validation else None
+    place = StoreConfig(path=root, split=split)
+    stages = []
+    for stage in recipe.stages:
+        own, known = tuple(v for v in stage.views or () if v in views), stage.data.store
+        if stage.views and not own:
+            continue
+        held = (
+            known.model_copy(update={"path": place.path, "split": place.split}) if known else place
+        )
+        if store.scheme.has_unpartnered_sides:  # flipped slices would show what it has no class for
+            unflipped = held.augmentation.model_copy(update={"flip": 0.0})
+            held = held.model_copy(update={"augmentation": unflipped})
+        source = {"store": held, "synthetic": stage.data.synthetic if known else None}
+        changes = {
+            "views": own or None,
+            "data": stage.data.model_copy(update=source),
+            "validation": stage.validation if known else stage.validation or validation,
+        }
+        stages.append(stage.model_copy(update=changes))
+    whole = {"scheme": store.scheme_name, "views": views, "stages": tuple(stages)}
+    return recipe.model_copy(update=whole)
 
 
 def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
@@ -90,17 +126,20 @@ def train(
     seconds: float | None = None,
     device: str = "cpu",
     workers: Workers = ALONE,
+    apart: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
 
     With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
-    Of several processes only the leader reads and writes there.
+    Several processes share each batch, and only the leader writes; or, `apart`, each has views of
+    its own.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
-    target, jobs = _device(device), plan_jobs(recipe, chosen)
+    target, jobs = find_device(device), plan_jobs(recipe, chosen)
+    together = ALONE if apart else workers
     prepare_training(target)
     with ExitStack() as stack:
         signalled = threading.Event()
@@ -108,7 +147,8 @@ def train(
         if workers.leads:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_lock(out / ".lock"))
-            _clear(out, *(out / job.name for job in jobs))
+            folders = [out / job.name for job in jobs]
+            remove_leftovers(out, *folders, *(folder / "examples" for folder in folders))
             _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
             stack.enter_context(_claimed(recipe, out, resume=resume))
         limit = None if seconds is None else TimeLimit(seconds)
@@ -116,16 +156,26 @@ def train(
         def stop() -> bool:
             return signalled.is_set() or should_stop() or (limit is not None and limit.is_over)
 
-        runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
-        left = [run for run in runs if not run.is_done]
-        for place, run in enumerate(left, 1):
-            if place > 1 and workers.largest(float(stop())):
-                raise InterruptedRunError(
-                    f"stopped before {run.job.name}",
-                    where=out,
-                    remedy="the same command with --resume goes on",
-                )
-            run.go(stop, limit, others=len(left) - place)
+        runs = [JobRun(recipe, job, out, watcher, target, together) for job in jobs]
+        # As the leader finds it: a view that is done meanwhile changes nobody's share.
+        places = workers.share(lambda: [place for place, run in enumerate(runs) if not run.is_done])
+        stages = [[runs[n] for n in places if jobs[n].stage == stage] for stage in recipe.stages]
+        if apart:
+            stages = [left[workers.rank :: workers.count] for left in stages]
+        count, begun = sum(map(len, stages)), 0
+        for left in stages:
+            for run in left:
+                if begun and together.largest(float(stop())):
+                    raise InterruptedRunError(
+                        f"stopped before {run.job.name}",
+                        where=out,
+                        remedy="the same command with --resume goes on",
+                    )
+                begun += 1
+                run.go(stop, limit, others=count - begun)
+            if apart:
+                # A stage starts from what the stage before it left of any view.
+                workers.share(lambda: None)
         model = out / "model"
         saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
         watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
@@ -134,34 +184,52 @@ def train(
 
 @contextmanager
 def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
-    """Write the resolved recipe down; refuse to mix two runs in one folder."""
+    """Write down the recipe and what its stores hold; refuse to mix two runs in one folder."""
     path = out / CONFIG
-    content = recipe.model_dump(mode="json")
+    content, data = recipe.model_dump(mode="json"), _data_of(recipe)
     if path.is_file():
-        if not resume:
+        # The same that was killed before its first state begins again.
+        if not resume and (_has_begun(out) or read_yaml(path) != content):
             remedy = "go on with --resume, or give another --out"
             raise TrainingError("a run is there already", where=out, remedy=remedy)
         check_identity(read_yaml(path), content, out)
+        check_identity(read_data(out), data, out)
         yield
         return
+    if data:
+        with atomic_text(out / DATA) as file:
+            json.dump(data, file, indent=1)
     with atomic_text(path) as file:
         yaml.safe_dump(content, file, sort_keys=False)
     try:
         yield
     finally:
         # A start that was refused is no run.
-        if not any(has_state(folder) for folder in out.glob("*/*/")):
+        if not _has_begun(out):
             path.unlink()
+            (out / DATA).unlink(missing_ok=True)
 
 
-def _clear(*folders: Path) -> None:
-    """Remove what a killed process left half-written; the run's lock is held."""
-    for folder in folders:
-        for left in (*folder.glob(LEFTOVERS), *folder.glob(f"examples/{LEFTOVERS}")):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+def _data_of(recipe: Recipe) -> dict[str, Any]:
+    """By store, what a run takes from it."""
+    data = {}
+    for config in filter(None, (stage.data.store for stage in recipe.stages)):
+        store = Store(config.path)
+        known, train = store.info.subjects, store.part("train", config.split)
+        used = sorted({*train, *read_split(config.split).validation})
+        files = json.dumps([(subject, known[subject].file.sha256) for subject in used])
+        made = (known[subject].pseudo for subject in train)
+        untaught = [set(model.not_predicted) if model else set() for model in made]
+        data[str(config.path)] = {
+            "sha256": hashlib.sha256(files.encode()).hexdigest(),
+            "pseudo_labels": store.pseudo_labels(train),
+            "not_predicted": sorted(set.intersection(*untaught)),
+        }
+    return data
+
+
+def _has_begun(out: Path) -> bool:
+    return any(has_state(job) or (job / DONE).is_file() for job in out.glob("*/*/"))
 
 
 def _look_ahead(stages: Iterable[StageConfig]) -> None:
@@ -179,8 +247,9 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
         ):
             load_heads(synthetic.heads)  # Raises.
         if store is not None:
-            Store(store.path)
-            if not read_split(store.split).validation and stage.validation is not None:
+            opened, validation = Store(store.path), read_split(store.split).validation
+            opened.check([*opened.part("train", store.split), *validation])
+            if not validation and stage.validation is not None:
                 raise DatasetError(
                     "has no subject for validation",
                     where=store.split,
@@ -188,7 +257,11 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
                 )
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
-    return torch.device(name)
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise DeviceError("this torch has no MPS device", where=name, remedy="use --device cpu")
+        return torch.device(name)
+    return choose_device(name)

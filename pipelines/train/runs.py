@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from pipelines.train.result import DONE
 from segmentation.errors import TrainingError
 from segmentation.training.state import Counters, differences, read_latest
 
-__all__ = ["JobSummary", "compare", "summarise"]
+__all__ = ["HEAD", "JobSummary", "compare", "summarise"]
+
+HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,14 @@ class JobSummary:
     hours: float | None
     final_loss: float | None
     best_dice: float | None
+    iou: float | None  # where the Dice is best
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Under HEAD."""
+        figures = (self.hours, self.final_loss, self.best_dice, self.iou)
+        texts = ("" if value is None else f"{value:.3f}" for value in figures)
+        return (self.name, str(self.steps), *texts)
 
 
 def summarise(run: Path) -> list[JobSummary]:
@@ -52,25 +62,12 @@ def compare(
             for run in runs
             for job in _jobs(run)
         ]
-        head = ("Job", "Steps", "Hours", "Final loss", "Best Dice")
-        rows = [
-            (f"{name} {job.name}", job.steps, *map(_shown, _figures(job)))
-            for name, jobs in summaries.items()
-            for job in jobs
-        ]
-        tables: list[Rows] = [("Scores", head, rows)]
+        rows = [(name, *job.shown) for name, jobs in summaries.items() for job in jobs]
+        tables: list[Rows] = [("Scores", ("Run", *HEAD), rows)]
         if changed:
             tables.append(("Settings that differ", ("",), [(line,) for line in changed]))
         write_comparison(out, curves, tables)
     return changed, summaries
-
-
-def _figures(job: JobSummary) -> tuple[float | None, float | None, float | None]:
-    return job.hours, job.final_loss, job.best_dice
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def _jobs(run: Path) -> list[Path]:
@@ -90,13 +87,19 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
     curves = read_curves(job)
     steps, losses = curves["loss"]
     counters = _counters(job)
-    # Over views that were trained together, the mean of their scores at one step.
-    dice = [values for key, (_, values) in curves.items() if key.endswith(" dice")]
-    means = [sum(at) / len(at) for at in zip(*dice, strict=False)] if dice else []
+    dice, iou = _means(curves, "dice"), _means(curves, "iou")
+    best = dice.index(max(dice)) if dice else None
     return JobSummary(
         name=str(job.relative_to(run)),
         steps=counters.step if counters else int(steps[-1] if steps else 0),
         hours=counters.seconds / 3600 if counters else None,
         final_loss=losses[-1] if losses else None,
-        best_dice=max(means) if means else None,
+        best_dice=None if best is None else dice[best],
+        iou=None if best is None else iou[best],
     )
+
+
+def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
+    """At each validation the mean over views that are trained together."""
+    found = [values for key, (_, values) in curves.items() if key.endswith(f" {metric}")]
+    return [sum(at) / len(at) for at in zip(*found, strict=False)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from segmentation.data.reading import Place, SubjectFiles
-from segmentation.data.splits import Part, read_split
+from segmentation.data.splits import Part
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, DatasetError
 from segmentation.labels.scheme import LabelScheme
@@ -143,9 +143,4 @@ def open_slices(
 ) -> SliceDataset:
     """The slices of one part of a split, after checking that the split fits the store."""
     opened = Store(store)
-    assignment = read_split(split)
-    assignment.check(opened.participants, opened.fingerprint, where=str(split))
-    subjects = assignment.part(part)
-    if not subjects:
-        raise DatasetError(f"the part {part!r} is empty", where=split)
-    return SliceDataset(opened, subjects, view, thick=thick)
+    return SliceDataset(opened, opened.part(part, split), view, thick=thick)

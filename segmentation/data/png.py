@@ -22,10 +22,9 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from segmentation.data.slices import FORMAT, Quantised, SubjectFile, write_subject
-from segmentation.data.store import scheme_from_table
+from segmentation.data.store import Pseudo, Store, scheme_from_table
 from segmentation.errors import DatasetError, IntegrityError
 from segmentation.io.files import open_regular, read_bytes, read_text
-from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View, from_slices
 
 __all__ = ["PngInfo", "export_png", "import_png", "png_fingerprint", "read_png_info"]
@@ -49,11 +48,10 @@ class PngInfo(BaseModel):
     scheme: dict[str, object]
     views: tuple[View, ...]
     notes: tuple[str, ...]
+    pseudo: Pseudo | None = None
 
 
-def export_png(
-    file: SubjectFile, folder: Path, subject: str, scheme: LabelScheme, table: dict[str, object]
-) -> int:
+def export_png(file: SubjectFile, folder: Path, subject: str, store: Store) -> int:
     """Write all slices of a subject as a new folder below `folder`; return how many pictures.
 
     The folder appears whole: to sync each of 1,536 pictures to the disk would take minutes.
@@ -62,7 +60,7 @@ def export_png(
     target = folder / f".{subject}.partial"
     shutil.rmtree(target, ignore_errors=True)
     for view in file.views:
-        palette = [c for label in scheme.seen_in(view).labels for c in label.color]
+        palette = [c for label in store.scheme.seen_in(view).labels for c in label.color]
         if file.has(view, "image"):
             greys = file.codes(view).codes * np.uint16(_SPREAD)
             for path, slice_ in _named(target, view, "images", subject, greys):
@@ -84,9 +82,10 @@ def export_png(
         scale=codes.scale / _SPREAD if codes else None,
         zero=codes.zero * _SPREAD if codes else None,
         affine=tuple(tuple(row) for row in file.affine.tolist()),
-        scheme=table,
+        scheme=store.info.scheme,
         views=file.views,
         notes=file.notes,
+        pseudo=store.info.subjects[subject].pseudo,
     )
     (target / "slices.json").write_text(info.model_dump_json(indent=1) + "\n")
     shutil.rmtree(folder / subject, ignore_errors=True)

@@ -19,7 +19,14 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import conform
 from segmentation.space.views import View
 
-__all__ = ["Cut", "Prepared", "fingerprint", "prepare_subject", "read_on_working_grid"]
+__all__ = [
+    "Cut",
+    "Prepared",
+    "digest_of",
+    "fingerprint",
+    "prepare_subject",
+    "read_on_working_grid",
+]
 
 # Image and labels that lie further apart than this are not on one grid.
 SAME_GRID_MM = 1e-3
@@ -46,7 +53,7 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare_subject(subject: Subject, path: Path, cut: Cut) -> None:
+def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
     """Read, conform, cut and write one subject, or raise with the reason why not."""
     prepared = read_on_working_grid(subject, cut)
     write_subject(
@@ -56,7 +63,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut) -> None:
         affine=prepared.affine,
         scheme=cut.scheme,
         views=cut.views,
-        fingerprint=fingerprint(subject, cut),
+        fingerprint=fingerprint,
         notes=prepared.notes,
     )
 
@@ -105,8 +112,8 @@ def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
     return Prepared(conformed.volume.data, labels, conformed.volume.affine, notes)
 
 
-def fingerprint(subject: Subject, cut: Cut) -> str:
-    """SHA-256 over the bytes of the inputs and every setting that shapes the result."""
+def fingerprint(subject: Subject, cut: Cut, image: str | None, labels: str | None) -> str:
+    """SHA-256 over every setting that shapes the result and the inputs' own, by `digest_of`."""
     settings = {
         "format": FORMAT,
         "scheme": scheme_table(cut.scheme),
@@ -117,13 +124,13 @@ def fingerprint(subject: Subject, cut: Cut) -> str:
         "extra": sorted(subject.extra.items()),
         "ignore": sorted(subject.ignore),
         "note": subject.note,
-        "image": _digest(subject.image),
-        "labels": _digest(subject.labels),
+        "image": image,
+        "labels": labels,
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _digest(path: Path | None) -> str | None:
+def digest_of(path: Path | None) -> str | None:
     """SHA-256 of a file; of an Analyze pair, of header and image in a row."""
     if path is None:
         return None

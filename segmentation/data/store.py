@@ -1,6 +1,8 @@
 """A slice store: a folder with one HDF5 file a subject, and what they have in common.
 
-store.json         scheme, views and settings; every subject with its fingerprint
+store.json         scheme, views and settings; of every subject its fingerprint, the hash of its
+                   file, and the files that it was made from
+split.json         who trains, validates and tests, once `trinat split` was run
 participants.tsv   person, session, family, age, sex of every subject: yours to complete
 ledger.tsv         every subject that the source named: done, failed or skipped, and why
 subjects/<id>.h5   the slices
@@ -10,23 +12,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from segmentation.data.slices import FORMAT, SubjectFile
+from segmentation.data.slices import SubjectFile
 from segmentation.data.sources.base import Subject, read_participants
-from segmentation.data.splits import Participant, Split, make_folds, make_split
-from segmentation.errors import DatasetError
-from segmentation.io.files import atomic_text, read_rows, read_text, write_tsv
+from segmentation.data.splits import Part, Participant, Split, make_folds, make_split, read_split
+from segmentation.errors import DatasetError, IntegrityError
+from segmentation.io.files import atomic_text, read_rows, read_text, sha256_of, write_tsv
+from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View
 
 __all__ = [
+    "FORMAT",
+    "SPLIT",
+    "FileStamp",
     "LedgerRow",
+    "Original",
+    "Pseudo",
     "Store",
     "StoreInfo",
     "StoredSubject",
@@ -34,6 +42,10 @@ __all__ = [
     "subject_path",
     "write_participants",
 ]
+
+# Of store.json. Files of subjects have their own (slices.py), so that they need not be made anew.
+FORMAT: Literal[3] = 3
+SPLIT = "split.json"
 
 PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
 LEDGER_COLUMNS = ("subject", "status", "reason")
@@ -47,20 +59,70 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class FileStamp(_Strict):
+    """The content of a file, and by what it is taken as unchanged without being read."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileStamp:
+        state = path.stat()
+        return cls(sha256=sha256_of(path), size=state.st_size, mtime_ns=state.st_mtime_ns)
+
+    def renewed(self, path: Path) -> FileStamp | None:
+        """Of the file as it is, read only if its size or time changed; None if its content did."""
+        state = path.stat()
+        if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
+            return self
+        now = FileStamp.of(path)
+        return now if now.sha256 == self.sha256 else None
+
+
+class Original(_Strict):
+    """A file that a subject was made from."""
+
+    path: Path
+    sha256: str  # of an Analyze pair, of header and image in a row
+    axes: str | None = None  # where the dataset vouches for axes that the header lacks
+
+
+class Pseudo(_Strict):
+    """The model that made a subject's labels, which are no truth."""
+
+    model: str
+    sha256: str  # of its model.yaml
+    not_predicted: tuple[str, ...] = ()  # classes that no voxel can have
+
+    def __str__(self) -> str:
+        return f"pseudo-labels of {self.model} ({self.sha256[:12]})"
+
+
 class StoredSubject(_Strict):
     fingerprint: str
+    file: FileStamp
     has_image: bool
     has_labels: bool
+    # None of what was made from pictures.
+    image: Original | None = None
+    labels: Original | None = None
+    extra: Mapping[int, int] = {}  # number in the label map -> FreeSurfer number
+    ignore: tuple[int, ...] = ()  # numbers that are background
+    pseudo: Pseudo | None = None
     licence: str = ""
 
 
 class StoreInfo(_Strict):
     """store.json."""
 
-    format: int = FORMAT
+    format: Literal[3] = FORMAT
     source: str
     scheme: dict[str, Any]
     views: tuple[View, ...]
+    # How originals are read.
+    trust_affine: TrustAffine | None = None
+    fill_nonfinite: bool = False
     subjects: dict[SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
@@ -89,14 +151,10 @@ class Store:
             ) from None
         except (ValidationError, UnicodeDecodeError):
             raise DatasetError(
-                "store.json cannot be understood", where=root, remedy="run `trinat prepare` again"
-            ) from None
-        if self.info.format != FORMAT:
-            raise DatasetError(
-                f"has store format {self.info.format}, this version reads {FORMAT}",
+                "store.json is damaged, or of another version of trinat",
                 where=root,
                 remedy="run `trinat prepare` again",
-            )
+            ) from None
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -110,6 +168,54 @@ class Store:
     def scheme(self) -> LabelScheme:
         """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
         return scheme_from_table(self.info.scheme)
+
+    @property
+    def scheme_name(self) -> str:
+        """What `load_scheme` finds the scheme by: a shipped one's name, or a table in the store."""
+        own = self.root / f"{self.scheme.name}.tsv"
+        return str(own) if own.is_file() else self.scheme.name
+
+    def part(self, name: Part, split: Path | None = None) -> tuple[str, ...]:
+        """The subjects of one part of a split, after checking that the split fits this store."""
+        path = split or self.root / SPLIT
+        assignment = read_split(path)
+        assignment.check(self.participants, self.fingerprint, where=str(path))
+        if not (subjects := assignment.part(name)):
+            raise DatasetError(f"the part {name!r} is empty", where=path)
+        return subjects
+
+    @property
+    def folds(self) -> tuple[Path, ...]:
+        """The splits of a cross-validation."""
+        most = _paths_of_folds(self.root / SPLIT, len(self.subjects))
+        paths = [path for path in most if path.is_file()]
+        if not paths or paths != most[: len(paths)]:
+            raise DatasetError(
+                "has no splits for cross-validation, or lacks one of them",
+                where=self.root,
+                remedy=f"run `trinat split {self.root} --kfold 5`",
+            )
+        return tuple(paths)
+
+    def tested(self) -> tuple[str, ...]:
+        """The subjects of all folds' test parts: everyone with labels, once."""
+        return tuple(subject for fold in self.folds for subject in self.part("test", fold))
+
+    def check(self, subjects: Iterable[str]) -> None:
+        """Refuse a subject whose file is not what `trinat prepare` left."""
+        for subject in subjects:
+            path = subject_path(self.root, subject)
+            if not path.is_file() or not self.info.subjects[subject].file.renewed(path):
+                raise IntegrityError(
+                    "is missing, or was changed since the store was made",
+                    where=path,
+                    remedy="run the same `trinat prepare` again",
+                )
+
+    def pseudo_labels(self, subjects: Iterable[str]) -> str:
+        """Which models made labels of these subjects; empty where none did."""
+        found = {str(entry.pseudo) for s in subjects if (entry := self.info.subjects[s]).pseudo}
+        return "; ".join(sorted(found))
 
     def file(self, subject: str) -> SubjectFile:
         if subject not in self.info.subjects:
@@ -146,10 +252,19 @@ class Store:
         )
 
     @property
+    def labelled(self) -> list[Participant]:
+        """Who can train, validate and test."""
+        return [p for p in self.participants if self.info.subjects[p.subject].has_labels]
+
+    @property
     def ledger(self) -> tuple[LedgerRow, ...]:
         path = self.root / "ledger.tsv"
         rows = read_rows(path, required=LEDGER_COLUMNS)
         return tuple(LedgerRow.model_validate(row) for row in rows)
+
+
+def _paths_of_folds(path: Path, count: int) -> list[Path]:
+    return [path.with_stem(f"{path.stem}-{index}") for index in range(count)]
 
 
 def subject_path(root: Path, subject: str) -> Path:
@@ -202,14 +317,16 @@ def split_store(
 ) -> list[tuple[Path, Split]]:
     """Write split.json, or split-0.json and so on for folds, and return what stands in them."""
     store = Store(root)
-    people = [p for p in store.participants if store.info.subjects[p.subject].has_labels]
-    path = out or root / "split.json"
+    path = out or root / SPLIT
     if folds is None:
-        splits = [make_split(people, ratios, seed=seed, store=store.fingerprint)]
+        splits = [make_split(store.labelled, ratios, seed=seed, store=store.fingerprint)]
         paths = [path]
     else:
-        splits = make_folds(people, folds, seed=seed, store=store.fingerprint)
-        paths = [path.with_stem(f"{path.stem}-{index}") for index in range(folds)]
+        splits = make_folds(store.labelled, folds, seed=seed, store=store.fingerprint)
+        paths = _paths_of_folds(path, folds)
+        if out is None:  # more folds of an earlier call would be taken for some of these
+            for old in _paths_of_folds(path, len(store.subjects))[folds:]:
+                old.unlink(missing_ok=True)
     for each, split in zip(paths, splits, strict=True):
         split.write(each)
     return list(zip(paths, splits, strict=True))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.errors import LabelError
 from segmentation.inference.cleanup import clean_up
 from segmentation.inference.uncertainty import Uncertainty, entropy_of
 from segmentation.io.volume import Volume
@@ -34,7 +33,6 @@ class Segmentation:
     agreement: NDArray[np.float64] | None  # mean Dice between views, (K,)
     uncertainty: Uncertainty | None
     not_predicted: tuple[str, ...]
-    timings: dict[str, float] = field(default_factory=dict)  # seconds
 
     @cached_property
     def working(self) -> Volume:
@@ -47,13 +45,11 @@ class Segmentation:
     @cached_property
     def indices(self) -> Volume:
         """Class indices in the scan's own space, uint8."""
-        start = time.perf_counter()
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
             # Every voxel of the scan is one of the working grid: the most probable stays so.
             found = restore(self.working, self.plan, labels=True)
         else:
             found = restore_probabilities(self.fused.permute(3, 0, 1, 2).numpy(), self.plan)
-        self.timings["restore"] = time.perf_counter() - start
         return Volume(found.data, found.affine, found.codes, self.notes)
 
     @cached_property
@@ -82,14 +78,9 @@ class Segmentation:
         """Volume of each structure that the model knows."""
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
 
-    def probabilities(self, structure: str) -> Volume:
+    def probabilities(self, structure: str | int) -> Volume:
         """Probability of one structure in the scan's own space, float32."""
-        if structure not in self.scheme.names:
-            raise LabelError(
-                f"{structure!r} is no structure of {self.scheme.name}",
-                remedy=f"such as {self.scheme.names[1]}",
-            )
-        values = self.fused[..., self.scheme.names.index(structure)].float().numpy()
+        values = self.fused[..., self.scheme.find(structure).index].float().numpy()
         return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
 
     @cached_property
@@ -98,7 +89,7 @@ class Segmentation:
         values = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
         return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
 
-    def cleaned(self) -> tuple[Segmentation, dict[str, float]]:
+    def cleaned(self) -> tuple[Self, dict[str, float]]:
         """With one piece a structure and no holes, and the changed share of each structure."""
         given = self.indices
         data, changed = clean_up(np.asarray(given.data), len(self.scheme))

@@ -1,18 +1,11 @@
-"""The library's front door: a model loaded once, and scans segmented with it.
-
-segmenter = Segmenter.load("fast")
-found = segmenter.segment(Volume.read("scan.nii.gz"))
-found.labels.write("labels.nii.gz", labels=True)
-"""
+"""A model loaded once, and scans segmented with it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -37,22 +30,15 @@ from segmentation.models.checkpoint import Model, load_model
 from segmentation.space.conform import Conformed, ConformPlan, conform
 from segmentation.space.grid import to_shape
 from segmentation.space.resample import GridMap, resample_image
-from segmentation.space.views import View, reoriented, source_axes, to_slices
+from segmentation.space.views import View, chosen_views, reoriented, source_axes, to_slices
+from segmentation.timing import stage
 
-__all__ = ["Prepared", "Segmenter"]
+__all__ = ["Segmenter"]
 
 _T = TypeVar("_T")
 
 # The brain is looked for in every eighth coronal slice.
 _EVERY = 8
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A scan ready for the networks; made on the processor, also for a GPU."""
-
-    conformed: Conformed
-    seconds: float
 
 
 class Segmenter:
@@ -64,7 +50,7 @@ class Segmenter:
         *,
         device: str = "auto",
         precision: Precision = "auto",
-        views: Sequence[View] | None = None,
+        views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
     ) -> None:
@@ -74,7 +60,7 @@ class Segmenter:
         self._batch = batch
         # Used when a GPU is out of memory even for single slices.
         self._allow_cpu = allow_cpu
-        available = views or tuple(model.networks)
+        available = chosen_views(views) or tuple(model.networks)
         # The sagittal view comes last: it is divided in the ratio of the others.
         self.views = tuple(view for view in View if view in available)
         if model.info.preprocessing.spacing_mm != 1:
@@ -91,11 +77,12 @@ class Segmenter:
         *,
         device: str = "auto",
         precision: Precision = "auto",
-        views: Sequence[View] | None = None,
+        views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
-    ) -> Segmenter:
+    ) -> Self:
         """A shipped model by name ("fast"), or the folder of one's own."""
+        views = chosen_views(views)
         model = load_model(name_or_folder, views)
         return cls(
             model,
@@ -115,9 +102,8 @@ class Segmenter:
         """
         return self.infer(self.prepare(volume), mirror=mirror, samples=samples, seed=seed)
 
-    def prepare(self, volume: Volume) -> Prepared:
-        """The part before the networks."""
-        start = time.perf_counter()
+    def prepare(self, volume: Volume) -> Conformed:
+        """The part before the networks, on the processor also for a GPU."""
         wanted = self.model.info.preprocessing
         whole = wanted.scaling == "minimum-maximum"
         in_ras = to_shape(wanted.shape[axis] for axis, _ in source_axes(wanted.axes, "RAS"))
@@ -128,34 +114,31 @@ class Segmenter:
         # The working grid with its array's axes in another order; places stay where they are.
         seen = reoriented(seen, wanted.axes)
         seen = replace(seen, data=np.ascontiguousarray(seen.data))
-        conformed = Conformed(seen, replace(plan, working=seen.grid))
-        return Prepared(conformed, time.perf_counter() - start)
+        return Conformed(seen, replace(plan, working=seen.grid))
 
     def infer(
-        self, prepared: Prepared, *, mirror: bool = False, samples: int = 0, seed: int = 0
+        self, conformed: Conformed, *, mirror: bool = False, samples: int = 0, seed: int = 0
     ) -> Segmentation:
         """The networks and their fusion; labels are restored when they are first asked for."""
-        return self._with_less_memory(lambda: self._infer(prepared, mirror, samples, seed))
+        return self._with_less_memory(lambda: self._infer(conformed, mirror, samples, seed))
 
-    def _infer(self, prepared: Prepared, mirror: bool, samples: int, seed: int) -> Segmentation:
-        timings = {"conform": prepared.seconds}
-        image = torch.from_numpy(prepared.conformed.volume.data)
-        with _timed(timings, "localise"):
+    def _infer(self, conformed: Conformed, mirror: bool, samples: int, seed: int) -> Segmentation:
+        image = torch.from_numpy(conformed.volume.data)
+        with stage("first look"):
             room = self.find_brain(image)
-        with _timed(timings, "networks"):
+        fused, maps = self._fuse(image, room, mirror)
+        if room.is_too_small(fused.sum):
+            room = Room.whole(image.shape)
             fused, maps = self._fuse(image, room, mirror)
-            if room.is_too_small(fused.sum):
-                room = Room.whole(image.shape)
-                fused, maps = self._fuse(image, room, mirror)
-        conformed = prepared.conformed
         plan = conformed.plan.cropped(room.box)
-        with _timed(timings, "prior"):
+        with stage("prior"):
             problem = self._apply_prior(fused, plan)
         merged = self._merged_views()
-        agreement = view_agreement(maps, self.model.scheme, merged) if len(maps) > 1 else None
+        with stage("agreement"):
+            agreement = view_agreement(maps, self.model.scheme, merged) if len(maps) > 1 else None
         uncertainty: Uncertainty | None = None
         if samples:
-            with _timed(timings, "samples"):
+            with stage("samples"):
                 uncertainty = self._sample(image, room, samples, seed, plan)
         return Segmentation(
             fused.sum.cpu(),
@@ -166,7 +149,6 @@ class Segmenter:
             agreement if fused.scheme is self.model.scheme else None,
             uncertainty,
             () if fused.is_merged else self.model.info.not_predicted,
-            timings,
         )
 
     def _fuse(self, image: Tensor, room: Room, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:
@@ -189,10 +171,19 @@ class Segmenter:
             for view in self.views
         }
         for view, part in self.each_view(image, mirror=mirror, within=room.mask):
-            fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
-            found = to_slices(maps[view], wanted.slice_axes(view))
-            found[part.slices, part.rows, part.columns] = part.probabilities.argmax(-1)
-        fusion.finish()
+            with stage("fusion"):
+                fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
+                found = to_slices(maps[view], wanted.slice_axes(view))
+                found[part.slices, part.rows, part.columns] = part.probabilities.argmax(-1)
+        with stage("fusion"):
+            fusion.finish()
+            # What is no number in one class of a voxel is none in all. A look at one is cheap.
+            if fusion.sum[..., 0].isnan().any():
+                raise ModelError(
+                    "its networks give values that are not numbers",
+                    where=self.model.folder,
+                    remedy="its weights are wrong; copy, download or train the model again",
+                )
         return fusion, maps
 
     def each_view(
@@ -205,10 +196,11 @@ class Segmenter:
         for view in self.views:
             partners = self.model.classes_of(view).partner_permutation.copy()
             side = (from_side_to_side, partners) if mirror else None
-            for part in self._networks[view].probabilities(
-                image, wanted.slice_axes(view), mirror=side, within=within
-            ):
-                yield view, part
+            with stage(view.value):
+                for part in self._networks[view].probabilities(
+                    image, wanted.slice_axes(view), mirror=side, within=within
+                ):
+                    yield view, part
 
     def find_brain(self, image: Tensor) -> Room:
         """Where brain may be, from a few slices; everywhere where none is seen."""
@@ -297,10 +289,3 @@ def _rescaled(volume: Volume, to: GridMap) -> NDArray[np.float32]:
     low, high = float(values.min()), float(values.max())
     scaled: NDArray[np.float32] = (values - low) / max(high - low, 1e-6)
     return scaled
-
-
-@contextmanager
-def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    timings[name] = time.perf_counter() - start

@@ -9,13 +9,15 @@ import hashlib
 import io
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from segmentation.errors import DatasetError, InputError, OutputError
+from segmentation.errors import DatasetError, InputError, OutputError, one_line
+from segmentation.timing import stage
 
 __all__ = [
     "atomic_path",
@@ -25,12 +27,14 @@ __all__ = [
     "read_bytes",
     "read_rows",
     "read_text",
+    "remove_leftovers",
     "sha256_of",
     "spreadsheet_safe",
     "write_tsv",
 ]
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
+_EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}  # The package that pandas reads each with.
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
     errno.EDQUOT: "free some of your quota on that disk and run again",
@@ -85,10 +89,11 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
 def sha256_of(*paths: Path) -> str:
     """SHA-256 over the bytes of regular files, one after the other."""
     digest = hashlib.sha256()
-    for path in paths:
-        with open_regular(path) as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+    with stage("hash"):
+        for path in paths:
+            with open_regular(path) as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
     return digest.hexdigest()
 
 
@@ -126,6 +131,16 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         ) from error
 
 
+def remove_leftovers(*folders: Path) -> None:
+    """Remove what killed processes were writing there, files or folders; none may be at work."""
+    for folder in folders:
+        for left in folder.glob(".trinat-*.tmp"):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` if the block succeeds, and else never existed."""
@@ -135,8 +150,14 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_text(path: str | Path) -> Iterator[TextIO]:
-    """As `atomic_write`, for UTF-8 text; line ends are written as given (fit for csv)."""
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    """As `atomic_write`, for UTF-8 text; line ends are written as given (fit for csv).
+
+    What a file name has that is no UTF-8 is escaped.
+    """
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
         yield file
 
 
@@ -162,17 +183,21 @@ def spreadsheet_safe(text: str) -> str:
 
 
 def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
-    """Rows of a .csv or .tsv with a header; what is not known becomes an empty string."""
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    try:
-        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter, restval="")
-            missing = [name for name in required if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DatasetError(f"has no column {missing[0]!r}", where=path)
-            rows = list(reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
+    """Rows of a .csv, .tsv or Excel table with a header; what is not known is an empty string."""
+    if path.suffix.lower() in _EXCEL:
+        rows = _sheet(path)
+        columns: Iterable[str] = rows[0] if rows else ()
+    else:
+        delimiter = "\t" if path.suffix == ".tsv" else ","
+        try:
+            with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
+                reader = csv.DictReader(file, delimiter=delimiter, restval="")
+                columns, rows = reader.fieldnames or (), list(reader)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
+    missing = [name for name in required if name not in columns]
+    if missing:
+        raise DatasetError(f"has no column {missing[0]!r}", where=path)
     return [
         {
             key: "" if value.strip().lower() in _UNKNOWN else value.strip()
@@ -180,6 +205,23 @@ def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
             if isinstance(value, str)
         }
         for row in rows
+    ]
+
+
+def _sheet(path: Path) -> list[dict[str, str]]:
+    """Rows of an Excel file's first sheet, as text."""
+    import pandas as pd
+
+    content, package = io.BytesIO(read_bytes(path)), _EXCEL[path.suffix.lower()]
+    try:
+        table = pd.read_excel(content, dtype=str, na_filter=False)
+    except ImportError:
+        remedy = f"pip install {package}, or save the table as CSV"
+        raise DatasetError(f"needs the package {package}", where=path, remedy=remedy) from None
+    except Exception as error:  # Each package has errors of its own.
+        raise DatasetError(f"not an Excel table ({one_line(str(error))})", where=path) from None
+    return [
+        {str(key): str(value) for key, value in row.items()} for row in table.to_dict("records")
     ]
 
 

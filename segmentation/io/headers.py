@@ -17,6 +17,7 @@ from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
 from segmentation.errors import FormatError, GeometryError, IntegrityError
+from segmentation.io.memory import free_memory
 from segmentation.io.streams import Source
 
 __all__ = ["Form", "Header", "announce", "from_nifti", "read_mgh", "read_nifti", "read_pair"]
@@ -29,6 +30,13 @@ MIN_SIDE = 16
 MAX_BYTES = 2 * 2**30
 # A voxel is not smaller than a cell nor larger than a head.
 SPACING_RANGE_MM = (0.01, 100.0)
+# What bringing a scan to the working grid takes, measured: bytes for each voxel beside the voxels
+# themselves, and for each cell of 4 mm in which the head is looked for. Less than the last is
+# taken for granted.
+_WORK_BYTES = 14
+_CELL_BYTES = 50
+_CELL_MM3 = 64.0
+_GRANTED_BYTES = 2**30
 # NIfTI header extensions may hold a whole DICOM header, but not more than this.
 _MAX_OFFSET = 64 * 2**20
 _MGH_VOXELS_AT = 284
@@ -146,6 +154,20 @@ def announce(source: Source, header: Header) -> None:
             remedy="resample it to a coarser grid",
         )
     source.announce(header.offset + header.nbytes)
+    _require_memory(header, source.path)
+
+
+def _require_memory(header: Header, where: Path) -> None:
+    cells = min(1.0, math.prod(header.zooms) / _CELL_MM3)
+    work = math.prod(header.shape) * (_WORK_BYTES + _CELL_BYTES * cells)
+    needed = header.nbytes + work
+    if needed > _GRANTED_BYTES and needed > (there := free_memory()):
+        raise FormatError(
+            f"{_by(header.shape)} voxels take {needed / 2**30:.1f} GiB of memory to prepare, and "
+            f"{there / 2**30:.1f} are free",
+            where=where,
+            remedy="resample it to a coarser grid, or use a larger machine",
+        )
 
 
 def _struct(source: Source) -> tuple[Any, int]:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 from segmentation.errors import FormatError, InputError, IntegrityError
 from segmentation.io.files import open_regular
+from segmentation.timing import stage
 
 if TYPE_CHECKING:
     from hashlib import _Hash as _Digest
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["NO_CHECKSUM", "SCAN_SUFFIXES", "Source", "has_checksum"]
+__all__ = ["NO_CHECKSUM", "SCAN_SUFFIXES", "Source", "has_checksum", "refuse_bomb"]
 
 # Every kind of scan that is read; of two that end a name, the longer comes first.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
@@ -39,6 +40,16 @@ _FETCH_AGAIN = "fetch or make it again"
 def has_checksum(path: Path) -> bool:
     """Whether a scan's format has one: compressed files do, .nii, .mgh and Analyze pairs do not."""
     return path.name.lower().endswith((".gz", ".mgz"))
+
+
+def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
+    """FormatError for so many bytes in so few as no scan, nor array of scans, packs into."""
+    if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
+        raise FormatError(
+            f"unpacks to {unpacked // packed} times its size, as no scan does",
+            where=where,
+            remedy="unpack it with gunzip if you trust it",
+        )
 
 
 class Source:
@@ -101,12 +112,7 @@ class Source:
                 where=self.path,
                 remedy=_FETCH_AGAIN,
             )
-        if end > max(_BOMB_BYTES, _BOMB_RATIO * self.size):
-            raise FormatError(
-                f"unpacks to {end // self.size} times its size, as no scan does",
-                where=self.path,
-                remedy="unpack it with gunzip if you trust it",
-            )
+        refuse_bomb(end, self.size, self.path)
 
     def drain(self, *, limit: int, zeros: bool) -> None:
         """Read to the end: only there the gzip checksums stand. Refuse what is not padding.
@@ -160,7 +166,8 @@ class _Hashed(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         count = self._file.readinto(buffer) or 0
-        self._digest.update(memoryview(buffer)[:count])
+        with stage("hash"):
+            self._digest.update(memoryview(buffer)[:count])
         return count
 
 

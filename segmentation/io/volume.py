@@ -8,13 +8,15 @@ the header's fields in headers.py, the affine in orientation.py, the voxels here
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import nibabel as nib
 import numpy as np
+from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
 from segmentation.errors import FormatError, InputError, IntegrityError
@@ -24,7 +26,7 @@ from segmentation.io.orientation import TrustAffine, place
 from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
 from segmentation.space.grid import Grid, Shape
 
-__all__ = ["TrustAffine", "Volume", "write_maps"]
+__all__ = ["Scan", "TrustAffine", "Volume", "write_maps"]
 
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
 _GZIP_LEVEL = 4
@@ -50,6 +52,14 @@ class Volume:
     notes: tuple[str, ...] = ()
     source_sha256: str | None = None
 
+    def __repr__(self) -> str:
+        voxels = "×".join(map(str, self.shape))
+        spacing = "×".join(f"{mm:.3g}" for mm in self.spacing_mm)
+        return f"Volume({voxels} {self.data.dtype}, {spacing} mm, {self.axcodes})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.data, dtype, copy=copy)
+
     def __post_init__(self) -> None:
         if self.data.ndim != 3 or np.shape(self.affine) != (4, 4):
             raise ValueError(f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}")
@@ -74,6 +84,23 @@ class Volume:
     def axcodes(self) -> str:
         """Where each voxel axis grows to, as "RAS" or "LIA"."""
         return self.grid.axcodes
+
+    @classmethod
+    def of(cls, scan: Scan, *, labels: bool = False) -> Volume:
+        """A scan (or label map) as users have it: see `Scan`."""
+        if isinstance(scan, Volume):
+            return scan
+        if isinstance(scan, str | os.PathLike):
+            return cls.read(Path(scan), labels=labels)
+        if isinstance(scan, tuple) and len(scan) == 2:
+            return cls.of_array(*scan, labels=labels)
+        if hasattr(scan, "dataobj") and hasattr(scan, "affine"):
+            return cls.of_image(scan, labels=labels)
+        several = "; segment_many takes several paths" if isinstance(scan, list) else ""
+        raise TypeError(
+            f"cannot use a {type(scan).__name__}: "
+            f"give a path, a nibabel image, a tuple (array, affine) or a Volume{several}"
+        )
 
     @classmethod
     def read(
@@ -111,7 +138,7 @@ class Volume:
         return cls(data, affine, codes, notes, digest)
 
     @classmethod
-    def of_image(cls, image: Any) -> Volume:
+    def of_image(cls, image: Any, *, labels: bool = False) -> Volume:
         """A scan of a nibabel image (NIfTI or MGH) in memory, behind the same checks as a file."""
         where = Path("image")
         if not isinstance(image, nib.Nifti1Pair | nib.freesurfer.MGHImage):
@@ -122,15 +149,15 @@ class Volume:
             )
         voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
-            return cls.of_array(voxels, image.affine)
+            return cls.of_array(voxels, image.affine, labels=labels)
         header = from_nifti(image.header, where)
         affine, codes, notes = place(header, None, None, where)
         voxels = voxels.astype(voxels.dtype.newbyteorder("="), copy=False).reshape(header.shape)
-        data, _ = _values(voxels, header, where, labels=False, fill=False)
+        data, _ = _values(voxels, header, where, labels=labels, fill=False)
         return cls(data, affine, codes, notes)
 
     @classmethod
-    def of_array(cls, array: ArrayLike, affine: ArrayLike) -> Volume:
+    def of_array(cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False) -> Volume:
         """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`."""
         voxels, place_mm = np.asarray(array), np.asarray(affine)
         if voxels.dtype.kind not in "iuf" or voxels.ndim != 3 or place_mm.shape != (4, 4):
@@ -145,7 +172,7 @@ class Volume:
         # Not by way of the constructor, which fails on what is refused here.
         image.header.set_sform(place_mm, "aligned")
         image.header.set_zooms(np.linalg.norm(place_mm[:3, :3], axis=0))
-        return cls.of_image(image)
+        return cls.of_image(image, labels=labels)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
         """Write .nii.gz, .nii or .mgz whole or not at all; the same volume gives the same bytes.
@@ -171,6 +198,10 @@ class Volume:
                 with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
                     image.to_stream(packed)
 
+    def to_nibabel(self, *, labels: bool = False) -> nib.Nifti1Image:
+        """The image that `write` writes as NIfTI, in memory."""
+        return self._nifti(_for_disk(self.data, Path("image"), labels=labels), labels)
+
     def _nifti(self, data: NDArray[Any], labels: bool) -> Any:
         image = nib.Nifti1Image(data, self.affine)
         image.set_qform(self.affine, self.codes[0])
@@ -179,6 +210,11 @@ class Volume:
         if labels:
             image.header.set_intent("label")
         return image
+
+
+# What a scan may be given as: a file, a nibabel image (NIfTI or MGH), voxels (X, Y, Z) with the
+# affine (4, 4) that takes their indices to RAS mm, or a Volume.
+Scan: TypeAlias = "str | os.PathLike[str] | SpatialImage | tuple[ArrayLike, ArrayLike] | Volume"
 
 
 def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
@@ -295,7 +331,8 @@ def _whole_numbers(
     data: NDArray[Any], where: Path, kinds: tuple[type[np.integer[Any]], ...]
 ) -> NDArray[Any]:
     """The labels as the first of these types that holds them all."""
-    low, high = data.min(), data.max()
+    # As Python's numbers: 2**31 - 1 as a float32 is 2**31, which would pass for it.
+    low, high = data.min().item(), data.max().item()
     if data.dtype.kind == "f" and not (np.rint(data) == data).all():
         raise FormatError(
             "not a label map: fractions in it", where=where, remedy="name a label map"

@@ -7,6 +7,7 @@ The facts stand in `configs/labels/*.tsv`, one table per scheme. Networks see cl
 from __future__ import annotations
 
 import csv
+import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -174,6 +175,31 @@ class LabelScheme:
         """The classes that slices of a view tell apart: sagittal ones show no left and right."""
         return self.merged.scheme if view is View.SAGITTAL else self
 
+    def find(self, structure: str | int) -> Label:
+        """The label with this name, abbreviation or FreeSurfer number.
+
+        Upper and lower case are the same, and so are spaces, underscores and dashes.
+        """
+        spoken: dict[str, list[str]] = {}
+        for label in self.labels:
+            full = {label.name, label.abbreviation, str(label.fs_id)}
+            for word in {_spoken(word) for word in full | set(map(_without_side, full))}:
+                spoken.setdefault(word, []).append(label.name)
+        wanted = _spoken(str(structure))
+        match spoken.get(wanted, []):
+            case [name]:
+                return self.labels[self.names.index(name)]
+            case [_, *_] as names:
+                raise LabelError(f"{structure} has two sides", remedy=f"name {' or '.join(names)}")
+        words = [word for word in spoken if not word.isdecimal()]
+        near = [name for word in difflib.get_close_matches(wanted, words) for name in spoken[word]]
+        raise LabelError(
+            f"{structure!r} is no structure of {self.name}",
+            remedy=f"did you mean {' or '.join(dict.fromkeys(near))}?"
+            if near
+            else f"give a name, an abbreviation or a FreeSurfer number, such as {self.names[1]}",
+        )
+
     @cached_property
     def _classes(self) -> dict[int, int]:
         return {number: label.index for label in self.labels for number in label.numbers}
@@ -320,6 +346,10 @@ def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
 
 def _without_side(name: str) -> str:
     return re.sub(r"^(left|right|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
+
+
+def _spoken(name: str) -> str:
+    return re.sub(r"[\s_-]+", "-", name.strip().casefold())
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from segmentation.io.volume import Volume
 from segmentation.space.grid import Grid
 from segmentation.space.views import reoriented
 
-__all__ = ["DrawnSlices", "drawn_slices", "on_grid_of"]
+__all__ = ["DrawnSlices", "drawn_slices", "labelled_slices", "on_grid_of"]
 
 # Headers store places as float32, and rotations as quaternions of float32.
 _TOLERANCE = 0.02  # of a voxel, at the corners of the volume
@@ -103,6 +103,15 @@ class DrawnSlices:
             self.thickness_mm if axis == self.axis else step for axis, step in enumerate(spacing_mm)
         )
         return x, y, z
+
+
+def labelled_slices(
+    true: Indices, predicted: Indices, spacing_mm: Spacing
+) -> tuple[Indices, Indices, Spacing]:
+    """What is measured: both maps on the slices on which the truth is drawn, and their spacing."""
+    if drawn := drawn_slices(true, spacing_mm):
+        return drawn.alone(true), drawn.alone(predicted), drawn.spacing_mm(spacing_mm)
+    return true, predicted, spacing_mm
 
 
 def drawn_slices(truth: Indices, spacing_mm: Spacing) -> DrawnSlices | None:

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from segmentation.errors import LabelError, ModelError, OutputError
 from segmentation.io.files import atomic_write, read_bytes
+from segmentation.io.plain_yaml import parse_yaml
 from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from segmentation.models.architectures import build
 from segmentation.models.base import Network, NetworkConfig
@@ -37,7 +38,7 @@ from segmentation.models.model_info import (
     weights_file,
 )
 from segmentation.models.zoo import MODEL_FILE, find_model
-from segmentation.space.views import View
+from segmentation.space.views import View, chosen_views
 
 __all__ = [
     "MODEL_FILE",
@@ -50,6 +51,9 @@ __all__ = [
 ]
 
 _MAX_YAML_BYTES = 1 << 20
+# Far beyond any model's; a sparse file on disk may be of any size.
+_MAX_FILE_BYTES = 2 << 30
+_MAX_HEADER_BYTES = 1 << 20
 _COPY_AGAIN = "copy or download the model again"
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 # Batch norm counts its batches and never reads the count.
@@ -169,11 +173,17 @@ def update_info(folder: Path, **changes: object) -> None:
         file.write(_to_yaml(updated))
 
 
-def load_model(name_or_folder: str | Path, views: Collection[View] | None = None) -> Model:
-    """Read a shipped model or a model folder, or some views, and check everything that can be."""
+def load_model(
+    name_or_folder: str | Path, views: Iterable[View | str] | str | None = None
+) -> Model:
+    """Read a shipped model or a model folder, or some views, and check everything that can be.
+
+    >>> trinat.load_model("fast", views=["axial"]).info.name
+    'fast'
+    """
     folder = find_model(name_or_folder)
     info = read_info(folder)
-    wanted = tuple(info.architectures) if views is None else tuple(views)
+    wanted = chosen_views(views) or tuple(info.architectures)
     for view in wanted:
         if view not in info.architectures:
             raise ModelError(f"has no {view.value} network", where=folder)
@@ -217,9 +227,9 @@ def read_info(folder: str | Path) -> ModelInfo:
     if path.stat().st_size > _MAX_YAML_BYTES:
         raise ModelError("is too large to be a model's description", where=path)
     try:
-        content = yaml.load(read_bytes(path), Loader=_PlainLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ModelError("is not readable YAML", where=path, remedy=_COPY_AGAIN) from error
+        content = parse_yaml(read_bytes(path), aliases=False)
+    except ValueError as error:
+        raise ModelError(str(error), where=path, remedy=_COPY_AGAIN) from error
     if not isinstance(content, dict):
         raise ModelError("is not a model's description", where=path)
     if content.get("format") != FORMAT:
@@ -235,15 +245,6 @@ def read_info(folder: str | Path) -> ModelInfo:
         key = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise ModelError(f"{key}: {message}" if key else message, where=path) from error
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, which can blow a small file up to gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed")
-        return super().compose_node(parent, index)
 
 
 def _to_yaml(info: ModelInfo) -> bytes:
@@ -268,6 +269,10 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
     """The scheme has what the description names, and each network as many classes as it."""
     where = folder / MODEL_FILE
     weighed = info.prior.per_class if info.prior else {}
+    if scheme.names[0] in info.not_predicted:
+        raise ModelError(
+            f"{scheme.names[0]} is always predicted, not_predicted names it", where=where
+        )
     for name in (*info.not_predicted, *info.fusion.per_class, *weighed):
         if name not in scheme.names:
             raise ModelError(f"{name} is no structure of {info.labels}", where=where)
@@ -302,8 +307,11 @@ def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
 
 def _load_network(path: Path, data: bytes, config: NetworkConfig, precision: Precision) -> Network:
     try:
+        # Hundreds of thousands of names would take minutes.
+        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
+            raise SafetensorError("its header is too large")
         tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # a type that torch has not
         raise ModelError("is not a safetensors file", where=path, remedy=_COPY_AGAIN) from error
     # No random weights are made, since they would be replaced at once.
     with torch.device("meta"):
@@ -340,6 +348,8 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
     """A file's bytes, the very ones whose hash was checked."""
     path = folder / name
     try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ModelError("is too large for a model's file", where=path)
         data = read_bytes(path)
     except FileNotFoundError as error:
         raise ModelError("is missing", where=path, remedy=_COPY_AGAIN) from error

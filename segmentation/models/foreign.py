@@ -11,12 +11,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from segmentation.errors import ModelError
-from segmentation.models.model_info import Preprocessing
+from segmentation.models.checkpoint import save_model
+from segmentation.models.model_info import Description, ModelInfo, Preprocessing, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.unpickling import Stub, read_torch_file
 from segmentation.space.views import SliceAxes, View
 
-__all__ = ["PORT_PREPROCESSING", "read_port"]
+__all__ = ["PORT_PREPROCESSING", "import_port", "read_port"]
 
 # The port reads FreeSurfer's conformed orig.mgz: 256 x 256 x 256 voxels of 1 mm whose axes run to
 # the Left, Inferior and Anterior. It scales the volume's minimum to 0 and its maximum to 1, and
@@ -50,6 +51,23 @@ _PARTS = {
     **{f"SELayer{part}.conv": "excitation.spatial" for part in ("", ".sSE")},
 }
 _COUNTER = "num_batches_tracked"
+# Several times what QuickNAT has.
+_MAX_MODULES = 1000
+_MAX_DEPTH = 8
+_MAX_NAME = 64
+
+
+def import_port(
+    file: Path, *, view: View, out: Path, labels: str = "quicknat33", licence: str = ""
+) -> ModelInfo:
+    """Write the network in `file` as a model of one view; `trinat bundle` joins several."""
+    training = Training(
+        data="not recorded in the checkpoint", licence=licence, recipe=f"from {file.name}"
+    )
+    description = Description(
+        name=out.name, labels=labels, preprocessing=PORT_PREPROCESSING, training=training
+    )
+    return save_model(out, description, {view: read_port(file)})
 
 
 def read_port(path: str | Path) -> QuickNat:
@@ -91,48 +109,63 @@ def read_port(path: str | Path) -> QuickNat:
     return network.eval()
 
 
-def _find_state(content: Any, path: Path) -> tuple[Mapping[str, Tensor], float | None]:
+def _find_state(
+    content: Any, path: Path, depth: int = 0
+) -> tuple[Mapping[str, Tensor], float | None]:
     """The tensors by name, wherever a training script put them, and the dropout if it is known."""
     if isinstance(content, Stub):
         if content.name.startswith("monai."):
             raise ModelError(f"holds a network of MONAI ({content.name})", where=path)
-        return _flatten(content), _dropout(content)
+        modules = _modules(content, path)
+        return _flatten(modules), _dropout(modules)
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model"):
-            if key in content:
-                return _find_state(content[key], path)
+            if key in content and depth < _MAX_DEPTH:
+                return _find_state(content[key], path, depth + 1)
         if content and all(isinstance(v, Tensor) for v in content.values()):
             return {str(name): tensor for name, tensor in content.items()}, None
     raise ModelError("holds no network and no state dict", where=path)
 
 
-def _flatten(module: Stub, prefix: str = "") -> dict[str, Tensor]:
+def _modules(module: Stub, path: Path) -> list[tuple[str, Stub]]:
+    """A module and all below it, which may be few that stand in many places, by their prefixes."""
+    found = [("", module)]
+    for prefix, parent in found:
+        for name, child in _children(parent, "_modules"):
+            if (
+                len(found) == _MAX_MODULES
+                or len(name) > _MAX_NAME
+                or prefix.count(".") > _MAX_DEPTH
+            ):
+                raise ModelError("is no checkpoint of QuickNAT: too many modules", where=path)
+            if isinstance(child, Stub):
+                found.append((f"{prefix}{name}.", child))
+    return found
+
+
+def _flatten(modules: list[tuple[str, Stub]]) -> dict[str, Tensor]:
     """What `state_dict` of a module would have been, from the state that its pickle gave it."""
-    tensors: dict[str, Tensor] = {}
-    for kind in ("_parameters", "_buffers"):
-        for name, tensor in _children(module, kind):
-            if isinstance(tensor, Tensor):
-                tensors[prefix + name] = tensor
-    for name, child in _children(module, "_modules"):
-        if isinstance(child, Stub):
-            tensors |= _flatten(child, f"{prefix}{name}.")
-    return tensors
+    return {
+        prefix + name: tensor
+        for prefix, module in modules
+        for kind in ("_parameters", "_buffers")
+        for name, tensor in _children(module, kind)
+        if isinstance(tensor, Tensor)
+    }
 
 
-def _dropout(module: Stub) -> float | None:
-    for name, child in _children(module, "_modules"):
-        if isinstance(child, Stub):
-            if name == "drop_out" and isinstance(child.state, dict):
-                return float(child.state.get("p", 0))
-            if (found := _dropout(child)) is not None:
-                return found
+def _dropout(modules: list[tuple[str, Stub]]) -> Any:
+    for prefix, module in modules:
+        if prefix.endswith("drop_out.") and isinstance(module.state, dict):
+            return module.state.get("p", 0)
     return None
 
 
 def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
     state = module.state
     found = state.get(kind) if isinstance(state, dict) else None
-    return list(found.items()) if isinstance(found, dict) else []
+    pairs = found.items() if isinstance(found, dict) else ()
+    return [(name, value) for name, value in pairs if isinstance(name, str)]
 
 
 def _rename(name: str, path: Path) -> str:

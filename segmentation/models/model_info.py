@@ -49,6 +49,10 @@ _LARGEST_PRIOR_BYTES = 256 << 20
 
 Precision = Literal["float32", "float16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# Sides of a working grid. One of 512 voxels takes half a gibibyte for each map of values.
+Side = Annotated[int, Field(ge=16, le=512)]
+# Of a view; single precision holds its ratio to any other.
+Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -81,8 +85,8 @@ class Preprocessing(_Part):
     """
 
     axes: Annotated[str, AfterValidator(_axis_codes)] = "RAS"
-    shape: tuple[int, int, int] = (256, 256, 256)
-    spacing_mm: float = Field(default=1.0, gt=0)
+    shape: tuple[Side, Side, Side] = (256, 256, 256)
+    spacing_mm: float = Field(default=1.0, ge=0.1, le=10)
     scaling: Literal["trinat", "minimum-maximum"] = "trinat"
     slices: dict[View, Annotated[SliceAxes, AfterValidator(_each_axis_once)]] = {}
 
@@ -103,9 +107,9 @@ class Fusion(_Part):
     """
 
     mean: Mean = "arithmetic"
-    weights: dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = DEFAULT_WEIGHTS
+    weights: dict[View, Weight] = DEFAULT_WEIGHTS
     # For structures, by name, that are better weighted otherwise.
-    per_class: dict[str, dict[View, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
+    per_class: dict[str, dict[View, Weight]] = {}
 
 
 class Quality(_Part):
@@ -117,6 +121,13 @@ class Quality(_Part):
 
     agreement: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
     origin: str = ""
+
+    @field_validator("agreement")
+    @classmethod
+    def _look_before_reject(cls, agreement: tuple[float, float]) -> tuple[float, float]:
+        if agreement[0] < agreement[1]:
+            raise ValueError("the first limit must not be below the second")
+        return agreement
 
 
 class Prior(_Part):
@@ -137,6 +148,8 @@ class Training(_Part):
     data: str = ""
     licence: str = ""
     recipe: str = ""
+    # Labels that other models made, of this training or of the weights that it started from.
+    pseudo_labels: str = Field(default="", exclude_if=lambda given: not given)
     slices_seen: int | None = Field(default=None, ge=0)
 
 
@@ -221,8 +234,12 @@ class Template:
                 if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_PRIOR_BYTES:
                     raise ModelError("is too large for a prior", where=where)
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                found = cls(arrays["shares"], arrays["affine"], arrays["centroids"])
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+                # What is no array comes as bytes.
+                names = ("shares", "affine", "centroids")
+                found = cls(*(np.asarray(arrays[name]) for name in names))
+        except ModelError:
+            raise
+        except Exception as error:  # numpy and zipfile let through whatever they stumble over
             raise ModelError("is no prior", where=where) from error
         if (
             found.shares.ndim != 4
@@ -232,4 +249,12 @@ class Template:
             or found.centroids.shape != (classes, 3)
         ):
             raise ModelError("is a prior of other classes", where=where)
+        if (
+            not found.shares.size
+            or {found.affine.dtype.kind, found.centroids.dtype.kind} != {"f"}
+            or not np.isfinite(found.affine).all()
+            or np.isinf(found.centroids).any()
+            or not np.linalg.det(found.affine)
+        ):
+            raise ModelError("is a prior without a place", where=where)
         return found

@@ -71,10 +71,12 @@ def read_torch_file(path: str | Path) -> Any:
             if start.startswith(b"PK"):
                 return _read_zip(file, size, path)
             return _read_legacy(file, size, path)
-    except (InputError, ModelError, OSError):
+    except (InputError, ModelError):
         raise
     # What a damaged pickle raises is anyone's guess; it is all the same to the user.
     except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            raise  # of the disk, not of what zipfile reads
         raise ModelError(
             "is not a file of torch.save, or is damaged", where=path, remedy="download it again"
         ) from error

@@ -205,7 +205,9 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
         mean, low, high = (
             f"{found[key]:.{tables.digits_of(metric)}f}" for key in ("mean", "low", "high")
         )
-        cards.append((title, mean + unit, f"95 % interval {low} to {high}"))
+        several = not np.isnan(found["low"])
+        more = f"95 % interval {low} to {high}" if several else "one person: no interval"
+        cards.append((title, mean + unit, more))
     return cards
 
 

@@ -28,9 +28,11 @@ __all__ = [
     "groups",
     "headline",
     "heat",
+    "latex",
     "metrics_frame",
     "not_predicted",
     "pairs",
+    "printed",
     "retest",
     "structures",
     "write_table",
@@ -40,6 +42,12 @@ _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
 # The shade is full where the value is perfect; a distance of this has none.
 _FAR_MM = 10.0
+
+_PRINTED = HEADLINE[:4]
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 _HEADLINE_COLUMNS: Columns = [
     Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition) for metric in HEADLINE
@@ -70,6 +78,42 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
         safe[column] = [spreadsheet_safe(v) if isinstance(v, str) else v for v in safe[column]]
     with atomic_text(path) as file:
         safe.to_csv(file, index=False, lineterminator="\n")
+
+
+def printed(evaluation: Evaluation) -> pd.DataFrame:
+    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded."""
+    names = [*summary.structures_of(evaluation.frame), *summary.groups_of(evaluation.frame)]
+    rows = []
+    for model in evaluation.models:
+        for structure in names:
+            found = {m: evaluation.statistic(model, m, structure) for m in _PRINTED}
+            if not found["dice"]:
+                continue
+            row = {"model": model, "structure": short_name(structure)}
+            row["persons"] = str(found["dice"]["persons"])
+            for metric, values in found.items():
+                for key in ("mean", "sd", "low", "high"):
+                    value = values.get(key, np.nan)
+                    text = "" if np.isnan(value) else f"{value:.{digits_of(metric)}f}"
+                    row[f"{metric}_{key}"] = text
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """`printed` as tables for LaTeX's booktabs, one a model."""
+    texts = []
+    for model, rows in table.groupby("model", sort=False):
+        names = [name.translate(_LATEX) for name in rows["structure"]]
+        shown = pd.DataFrame({"Structure": names, "Persons": rows["persons"].to_numpy()})
+        for metric in _PRINTED:
+            title = METRICS[metric].title_with_unit.translate(_LATEX)
+            pairs = zip(rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True)
+            shown[title] = [rf"{mean} $\pm$ {sd}" if sd else mean for mean, sd in pairs]
+        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
+        columns = "lr" + len(_PRINTED) * "l"
+        texts.append(shown.to_latex(index=False, column_format=columns, caption=caption))
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)
 
 
 def headline(evaluation: Evaluation) -> Table:

@@ -6,7 +6,7 @@ round, so that slices are views into the volume's memory, for NumPy and torch al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from segmentation.errors import ConfigError
 from segmentation.space.grid import world_axes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SliceAxes",
     "View",
+    "chosen_views",
     "from_slices",
     "reoriented",
     "slice_axes",
@@ -41,6 +43,16 @@ class View(Enum):
     CORONAL = "coronal"
     AXIAL = "axial"
     SAGITTAL = "sagittal"
+
+
+def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] | None:
+    """Views or their names, also one name by itself; None, for all, stays None."""
+    try:
+        views = [views] if isinstance(views, str) else views
+        return None if views is None else tuple(View(view) for view in views)
+    except ValueError as error:
+        names = ", ".join(view.value for view in View)
+        raise ConfigError(str(error), remedy=f"choose from {names}") from None
 
 
 class SliceAxes(NamedTuple):

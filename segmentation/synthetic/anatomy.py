@@ -1,13 +1,14 @@
 """The phantom's anatomy: one whole head as classes on a 1 mm grid, and how its tissues look in T1.
 
-The file is derived (`pipelines/data/anatomy.py`: cropped, simplified, its outer fluid renumbered)
-from a label map and intensity priors of SynthSeg, https://github.com/BBillot/SynthSeg, Apache-2.0.
+The file is derived (`pipelines/data/anatomy.py` at commit f8e9679: cropped, simplified, its outer
+fluid renumbered) from a label map and intensity priors of SynthSeg,
+https://github.com/BBillot/SynthSeg, Apache-2.0.
 """
 
 from __future__ import annotations
 
 import lzma
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
@@ -36,13 +37,6 @@ class Anatomy:
     # tissue's mean (`means`) and of its standard deviation (`spreads`).
     means: NDArray[np.float32]
     spreads: NDArray[np.float32]
-
-    def with_tissues(self, tissues: NDArray[np.uint8]) -> Anatomy:
-        """The same head with other tissues in some places."""
-        class_of = np.zeros(len(self.contrast), np.uint8)
-        class_of[self.tissues] = self.truth
-        truth = class_of[tissues]
-        return replace(self, tissues=tissues, truth=truth, cells=_cells(truth))
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from segmentation.errors import DatasetError, IntegrityError
 from segmentation.io.files import atomic_write, open_regular
+from segmentation.io.streams import refuse_bomb
 from segmentation.io.volume import Volume
 from segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
@@ -31,6 +32,7 @@ from segmentation.synthetic.anatomy import load_anatomy
 
 __all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
 
+_DAMAGE = (ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)
@@ -78,13 +80,18 @@ def load_heads(path: Path) -> HeadMaps:
         return read_label_maps(path)
     try:
         # Opened here: np.load leaves a damaged file open behind its error.
-        with open_regular(path) as file:
+        with open_regular(path) as file, ZipFile(file) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            refuse_bomb(size, path.stat().st_size, path)
+            file.seek(0)
             return HeadMaps(**np.load(file, allow_pickle=False))
     except FileNotFoundError:
         raise DatasetError(
             "no label maps there", where=path, remedy="name a folder of them, or a heads file"
         ) from None
-    except (ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise  # of the disk, not of what zipfile reads
         raise IntegrityError("is no file of heads, or a damaged one", where=path) from error
 
 

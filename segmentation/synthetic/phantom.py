@@ -49,18 +49,39 @@ _WHITE_MATTER = 1  # its class, on the left
 
 
 def phantom(
-    seed: int | np.random.Generator,
+    seed: int | np.random.Generator = 0,
     *,
     spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0),
     orientation: str = "RAS",
     oblique_deg: float = 0.0,
     anatomy: Anatomy | None = None,
 ) -> tuple[Volume, Volume]:
-    """A T1 scan (int16) and its truth (int16, FreeSurfer numbers), by `seed` alone.
+    """A synthetic head: a T1 scan and its exact label map, by `seed` alone.
 
-    `spacing_mm` and `orientation`, as "LIA", go by the array's axes; `oblique_deg` turns the grid
-    about a diagonal. From 2 mm on the anatomy is coarser too: quick heads for tests, in which the
-    smallest structures may be missing. Another `anatomy` than the shipped one may be given.
+    Parameters
+    ----------
+    seed : int
+        Another seed is another head and another scanner.
+    spacing_mm : (x, y, z)
+        Size of the voxels along the array's axes, in mm, 0.3 to 10. From 2 mm on the anatomy is
+        coarser too: quick heads, in which the smallest structures may be missing.
+    orientation : str
+        Where the array's axes grow to, as "RAS" or "LIA".
+    oblique_deg : float
+        Turns the grid about a diagonal, up to 45 degrees.
+    anatomy : Anatomy, optional
+        Another one than the shipped.
+
+    Returns
+    -------
+    (Volume, Volume)
+        The scan, int16 (X, Y, Z), and its FreeSurfer numbers, int16, on the same grid.
+
+    Examples
+    --------
+    >>> scan, labels = trinat.phantom(seed=0, spacing_mm=(3, 3, 3))
+    >>> scan.shape == labels.shape
+    True
     """
     _check(spacing_mm, orientation, oblique_deg)
     rng = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from segmentation import timing
 from segmentation.errors import DeviceError, TrainingError, TrinatError
 from segmentation.models.base import Network
 from segmentation.models.hardware import computes_bfloat16, training_layout
@@ -134,6 +135,7 @@ class Trainer:
         _load_optimiser(self.network, self.optimiser, state.optimiser)
         self.counters = copy.copy(state.counters)
 
+    @timing.stage("optimiser")
     def step(self) -> StepReport:
         """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing."""
         began = time.perf_counter()
@@ -193,7 +195,7 @@ class Trainer:
     def _draw(self, number: int) -> list[Batch]:
         """Batch `number`, for each view that is in it; its random numbers are its own."""
         generator = self._generator(number)
-        with self._within_memory():
+        with self._within_memory(), timing.stage("batches"):
             return [self.source.draw(*group, generator) for group in self._groups(number)]
 
     def _generator(self, number: int) -> torch.Generator:
@@ -210,21 +212,21 @@ class Trainer:
         torch.manual_seed(self._generator(number).initial_seed())
         counts = [(view, count) for view, _, count in groups]
         with self._within_memory():
-            images = torch.cat([batch.images for batch in batches]).to(
-                self.device, non_blocking=True
-            )
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                logits = self._forward(images, counts)
-                targets = self._teach(images, counts)
-            loss = torch.stack(
-                [
-                    self._loss(view, z, batch.labels.to(self.device), q) * (count / share)
-                    for (view, count), z, q, batch in zip(
-                        counts, logits, targets, batches, strict=True
-                    )
+            with timing.stage("transfer"):
+                images = torch.cat([batch.images for batch in batches])
+                images = images.to(self.device, non_blocking=True)
+                labels = [batch.labels.to(self.device) for batch in batches]
+            with timing.stage("forward"):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                    logits = self._forward(images, counts)
+                    targets = self._teach(images, counts)
+                losses = [
+                    self._loss(view, z, y, q) * (count / share)
+                    for (view, count), z, y, q in zip(counts, logits, labels, targets, strict=True)
                 ]
-            ).sum()
-            (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
+                loss = torch.stack(losses).sum()
+            with timing.stage("backward"):
+                (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), batches
 
     @torch.no_grad()

@@ -2,7 +2,8 @@
 
 Blocks run one after the other in one folder a page, in a shell, on small data in the layout that
 the page speaks of. What would take hours or wants another machine is replaced by REPLACED alone.
-A block that cannot run says why in a comment before it: `<!-- not run: why -->`.
+A block that cannot run, or is no command, says why in a comment before it:
+`<!-- not run: why -->`. No other block is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from helpers.miniatures import (
     freesurfer_subject,
     head_image,
     head_labels,
+    ixi_scan,
+    neurite_session,
     oasis_session,
     pack,
     turned,
@@ -36,11 +39,12 @@ from segmentation.synthetic.heads import phantom_heads
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-PROGRAMS = ("trinat", "trinat-bids", "scripts/", "torchrun", "sbatch", "python", "pip", ".venv/")
 
 REPLACED = (
     # Hours of training: the same with a tiny network.
-    (r"^trinat train (fast|quicknat)\b", "trinat train miniature"),
+    (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
+    # Minutes a scan.
+    (r"--label-with fast", "--label-with runs/oasis/model"),
     # Four persons and the shipped network: two steps of it.
     (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
@@ -59,21 +63,16 @@ class Block(str):
 
 
 def blocks(text: str) -> list[Block]:
-    """Indented and fenced blocks of a page that are commands or Python."""
+    """Indented and fenced blocks of a page, each with its language and why it is not run."""
     found = []
     pattern = (
         r"(?:<!-- not run: (?P<why>[^>]*?) -->\n+)?"
         r"(?:```(?P<language>\w*)\n(?P<fenced>.*?)```|(?P<indented>(?:^ {4}[^\n]*\n)+))"
     )
     for match in re.finditer(pattern, text, re.DOTALL | re.MULTILINE):
-        fenced, language = match["fenced"], match["language"] or ""
-        lines = (
-            fenced if fenced is not None else re.sub(r"^ {4}", "", match["indented"], flags=re.M)
-        )
-        if language != "python" and not lines.startswith((*PROGRAMS, "export ")):
-            continue
-        block = Block(lines)
-        block.why, block.language = match["why"] or "", language
+        indented = re.sub(r"^ {4}", "", match["indented"] or "", flags=re.M)
+        block = Block(match["fenced"] or indented)
+        block.why, block.language = match["why"] or "", match["language"] or ""
         found.append(block)
     return found
 
@@ -90,15 +89,15 @@ def as_run(block: Block) -> str:
 def test_blocks_are_found_and_only_what_is_declared_is_replaced() -> None:
     page = (
         "Text\n\n    trinat train fast --out a \\\n        --nproc 4\n    trinat runs a\n\n"
-        "    a: table\n\n<!-- not run: a synopsis -->\n\n    trinat predict INPUT\n\n"
+        "<!-- not run: a synopsis -->\n\n    trinat predict INPUT\n\n    trinatt runs a\n\n"
         "```python\nimport trinat\n```\n"
     )
-    first, second, third = blocks(page)
+    first, second, misspelt, python = blocks(page)
     assert as_run(first).split() == (
         ["trinat", "train", "miniature", "--out", "a", "--nproc", "2", "trinat", "runs", "a"]
     )
-    assert (second.why, third.language) == ("a synopsis", "python")
-    assert not first.why
+    assert (second.why, python.language) == ("a synopsis", "python")
+    assert not any(block.why for block in (first, misspelt, python))
 
 
 @pytest.mark.slow
@@ -169,11 +168,32 @@ def _bids(folder: Path) -> None:
 
 
 def _oasis(folder: Path) -> None:
-    """A disc as the server gives it, packed."""
+    """A disc of each part as the server gives it, packed."""
     for number in range(1, 6):
         oasis_session(folder / "made/disc1", f"OAS1_000{number}_MR1", age=60 + number)
     pack(folder / "made", folder / "oasis_cross-sectional_disc1.tar.gz")
     shutil.rmtree(folder / "made")
+    for number in range(1, 6):
+        freesurfer_subject(folder / "made/disc1", f"OAS1_000{number}_MR1", shift=number % 3)
+    pack(folder / "made", folder / "oasis_cs_freesurfer_disc1.tar.gz")
+    shutil.rmtree(folder / "made")
+
+
+def _ixi(folder: Path) -> None:
+    for number in (2, 12, 13, 14):
+        ixi_scan(folder / "made", f"IXI{number:03}-Guys-{number:04}")
+    pack(folder / "made", folder / "IXI-T1.tar")
+    shutil.rmtree(folder / "made")
+
+
+def _ixi_freesurfer(folder: Path) -> None:
+    for number in (2, 12, 13, 14):
+        freesurfer_subject(folder, f"IXI{number:03}", shift=number % 3)
+
+
+def _neurite(folder: Path) -> None:
+    for number in range(1, 4):
+        neurite_session(folder, f"OAS1_000{number}_MR1")
 
 
 def _run_of(view: View) -> Callable[[Path], None]:
@@ -198,6 +218,9 @@ DATA: dict[str, Callable[[Path], None]] = {
     "SUBJECTS_DIR": _subjects,
     "LABELMAPS": _label_maps,
     "oasis": _oasis,
+    "ixi": _ixi,
+    "ixi-freesurfer": _ixi_freesurfer,
+    "neurite": _neurite,
     "t1": _scans,
     "validation/t1": _scans,
     "labels": lambda path: _scans(path, truth=True),

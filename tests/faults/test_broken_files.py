@@ -191,7 +191,7 @@ class TestTheFuzzerItself:
     def test_misses_are_printed_and_end_in_status_1(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(fuzz, "_limit_memory", lambda: None)
+        monkeypatch.setattr(fuzz, "limit_memory", lambda extra_mib: None)
         monkeypatch.setattr(fuzz, "fuzz_cuts", lambda *_: Tally("truncations", missed=["cut to 3"]))
         assert fuzz.main(["--flips", "1", "--cuts", "1", "--headers", "1"]) == 1
         assert "missed: cut to 3" in capsys.readouterr().out

@@ -48,6 +48,18 @@ def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     assert {case for case, entry in entries.items() if entry.status == "done"} == {"a", "z"}
 
 
+def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "kills.nii.gz", "z.nii.gz")
+    outcome = run_serially(
+        scans,
+        tmp_path / "out",
+        engine=lambda settings: LocalEngine(settings, ["cpu"], target=serve_poison),
+    )
+    assert (outcome.done, outcome.failed) == (1, 1)
+    entries = read_entries([tmp_path / "out/run.jsonl"])
+    assert "died while reading" in entries["kills"].reason
+
+
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """Scans, and the digests of what an undisturbed run makes of them."""
@@ -90,7 +102,7 @@ def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(many, 
     assert _start(scans, tmp_path).wait() == Exit.OK
     assert _digests(tmp_path) == expected
     names = {path.name for path in tmp_path.rglob("*")}
-    tables = {"run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"}
+    tables = {"labels.tsv", "run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"}
     assert names == tables | set(expected)
 
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
@@ -35,9 +36,11 @@ def config_of(root: Path, source: str = "freesurfer") -> PrepareConfig:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Name and digest of every file, hidden ones too."""
+    """Name and digest of every file, hidden ones too; store.json without files' times."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(folder)): hashlib.sha256(
+            re.sub(rb'"mtime_ns": \d+', b"", path.read_bytes())
+        ).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -213,10 +216,10 @@ def test_an_error_that_nobody_foresaw_is_its_subjects_own(
         freesurfer_subject(tmp_path / "in", name)
     real = pipelines.data.prepare.prepare_subject
 
-    def stumbles(subject: Subject, path: Path, cut: Cut) -> None:
+    def stumbles(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
         if subject.id == "a":
             raise KeyError("of all things")
-        real(subject, path, cut)
+        real(subject, path, cut, fingerprint)
 
     monkeypatch.setattr(pipelines.data.prepare, "prepare_subject", stumbles)
     summary = run(config_of(tmp_path / "in"), tmp_path / "out")

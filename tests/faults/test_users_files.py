@@ -13,9 +13,10 @@ from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
 from pipelines.predict.ledger import Entry, Ledger, read_entries
-from pipelines.predict.run import merge
+from pipelines.predict.outputs import WORK
+from pipelines.predict.run import Shard, merge
 from segmentation.errors import ConfigError, OutputError
-from segmentation.io.files import sha256_of
+from segmentation.io.files import read_rows, sha256_of
 
 TABLES = ("summary.tsv", "qc.tsv", "volumes.tsv", "report.html")
 
@@ -76,6 +77,12 @@ def test_a_label_map_that_was_corrected_by_hand_is_kept(tmp_path: Path) -> None:
         assert (outcome.skipped, outcome.kept, outcome.exit) == (1, 1, Exit.OK)
         assert "changed since" in read_entries([out / "run.jsonl"])["a"].reason
         assert (out / "a_dseg.nii.gz").read_bytes() == b"corrected"
+        # What was measured is not of this label map: the row stays, and says why it is empty.
+        (volumes,) = read_rows(out / "volumes.tsv", required=("total_brain_mm3",))
+        (quality,) = read_rows(out / "qc.tsv", required=("grade", "reasons"))
+        assert volumes == {"case": "a", "total_brain_mm3": ""}
+        assert quality["grade"] == ""
+        assert "changed since" in quality["reasons"]
     assert run_serially(scans, out, overwrite=True).done == 1
     assert (out / "a_dseg.nii.gz").read_bytes() == ours
     assert (out / "a_dseg.nii.gz.bak").read_bytes() == b"corrected"
@@ -165,3 +172,14 @@ def test_a_link_in_the_place_of_a_result_is_kept(tmp_path: Path) -> None:
     (out / "a_dseg.nii.gz").symlink_to(tmp_path / "nowhere")
     assert run_serially(scans, out).failed == 1
     assert os.readlink(out / "a_dseg.nii.gz") == str(tmp_path / "nowhere")  # noqa: PTH115
+
+
+def test_what_a_killed_merge_has_left_does_not_become_an_output(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    run_serially(scans, out, shard=Shard(1, 1))
+    left = out / WORK / "staging/tables/.trinat-0.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half a table")
+    assert merge(out).exit == Exit.OK
+    assert not (out / left.name).exists()
+    assert not (out / WORK).exists()

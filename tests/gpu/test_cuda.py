@@ -21,12 +21,11 @@ from segmentation.models.quicknat import PUBLISHED, QuickNat
 from segmentation.space.views import View
 from segmentation.synthetic.heads import Heads, aim, phantom_heads
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
-from segmentation.training.batches import SyntheticSource
+from segmentation.training.batches import StoreSource, SyntheticSource
 from segmentation.training.config import StoreConfig
 from segmentation.training.loop import Trainer
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import seeded
-from segmentation.training.store_batches import StoreSource
 
 # Compilers warn of much that is no error.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

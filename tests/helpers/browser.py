@@ -63,6 +63,15 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": color_scheme}
         self._send("Emulation.setEmulatedMedia", media=media, features=[feature])
 
+    def resize(self, width: int) -> None:
+        self._send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
     def close(self) -> None:
         self._socket.close()
         self._process.terminate()

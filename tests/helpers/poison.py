@@ -43,18 +43,18 @@ def start_without_end(connection: Connection, settings: RunSettings, device: str
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
-    from pipelines.predict.case import CaseWorker, Job
+    from pipelines.predict import job
 
-    read = CaseWorker.read
+    read = job.read
 
-    def poisoned(self: CaseWorker, case: Case) -> Job:
+    def poisoned(case: Case, settings: RunSettings) -> job.Job:
         if case.stem.startswith("kills"):
             os.kill(os.getpid(), signal.SIGKILL)
         if case.stem.startswith("hangs"):
             time.sleep(600)
         if case.stem.startswith("eats"):
             raise MemoryError
-        return read(self, case)
+        return read(case, settings)
 
-    CaseWorker.read = poisoned  # type: ignore[method-assign]
+    job.read = poisoned
     serve(connection, settings, device)

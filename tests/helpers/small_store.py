@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from segmentation.data.slices import quantise, scheme_table, write_subject
 from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
+    FileStamp,
     Store,
     StoredSubject,
     StoreInfo,
@@ -42,12 +44,18 @@ def small_store(root: Path, shapes: Mapping[str, tuple[int, int, int]]) -> Path:
             views=VIEWS,
             fingerprint=name,
         )
-    stored = {n: StoredSubject(fingerprint=n, has_image=True, has_labels=True) for n in shapes}
+    stored = {name: stored_subject(root, name, fingerprint=name) for name in shapes}
     write_participants(root, [Subject(name, name, None, None) for name in shapes])
     StoreInfo(source="pairs", scheme=scheme_table(TISSUE4), views=VIEWS, subjects=stored).write(
         root
     )
     return root
+
+
+def stored_subject(root: Path, name: str, **changes: Any) -> StoredSubject:
+    """What a store says of a subject whose file is there."""
+    usual = {"fingerprint": "f", "has_image": True, "has_labels": True}
+    return StoredSubject(file=FileStamp.of(subject_path(root, name)), **(usual | changes))
 
 
 def all_train(store: Path) -> Path:

@@ -9,32 +9,28 @@ code with the reader. One line each, and exit status 1 if anything is missed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gzip
 import random
-import resource
-import signal
 import struct
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
+from helpers.limits import limit_memory, time_limit
 from oracle.careful import MGH, NIFTI1, NIFTI2, Fields, Reading, read_mgh, read_nifti
 
 from segmentation.errors import InputError
 from segmentation.io.volume import Volume
 
-__all__ = ["Tally", "fuzz_cuts", "fuzz_flips", "fuzz_headers", "main", "odd_scan", "scans"]
-
 FLIPS, CUTS, HEADERS = 2000, 500, 5000
-_MEMORY = 2**30
+_MEMORY_MIB = 1024
 _PATIENCE_S = 10
 
 # What a header's author may have got wrong, beside chance.
@@ -134,14 +130,14 @@ def fuzz_headers(count: int, seed: int, folder: Path) -> Tally:
     tally = Tally("header mutations")
     for index in range(count):
         scan = sound[index % len(sound)]
-        content, what = _mutate(scan, chance)
+        content, what = mutate(scan, chance)
         path = folder / f"header{scan.suffix}"
         path.write_bytes(gzip.compress(content, 1) if scan.suffix.endswith("gz") else content)
         if scan.pair:
             path.with_suffix(".img").write_bytes(scan.pair)
         volume = _read(tally, path, f"{scan.name}: {what}", axes=scan.axes)
         if volume is not None:
-            problem = _contradiction(volume, scan, content)
+            problem = contradiction(volume, scan, content)
             if problem:
                 tally.missed.append(f"{scan.name}: {what}: {problem}")
             else:
@@ -195,7 +191,7 @@ def _pair(image: Any) -> tuple[bytes, bytes]:
         return path.read_bytes(), path.with_suffix(".img").read_bytes()
 
 
-def _mutate(scan: Scan, chance: random.Random) -> tuple[bytes, str]:
+def mutate(scan: Scan, chance: random.Random) -> tuple[bytes, str]:
     """The file with one to three lies in its header, and what they are."""
     broken = scan.content
     end = scan.fields.length
@@ -240,7 +236,8 @@ def _read(tally: Tally, path: Path, what: str, *, axes: str | None = None) -> Vo
     """Read a file; refusals, crashes and delays go into the tally."""
     start = time.perf_counter()
     try:
-        with _time_limit(), warnings.catch_warnings(action="error"):
+        late = HangError(f"not done after {_PATIENCE_S} s")
+        with time_limit(_PATIENCE_S, late), warnings.catch_warnings(action="error"):
             return Volume.read(path, axes=axes)
     except InputError as error:
         if len(str(error).splitlines()) == 1 and error.where and error.remedy:
@@ -254,7 +251,7 @@ def _read(tally: Tally, path: Path, what: str, *, axes: str | None = None) -> Vo
     return None
 
 
-def _contradiction(volume: Volume, scan: Scan, content: bytes) -> str:
+def contradiction(volume: Volume, scan: Scan, content: bytes) -> str:
     """Where what was read differs from a careful second reading of the same bytes."""
     try:
         careful = scan.careful(content)
@@ -267,30 +264,6 @@ def _contradiction(volume: Volume, scan: Scan, content: bytes) -> str:
     if not np.allclose(volume.data, careful.values, rtol=1e-5, atol=1e-5):
         return "other voxels"
     return ""
-
-
-@contextlib.contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raise `HangError` in a block that does."""
-
-    def out_of_patience(*_: object) -> None:
-        raise HangError(f"not done after {_PATIENCE_S} s")
-
-    before = signal.signal(signal.SIGALRM, out_of_patience)
-    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _limit_memory() -> None:
-    """From here on this process cannot allocate more than 1 GiB on top of what it has."""
-    if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + _MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -306,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         # One read first, so that what is imported lazily does not count.
         odd_scan().to_filename(folder / "sound.nii.gz")
         Volume.read(folder / "sound.nii.gz")
-        _limit_memory()
+        limit_memory(_MEMORY_MIB)
         tallies = [
             fuzz_flips(chosen.flips, chosen.seed, folder),
             fuzz_cuts(chosen.cuts, chosen.seed, folder),

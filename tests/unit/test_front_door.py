@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_users_import_is_pinned() -> None:
-    assert trinat.__all__ == ["Segmenter", "View", "Volume", "load_model", "segment"]
+    classes = ["Result", "Segmenter", "Surface", "TrinatError", "View", "Volume"]
+    functions = ["evaluate", "load_model", "phantom", "segment", "segment_many"]
+    assert trinat.__all__ == [*classes, *functions]
     assert set(trinat.__all__) <= set(dir(trinat))
     assert trinat.View is View
     with pytest.raises(AttributeError, match="module 'trinat' has no attribute 'segmnt'"):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # from earlier ones. Training comes late, because it validates on whole volumes: it uses
 # inference and metrics, and they know nothing of it.
 STAGES = (
-    ("errors",),
+    ("errors", "timing"),
     ("labels", "io", "space"),
     ("synthetic",),
     ("data",),

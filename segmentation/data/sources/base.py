@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ __all__ = [
     "Listing",
     "SourceOptions",
     "Subject",
+    "facts_of",
     "first_existing",
     "natural_order",
     "read_participants",
@@ -119,7 +122,8 @@ def without_suffix(path: Path) -> str:
 
 
 def first_existing(folder: Path, *names: str) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    # Not Path.is_file, which raises where it may not look.
+    return next((folder / name for name in names if os.path.isfile(folder / name)), None)  # noqa: PTH113
 
 
 @dataclass(frozen=True)
@@ -129,25 +133,56 @@ class Facts:
     age: float | None = None
     sex: str | None = None
     family: str | None = None
+    site: str = ""
 
 
 def read_participants(path: Path) -> dict[str, Facts]:
-    """Of participants.tsv, as BIDS has it, with a column `family`: person -> what is known.
+    """Of participants.tsv, as BIDS has it, with a column `family`, or of the tables that IXI and
+    OASIS come with: person (of OASIS: session) -> what is known.
 
     A missing file knows nothing.
     """
     if not path.exists():
         return {}
-    people = {}
-    for row in read_rows(path, required=("participant_id",)):
-        age = row.get("age", "")
-        try:
-            years = float(age) if age else None
-        except ValueError:
-            # BIDS censors great ages as 89+.
-            years = float(age.rstrip("+")) if age.rstrip("+").isdigit() else None
-        sex = row.get("sex", "")[:1].upper()
-        people[row["participant_id"]] = Facts(
-            years, sex if sex in {"M", "F"} else None, row.get("family") or None
+    people: dict[str, Facts] = {}
+    for number, cells in enumerate(read_rows(path, required=()), start=2):
+        # "SEX_ID (1=m, 2=f)" is sex_id.
+        row = {column.partition(" ")[0].lower(): value for column, value in cells.items()}
+        name = row.get("participant_id") or row.get("id", "")
+        if "ixi_id" in row:
+            if not row["ixi_id"].isdecimal():
+                raise DatasetError(f"row {number}: IXI_ID is a whole number", where=path)
+            name = f"IXI{int(row['ixi_id']):03d}"
+        elif not row.keys() & {"participant_id", "id"}:
+            raise DatasetError(
+                "has no column 'participant_id'",
+                where=path,
+                remedy="use BIDS' participants.tsv, or IXI's (IXI_ID) or OASIS's (ID) own table",
+            )
+        sex = row.get("sex") or row.get("m/f") or {"1": "M", "2": "F"}.get(row.get("sex_id", ""))
+        sex = (sex or "")[:1].upper()
+        facts = Facts(
+            _years(row.get("age", "")),
+            sex if sex in {"M", "F"} else None,
+            row.get("family") or None,
+            row.get("site") or row.get("scanner") or "",
         )
+        # IXI names some persons twice, once without an age.
+        if name not in people or people[name].age is None:
+            people[name] = facts
     return people
+
+
+def _years(text: str) -> float | None:
+    try:
+        age = float(text.rstrip("+"))  # BIDS censors great ages as 89+.
+    except ValueError:
+        return None
+    return age if 0 <= age < math.inf else None
+
+
+def facts_of(people: Mapping[str, Facts], scan: str) -> Facts:
+    """Of the person with whom a scan's name begins: IXI002 of IXI002-Guys-0828-T1."""
+    ends = [found.start() for found in re.finditer(r"[-_.]|$", scan)]
+    known = (people.get(scan[:end]) for end in reversed(ends))
+    return next((facts for facts in known if facts), Facts())

@@ -21,7 +21,8 @@ __all__ = ["find", "wanted_member"]
 LICENCE = "CC BY-SA 3.0"
 ADVICE = (
     "IXI has no labels: make them with `recon-all -s IXI002 -i IXI002-Guys-0828-T1.nii.gz -all`, "
-    "or quicker with FastSurfer (--seg_only) or mri_synthseg, and name the folder by --subjects-dir"
+    "or quicker with FastSurfer (--seg_only) or mri_synthseg, and name the folder by "
+    "--subjects-dir; --label-with MODEL makes pseudo-labels"
 )
 
 _SCAN = re.compile(r"(?P<person>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.nii(\.gz)?")

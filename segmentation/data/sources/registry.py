@@ -35,7 +35,9 @@ SOURCES: Mapping[str, Source] = {
 }
 
 
-def list_subjects(source: str, root: Path, options: SourceOptions) -> Listing:
+def list_subjects(
+    source: str, root: Path, options: SourceOptions, *, keep_unlabelled: bool = False
+) -> Listing:
     """What `source` finds below `root`; raises where names would collide."""
     if source not in SOURCES:
         raise ConfigError(f"no source {source!r}", remedy=f"name one of {', '.join(SOURCES)}")
@@ -49,6 +51,8 @@ def list_subjects(source: str, root: Path, options: SourceOptions) -> Listing:
         raise DatasetError(
             f"two subjects would both be named {twice}", where=root, remedy="rename one"
         )
+    if keep_unlabelled:
+        return listing
     return _without_unlabelled(listing, broken=not SOURCES[source].partly_labelled)
 
 

@@ -12,8 +12,11 @@ __all__ = ["MODEL_FILE", "NOT_YET", "default_model", "find_model", "shipped_mode
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
 MODEL_FILE = "model.yaml"
 
-# Known names without weights, and why.
-NOT_YET = {"quicknat": "its three views have to be trained on a GPU first"}
+# Known names without weights, and what there is of them.
+NOT_YET = {
+    "quicknat": "the published architecture, as a recipe (trinat train quicknat) and an importer "
+    "of its authors' weights (trinat import-weights)"
+}
 
 
 def shipped_models() -> dict[str, Path]:
@@ -50,5 +53,5 @@ def find_model(name_or_folder: str | Path) -> Path:
     known = ", ".join(shipped) or "none"
     remedy = f"shipped: {known}; or give a folder with {MODEL_FILE}"
     if name in NOT_YET:
-        raise ModelError(f"the model {name} is not available yet ({NOT_YET[name]})", remedy=remedy)
+        raise ModelError(f"{name} has no weights here: it is {NOT_YET[name]}", remedy=remedy)
     raise ModelError("no such model", where=folder, remedy=remedy)

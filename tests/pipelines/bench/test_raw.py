@@ -9,7 +9,7 @@ import pytest
 from helpers.overfitted import miniature
 from nibabel.affines import apply_affine
 
-from pipelines.bench.raw import made_raw, repainted, run
+from pipelines.bench.raw import made_raw, run
 from segmentation.io.volume import Volume
 
 
@@ -54,18 +54,3 @@ def test_a_subjects_dir_becomes_another(tmp_path: Path) -> None:
 def test_a_folder_without_heads_is_told(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no subject"):
         run(str(tmp_path), str(tmp_path / "out"))
-
-
-def test_a_repainted_structure_keeps_its_mean_and_all_around_it_stays() -> None:
-    truth = np.zeros((24, 24, 24), np.int16)
-    truth[4:20, 4:20, 4:12], truth[4:20, 4:20, 12:20] = 2, 3
-    image = np.where(truth == 2, 110, 70).astype(np.float32)
-    image[truth == 0] = 7
-    image[4:20, 4:20, 12:20] += np.linspace(-20, 20, 8, dtype=np.float32)  # a slope, mean 0
-    painted, same = repainted(Volume(image, np.eye(4)), Volume(truth, np.eye(4)))
-    np.testing.assert_array_equal(same.data, truth)
-    assert (painted.data[truth == 0] == 7).all()
-    inside = painted.data[6:18, 6:18]
-    assert inside[..., 7:9].mean() == pytest.approx(110, abs=1)
-    # The slope is gone: what is left of it is grain.
-    assert inside[..., 14:16].mean() == pytest.approx(inside[..., 16:18].mean(), abs=2)

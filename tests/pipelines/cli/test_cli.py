@@ -56,7 +56,7 @@ def test_no_arguments_show_the_help_and_fail() -> None:
 def test_short_names_of_options_are_the_same_everywhere() -> None:
     commands = dict(get_command(app).commands)  # type: ignore[attr-defined]
     several = [*commands.pop("data").commands.values(), *commands.values()]
-    assert len(several) == 21
+    assert len(several) == 22
     for one in several:
         options = {option: given.opts for given in one.params for option in given.opts}
         assert "-o" in options.get("--out", ["-o"]), one.name
@@ -93,9 +93,11 @@ def test_an_error_survives_pickling_whole() -> None:
     import pickle
 
     error = errors.GeometryError("sheared", where="a.nii", remedy="mend it")
+    error.add_note("its traceback")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is errors.GeometryError
     assert str(again) == "a.nii: sheared: mend it"
+    assert again.__notes__ == ["its traceback"]
 
 
 @pytest.mark.parametrize(
@@ -126,3 +128,27 @@ def test_debug_shows_the_traceback_wherever_it_stands() -> None:
 def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
     done = command("typer.echo('a\\udcff')", PYTHONIOENCODING="utf-8:strict")
     assert (done.stdout, done.stderr) == ("a\\udcff\n", "")
+
+
+def test_a_shell_is_told_what_completes_a_word() -> None:
+    words = {"_TRINAT_COMPLETE": "complete_bash", "COMP_WORDS": "trinat pre", "COMP_CWORD": "1"}
+    code = "import sys; sys.argv = ['trinat']; from pipelines.cli import main; main()"
+    assert python(code, **words).stdout.split() == ["predict", "prepare"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("TRINAT_DEVICE", "gpu", "trinat: --device gpu: unknown device gpu"),
+        (
+            "TRINAT_THREADS",
+            "x",
+            "trinat: Invalid value for '--threads' (env var: 'TRINAT_THREADS')",
+        ),
+    ],
+)
+def test_a_cluster_sets_device_and_threads(variable: str, value: str, said: str) -> None:
+    code = "from pipelines.cli import main; main()"
+    done = python(code, "predict", "no.nii.gz", "--out", "out", **{variable: value})
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.startswith(said)

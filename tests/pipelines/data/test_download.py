@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,12 +207,7 @@ def test_a_wrong_size_is_told_before_the_bytes_come(
 def test_a_body_without_a_length_is_held_to_the_known_size(
     server: Server, policy: Policy, tmp_path: Path
 ) -> None:
-    def unmeasured(h: Handler) -> None:
-        h.send_response(200)
-        h.end_headers()
-        h.wfile.write(CONTENT[:3000])
-
-    url = server.plays(unmeasured, honest)
+    url = server.plays(lambda h: unmeasured(h, CONTENT[:3000]), honest)
     got = fetch(remote(url, md5=None, size=len(CONTENT)), tmp_path, policy=policy)
     assert got.path.read_bytes() == CONTENT
 
@@ -296,7 +293,7 @@ def test_a_file_of_another_size_that_is_there_is_reported(
     server: Server, policy: Policy, tmp_path: Path
 ) -> None:
     (tmp_path / "data.tar").write_bytes(CONTENT[:-1])
-    with pytest.raises(DownloadError, match="has 10239 bytes instead of 10240"):
+    with pytest.raises(DownloadError, match="has 10239 bytes, the file has 10240"):
         fetch(remote(server.plays(honest), md5=None, size=10240), tmp_path, policy=policy)
 
 
@@ -335,8 +332,9 @@ def test_a_full_disk_is_told_before_the_bytes_come(
     def vast(h: Handler) -> None:
         h.reply(200, b"x", Content_Length=huge)
 
+    file = remote(server.plays(vast), size=10**18)
     with pytest.raises(DownloadError, match=r"1e\+09 GB are to come"):
-        fetch(remote(server.plays(vast), md5=None), tmp_path, policy=policy)
+        fetch(file, tmp_path, policy=policy)
 
 
 def test_the_catalogue_names_every_disc() -> None:
@@ -350,3 +348,140 @@ def test_the_catalogue_names_every_disc() -> None:
         oasis.files(part="freesurfer", discs=(12,))
     assert set(archives_of("oasis1")) >= {first.name, "oasis_cs_freesurfer_disc11.tar.gz"}
     assert archives_of("pairs") == {}
+
+
+def unmeasured(h: Handler, content: bytes = CONTENT) -> None:
+    h.send_response(200)
+    h.end_headers()
+    h.wfile.write(content)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda h: h.reply(200, b""), "offers 0 bytes, and 10000 to 20000 are plausible"),
+        (lambda h: h.reply(200, CONTENT[:-241]), "offers 9999 bytes, and 10000 to 20000"),
+        (lambda h: h.reply(200, 2 * CONTENT), "offers 20480 bytes, and 10000 to 20000"),
+        (unmeasured, "neither server nor catalogue says how long"),
+    ],
+)
+def test_what_may_not_be_the_whole_file_never_becomes_the_measure(
+    server: Server, policy: Policy, tmp_path: Path, answer: Behaviour, reason: str
+) -> None:
+    file = remote(server.plays(answer), md5=None)
+    file = file.model_copy(update={"plausible_bytes": (10_000, 20_000)})
+    with pytest.raises(DownloadError, match=reason):
+        fetch(file, tmp_path, policy=policy)
+    assert not (tmp_path / "data.tar").exists()
+    assert not (tmp_path / CHECKSUMS).exists()
+    # The same bytes laid there by other means are no better.
+    (tmp_path / "data.tar").write_bytes(b"")
+    with pytest.raises(DownloadError, match="has 0 bytes, and 10000 to 20000 are plausible"):
+        fetch(file, tmp_path, policy=policy)
+
+
+def in_chunks(h: Handler, content: bytes) -> None:
+    h.protocol_version = "HTTP/1.1"
+    h.close_connection = True
+    h.send_response(200)
+    h.send_header("Transfer-Encoding", "chunked")
+    h.end_headers()
+    for start in range(0, len(content), 1000):
+        block = content[start : start + 1000]
+        h.wfile.write(b"%x\r\n%b\r\n" % (len(block), block))
+
+
+def test_a_reply_in_chunks_is_whole_when_its_last_one_came(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def whole(h: Handler) -> None:
+        in_chunks(h, CONTENT)
+        h.wfile.write(b"0\r\n\r\n")
+
+    url = server.plays(lambda h: in_chunks(h, CONTENT[:5000]), whole)
+    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+
+
+def test_a_body_without_end_does_not_fill_the_disk(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
+    def endless(h: Handler) -> None:
+        h.send_response(200)
+        h.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                h.wfile.write(CONTENT)
+
+    file = remote(server.plays(endless)).model_copy(update={"plausible_bytes": (1, 20_000)})
+    with pytest.raises(
+        DownloadError, match=r"gave up after 3 attempts .*more than the 20000 bytes"
+    ):
+        fetch(file, tmp_path, policy=policy)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
+
+
+def dripping(start: bytes, drop: bytes) -> Behaviour:
+    """Send the start at once, and a drop every 50 ms: each within the timeout of a socket."""
+
+    def answer(h: Handler) -> None:
+        with contextlib.suppress(OSError):
+            h.wfile.write(start)
+            for _ in range(200):
+                h.wfile.write(drop)
+                time.sleep(0.05)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("start", "drop", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10240\r\n\r\n", b"ab", "fewer than 1000 bytes a sec"),
+        (b"HTTP/1.1 200 OK\r\nX-Name: ", b"ab", "timed out|no data came in time"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"ab", "no data came in time"),
+    ],
+    ids=["body", "header", "size of a chunk"],
+)
+def test_a_server_that_drips_is_given_up(
+    server: Server, policy: Policy, tmp_path: Path, start: bytes, drop: bytes, reason: str
+) -> None:
+    url = server.plays(dripping(start, drop))
+    begun = time.monotonic()
+    with pytest.raises(DownloadError, match=rf"gave up after 3 attempts .*({reason})"):
+        fetch(remote(url), tmp_path, policy=policy)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_server_that_hangs_up_after_each_byte_is_given_up(server: Server, tmp_path: Path) -> None:
+    url = server.plays(cut_after(1))
+    policy = Policy(attempts=3, pause=lambda wait_s: time.sleep(0.05))
+    with pytest.raises(DownloadError, match=r"gave up after 3 attempts .*broke at 3 of"):
+        fetch(remote(url), tmp_path, policy=policy)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content_Length": "\xb2"},
+        {"Content_Length": "9" * 5000},
+        {"Location": "http://[/"},
+        {"Location": "http://" + 64 * "a" + ".example/"},
+    ],
+    ids=["digit", "digits", "address", "name"],
+)
+def test_headers_that_say_nothing_are_told_in_one_line(
+    server: Server, policy: Policy, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    status = 302 if "Location" in headers else 200
+    url = server.plays(lambda h: h.reply(status, CONTENT, **headers))
+    with pytest.raises(DownloadError, match="gave up after 3 attempts"):
+        fetch(remote(url), tmp_path, policy=policy)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000])
+def test_a_list_of_checksums_that_is_none_is_named(
+    server: Server, policy: Policy, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / CHECKSUMS).write_text(content)
+    with pytest.raises(DownloadError, match=r"checksums\.json: is no list of checksums"):
+        fetch(remote(server.plays(honest), md5=None), tmp_path, policy=policy)

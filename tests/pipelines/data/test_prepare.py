@@ -139,7 +139,8 @@ def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(tmp_path: Path, dat
             lambda h: cut(h, archive, third),
             lambda h: serve(h, archive),
         )
-        local = remote.model_copy(update={"urls": (url,), "md5": hashlib.md5(archive).hexdigest()})
+        sums = {"md5": hashlib.md5(archive).hexdigest(), "plausible_bytes": (1, 10**9)}
+        local = remote.model_copy(update={"urls": (url,), **sums})
         fetched = fetch(local, tmp_path / "root", policy=Policy(pause=lambda seconds: None))
         assert server.ranges == [None, f"bytes={third}-", f"bytes={2 * third}-"]
     finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import h5py
 import pytest
 from helpers.miniatures import (
     freesurfer_subject,
@@ -18,8 +20,11 @@ from helpers.prepared import prepare
 from segmentation.data.dataset import open_slices
 from segmentation.data.splits import read_split
 from segmentation.data.store import split_store
-from segmentation.errors import DatasetError
+from segmentation.errors import DatasetError, IntegrityError
+from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_rerun_does_only_what_changed(tmp_path: Path) -> None:
@@ -89,13 +94,21 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
     for number in range(1, 6):
         for session in ("MR1", "MR2"):
             freesurfer_subject(tmp_path / "in", f"OAS1_000{number}_{session}")
-    prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
+    _, store = prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
     ((path, split),) = split_store(tmp_path / "out", ratios=(3, 1, 1))
     assert path == tmp_path / "out/split.json"
     for part in (split.train, split.validation, split.test):
         assert {f"{name[:-1]}{n}" for name in part for n in "12"} == set(part)
     folds = split_store(tmp_path / "out", folds=5)
     assert [path.name for path, _ in folds] == [f"split-{n}.json" for n in range(5)]
+    # Of fewer folds none is left from before; a copy beside them is no fold.
+    folds = split_store(tmp_path / "out", folds=3)
+    (tmp_path / "out/split-0-copy.json").touch()
+    assert store.folds == tuple(path for path, _ in folds)
+    assert sorted(store.tested()) == sorted(store.subjects)
+    folds[0][0].unlink()
+    with pytest.raises(DatasetError, match="has no splits for cross-validation, or lacks one"):
+        store.tested()
     dataset = open_slices(tmp_path / "out", path, "train", View.AXIAL)
     assert dataset.subjects == split.train
     # The store moves on; the split does not fit any more.
@@ -132,3 +145,41 @@ def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
     assert (second.made, second.current, second.failed) == (0, 1, 1)
     assert store.subjects == ("a",)
     assert "has no checksum" in store.ledger[1].reason
+
+
+def test_a_file_that_was_changed_is_refused_and_made_again(tmp_path: Path) -> None:
+    for name in ("s1", "s2"):
+        freesurfer_subject(tmp_path / "in", name)
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    path = tmp_path / "out/subjects/s1.h5"
+    before = path.read_bytes()
+    # A copy has another time, and the same content.
+    os.utime(path, ns=(1, 1))
+    store.check(store.subjects)
+    with h5py.File(path, "r+") as file:
+        file["axial/labels"][30] = 1
+    with pytest.raises(IntegrityError, match=r"s1\.h5: is missing, or was changed since"):
+        store.check(store.subjects)
+    store.check(["s2"])
+    again, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert (again.made, again.current) == (1, 1)
+    assert path.read_bytes() == before
+    store.check(store.subjects)
+    path.unlink()
+    with pytest.raises(IntegrityError, match="is missing"):
+        store.check(store.subjects)
+
+
+def test_a_store_keeps_a_label_scheme_of_ones_own(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s")
+    table = (ROOT / "configs/labels/tissue4.tsv").read_text()
+    (tmp_path / "mine.tsv").write_text(table.replace("Grey-Matter", "Grey"))
+    _, store = prepare(
+        "freesurfer", tmp_path / "in", tmp_path / "out", labels=str(tmp_path / "mine.tsv")
+    )
+    (tmp_path / "mine.tsv").unlink()
+    # Also where only the store has it now.
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out", labels=store.scheme_name)
+    assert load_scheme(store.scheme_name).names == ("background", "CSF", "Grey", "White-Matter")
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out", labels="tissue4")
+    assert store.scheme_name == "tissue4"

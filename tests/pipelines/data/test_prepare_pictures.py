@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from helpers.miniatures import freesurfer_subject
+import pytest
+from helpers.miniatures import freesurfer_subject, ixi_scan
+from helpers.overfitted import random_model
 from helpers.prepared import prepare, volume_of
 from PIL import Image
 
@@ -90,3 +92,24 @@ def test_pictures_that_cannot_be_a_volume_are_refused(tmp_path: Path) -> None:
     assert "is L, not 8-bit with a palette" in reasons["grey"]
     assert "not a readable picture" in reasons["torn"]
     assert summary.exit is Exit.SOME_FAILED
+
+
+@pytest.mark.slow
+def test_labels_that_a_model_made_stay_its_own_and_a_scan_without_them_has_failed(
+    tmp_path: Path,
+) -> None:
+    scan = ixi_scan(tmp_path / "in", "IXI002-Guys-0828")
+    (scan.parent / "IXI012-Guys-0829-T1.nii.gz").write_bytes(scan.read_bytes()[:999])
+    summary, store = prepare(
+        "ixi", tmp_path / "in", tmp_path / "out", label_with=str(random_model()), views=("axial",)
+    )
+    assert (summary.made, summary.failed) == (1, 1)
+    ledger = {row.subject: (row.status, row.reason) for row in store.ledger}
+    assert ledger["IXI012-Guys-0829"][0] == "failed"
+    assert "truncated" in ledger["IXI012-Guys-0829"][1]
+    made = store.info.subjects["IXI002-Guys-0828"]
+    assert made.pseudo is not None
+    assert (made.pseudo.model, made.labels is not None) == ("random", True)
+    run_from_png(export(tmp_path / "out"), tmp_path / "again")
+    again = Store(tmp_path / "again").info.subjects["IXI002-Guys-0828"]
+    assert again.pseudo == made.pseudo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -133,4 +134,104 @@ def test_what_stops_it_leaves_no_file_unchecked(tmp_path: Path, stop: type[BaseE
 
     with pytest.raises(stop):
         extract(archive, tmp_path / "o", limits=ROOMY, received=received)
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def header(name: str, kind: bytes, size: int) -> bytes:
+    info = member(name, kind)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def blocks(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 512)
+
+
+def record(text: str) -> bytes:
+    """A PAX record, its own length first."""
+    length = next(n for n in range(len(text), len(text) + 9) if n == len(f"{n} {text}\n"))
+    return f"{length} {text}\n".encode()
+
+
+def pax(content: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return header("attributes", kind, len(content)) + blocks(content)
+
+
+FILE = header("x", tarfile.REGTYPE, 3) + blocks(b"one")
+END = bytes(1024)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_header_that_unpacks_to_a_lot_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    archive = tmp_path / "a.tar.gz"
+    size = 16 << 20
+    with gzip.open(archive, "wb", 1) as file:
+        file.write(header("long", kind, size) + b"a" * size + FILE + END)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError, match="too much that is no file's content"):
+            extract(archive, tmp_path / "o", limits=ArchiveLimits(10, 1 << 40))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_follows_the_end_is_bounded(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    # tar pads to whole records, which may be large.
+    archive.write_bytes(gzip.compress(FILE + END + bytes(8 << 20)))
+    assert len(extract(archive, tmp_path / "o", limits=ROOMY)) == 1
+    archive.write_bytes(gzip.compress(FILE + END + bytes(32 << 20)))
+    with pytest.raises(DatasetError, match="too much that is no file's content"):
+        extract(archive, tmp_path / "p", limits=ROOMY)
+    assert list((tmp_path / "p").iterdir()) == []
+
+
+def test_headers_count_among_the_bytes(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(pax(record("comment=" + 9000 * "a")) + FILE + END)
+    with pytest.raises(DatasetError, match="more than the 9000 bytes"):
+        extract(archive, tmp_path / "o", limits=ArchiveLimits(10, 9000))
+
+
+def test_attributes_for_all_members_do_not_pile_up(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    with gzip.open(archive, "wb", 1) as file:
+        for group in range(40):
+            records = b"".join(record(f"key{group}.{n}=") for n in range(250))
+            file.write(pax(records, tarfile.XGLTYPE))
+            file.write(header(f"f{group}", tarfile.REGTYPE, 0))
+        file.write(END)
+    tracemalloc.start()
+    try:
+        assert len(extract(archive, tmp_path / "o", limits=ArchiveLimits(40, 10**7))) == 40
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def negative_size() -> bytes:
+    """A header that leads back to where it stands."""
+    content = bytearray(header("x", tarfile.REGTYPE, 0))
+    content[124:136] = b"\xff" * 10 + (0x10000 - 512).to_bytes(2, "big")
+    content[148:156] = b"%06o\0 " % (sum(content[:148]) + sum(content[156:512]) + 8 * 32)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(header("l", tarfile.GNUTYPE_LONGNAME, 0) * 1100 + FILE, id="chain"),
+        pytest.param(pax(b"9" * 5000 + b" path=x\n") + FILE, id="digits"),
+        pytest.param(pax(b"18 hdrcharset=\xff\n") + FILE, id="charset"),
+        pytest.param(pax(record("size=-1024")) + FILE, id="negative attribute"),
+        pytest.param(pax(record("path=a\0b")) + FILE, id="nul"),
+        pytest.param(pax(record("GNU.sparse.map=a,b")) + FILE, id="sparse"),
+        pytest.param(negative_size() * 3, id="negative size"),
+    ],
+)
+def test_headers_that_no_tar_writes_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(content + END)
+    with pytest.raises((DatasetError, IntegrityError), match=r"damaged|no possible name|too much"):
+        extract(tmp_path / "a.tar", tmp_path / "o", limits=ROOMY)
     assert list((tmp_path / "o").iterdir()) == []

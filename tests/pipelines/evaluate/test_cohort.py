@@ -63,6 +63,20 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
+    for n in range(2):
+        name, place = f"sub-{n}_dseg.nii.gz", tmp_path / f"found/fold-{n}"
+        place.mkdir(parents=True)
+        Volume(labels(1), AFFINE).write(place / name, labels=True)
+        result = {"grade": "look", "reasons": [f"reason {n}"]}
+        with Ledger(place / "run.jsonl") as ledger:
+            ledger.add(Entry("same", "done", outputs={name: "0"}, result=result))
+            ledger.add(Entry(f"bad {n}", "failed", reason=f"failure {n}"))
+    assert report(Settings(tmp_path / "found", tmp_path / "out", jobs=1)) == Exit.SOME_FAILED
+    page = (tmp_path / "out/report.html").read_text()
+    assert all(f"{word} {n}" in page for word in ("reason", "failure") for n in range(2))
+
+
 def test_maps_without_orientation_are_read_when_told_what_to_trust(tmp_path: Path) -> None:
     path = tmp_path / "maps/sub-01_dseg.nii.gz"
     path.parent.mkdir()

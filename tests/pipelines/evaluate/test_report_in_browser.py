@@ -16,6 +16,7 @@ from segmentation.io.volume import Volume
 pytestmark = pytest.mark.browser
 
 EVIL = "<script>document.title='broken'"  # a file name
+LONG = "plain-" + 40 * "long"
 EVIL_MODEL = "</script><script>document.title='broken'</script>"
 AFFINE = np.diag([2.0, 2.0, 2.0, 1.0])
 
@@ -40,9 +41,9 @@ def head(shift: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two persons, one with a name that would be a script; two models; a scan behind them."""
+    """Two persons, one's name a script, the other's long; two models, alike; scans behind them."""
     root = tmp_path_factory.mktemp("browser")
-    for n, name in enumerate((EVIL, "plain")):
+    for n, name in enumerate((EVIL, LONG)):
         for folder, shift in (("truth", 0), ("one", 1 + n), ("two", 2)):
             (root / folder).mkdir(exist_ok=True)
             Volume(head(shift), AFFINE).write(root / folder / f"{name}.nii.gz", labels=True)
@@ -50,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Volume((head(0) * 9 + 50).astype(np.int16), AFFINE).write(
             root / "images" / f"{name}.nii.gz"
         )
-    models = named_models([root / "one", root / "two"], ["one", EVIL_MODEL])
+    models = named_models([root / "one", root / "two"], [30 * "one", EVIL_MODEL])
     evaluate(Settings(root / "truth", models, root / "out", images=root / "images", jobs=1))
     return root / "out" / "report.html"
 
@@ -203,6 +204,19 @@ def luminance(color: str) -> float:
     channels = np.array([float(c) for c in color[color.index("(") + 1 : -1].split(",")[:3]]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_on_a_phone_nothing_is_wider_than_the_page(browser: Browser) -> None:
+    browser.resize(390)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    # A name that stays in place while its row scrolls leaves room for the values.
+    widest = (
+        "Math.max(...[...document.querySelectorAll('.scroll')].filter((s) => s.offsetWidth)"
+        ".flatMap((s) => [...s.querySelectorAll('tbody th')]"
+        ".map((th) => th.offsetWidth / s.offsetWidth)))"
+    )
+    assert 0 < browser.evaluate(widest) < 0.7
+    browser.resize(1300)
 
 
 def test_every_control_has_a_name(browser: Browser) -> None:

@@ -83,3 +83,12 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path, monkeypatch, cap
 def test_an_unknown_level_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     assert run(monkeypatch, tmp_path, tmp_path, "everything") == Exit.USAGE
     assert "participant or group" in capsys.readouterr().err
+
+
+def test_the_second_participant_finds_the_files_of_the_dataset_in_place(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02")))
+    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    for number in ("01", "02"):
+        assert run_serially(raw, out, participants=[number]).done == 1
+    assert (out / "desc-trinat_dseg.tsv").is_file()

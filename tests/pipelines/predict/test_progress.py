@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_a_failed_scan_is_one_line_like_every_message(interactive: bool, capsys)
 
 
 @pytest.mark.parametrize(
-    ("kept", "skipped"), [(0, "3 skipped"), (1, "3 skipped (1 with changed results)")]
+    ("kept", "skipped"), [(0, "; 3 skipped"), (1, "; 3 skipped (1 with changed results)")]
 )
 @pytest.mark.parametrize("interactive", [False, True])
 def test_changed_results_are_told_apart_from_what_is_unchanged(
@@ -30,4 +31,30 @@ def test_changed_results_are_told_apart_from_what_is_unchanged(
     outcome = Outcome(0, 3, 2, interrupted=False, kept=kept)
     with listener(quiet=False, as_json=False, interactive=interactive) as (_, _entry, on_end):
         on_end(outcome, Path("out"))
-    assert f"0 done, {skipped}, 2 failed: out/report.html\n" in capsys.readouterr().err
+    assert f"0 done{skipped}; 2 failed: out/report.html\n" in capsys.readouterr().err
+
+
+def test_the_last_line_counts_grades(capsys) -> None:
+    outcome = Outcome(3, 0, 0, interrupted=False, grades={"look": 1, "pass": 2})
+    with listener(quiet=True, as_json=False, interactive=False) as (_, _entry, on_end):
+        on_end(outcome, Path("out"))
+    assert capsys.readouterr().err.startswith("3 done: 2 pass, 1 look; 0 failed, ")
+
+
+def test_a_log_file_gets_a_line_for_a_scan_with_the_failures(capsys) -> None:
+    entries = [BROKEN, *(Entry(f"sub-{n}", "done") for n in (1, 2))]
+    with listener(quiet=False, as_json=False, interactive=False) as (on_start, on_entry, _end):
+        on_start(3)
+        for entry in entries:
+            on_entry(entry)
+    # Faster than a line every few seconds: the failure, and the last.
+    complaint, line = capsys.readouterr().err.splitlines()
+    assert complaint.startswith("trinat: in/b")
+    assert re.fullmatch(r"3/3 sub-2, [0-9.]+ scans/min, 1 failed", line)
+
+
+def test_a_quiet_run_tells_failures_alone(capsys) -> None:
+    with listener(quiet=True, as_json=False, interactive=False) as (on_start, on_entry, _end):
+        on_start(1)
+        on_entry(BROKEN)
+    assert len(capsys.readouterr().err.splitlines()) == 1

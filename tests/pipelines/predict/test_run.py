@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.overfitted import miniature, overfitted_model
+from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially, write_scans
 
 from pipelines.common.exits import Exit
@@ -42,6 +43,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     outcome = run_serially(scans, root / "out")
     assert (outcome.done, outcome.failed, outcome.skipped) == (2, 1, 0)
     assert outcome.exit == Exit.SOME_FAILED
+    assert sum(outcome.grades.values()) == 2
     return scans, root / "out"
 
 
@@ -77,9 +79,22 @@ def test_nothing_but_outputs_is_left(three) -> None:
     _, out = three
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
         *("a_dseg.nii.gz", "b/c_dseg.nii.gz"),
-        *("run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
+        *("run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "labels.tsv"),
     }
     assert not (out / ".trinat-work").exists()
+
+
+def test_a_table_beside_the_label_maps_says_what_the_numbers_mean(three) -> None:
+    _, out = three
+    rows = {row["index"]: row for row in table(out / "labels.tsv")}
+    assert rows["17"] == {
+        "index": "17",
+        "name": "Left-Hippocampus",
+        "abbreviation": "L-Hi",
+        "color": "#DCD814",
+        "mapping": "9",
+    }
+    assert len(rows) == 33
 
 
 def test_summary_has_a_row_for_every_input(three) -> None:
@@ -285,6 +300,8 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     sidecar = json.loads(labels.with_name(labels.name.replace(".nii.gz", ".json")).read_text())
     source = "bids:raw:sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz"
     assert sidecar["Sources"] == [source]
+    made = {"Model": "random", "ModelSHA256": sha256_of(random_model() / "model.yaml")}
+    assert sidecar | made | {"TrinatVersion": version("trinat")} == sidecar
     description = json.loads((out / "dataset_description.json").read_text())
     assert description["DatasetLinks"] == {"raw": "../raw/"}
     rows = table(out / "desc-trinat_dseg.tsv")
@@ -324,3 +341,26 @@ def test_scans_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
     # Also what was segmented before it was asked for.
     assert run_serially(scans, tmp_path / "out").done == 1
     assert run_serially(scans, tmp_path / "out", require_checksum=True).failed == 1
+
+
+def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    trinat = str(Path(sys.executable).with_name("trinat"))
+    options = ["--model", str(random_model()), "--threads", "1", "--quiet", "--timings"]
+    done = subprocess.run(
+        [trinat, "predict", str(scans), "--out", str(tmp_path / "out"), *options],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line.rsplit(maxsplit=3) for line in done.stderr.splitlines()[2:]]
+    walls = {name.strip(): float(wall) for name, wall, _, _ in lines}
+    stages = {"start", "model", "find", "read", "hash", "conform", "first look", "fusion"}
+    stages |= {"coronal", "axial", "sagittal", "agreement", "restore", "grade", "write", "picture"}
+    assert stages <= walls.keys()
+    whole, rest = walls.pop("total"), walls["other"]
+    assert whole == pytest.approx(sum(walls.values()), abs=0.01 * len(walls))
+    # What is in no stage: mostly the end of the worker process.
+    assert -0.05 * whole < rest < 0.2 * whole
+    for entry in read_entries([tmp_path / "out/run.jsonl"]).values():
+        assert {"read", "conform", "coronal", "write"} <= entry.timings_s.keys()

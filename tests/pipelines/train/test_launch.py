@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -18,11 +19,12 @@ import pytest
 import torch
 import yaml
 from helpers.small_store import all_train, small_store
-from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe
+from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
 
+from pipelines.train import launch as launching
 from pipelines.train.launch import launch
-from pipelines.train.run import read_recipe
-from segmentation.errors import ConfigError, TrinatError
+from pipelines.train.run import find_device, read_recipe
+from segmentation.errors import ConfigError, DeviceError, TrinatError
 from segmentation.models.checkpoint import load_model
 from segmentation.space.views import View
 from segmentation.training.state import State, read_latest
@@ -223,6 +225,22 @@ def test_an_error_in_every_step_is_one_line_and_not_tried_again(
         assert done.stderr.splitlines() == lines
 
 
+class FromTwoError(Exception):
+    """pickle gives its one word back to an __init__ that wants two."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceback() -> None:
+    try:
+        raise FromTwoError("no kernel", "too old")
+    except FromTwoError as error:
+        told = pickle.loads(launching._pickled(error))
+    assert str(told) == "FromTwoError: no kernel: too old"
+    assert "in test_an_error_that_cannot_be" in told.__notes__[0]
+
+
 @pytest.mark.slow
 def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
     recipe: Path, undisturbed: Path, tmp_path: Path
@@ -279,3 +297,77 @@ def test_processes_of_one_machine_do_not_share_a_gpu(
             processes=99,
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    """The first device has two views of the first stage; one of them the second goes on with."""
+    path = write_recipe(
+        tmp_path,
+        views=["coronal", "axial", "sagittal"],
+        stages=[
+            {"name": "first", "schedule": {"steps": 4}},
+            {"name": "second", "views": ["axial", "sagittal"], "schedule": {"steps": 4}},
+        ],
+    )
+    for name, device in (("alone", "cpu"), ("apart", "cpu,cpu")):
+        done = subprocess.run(
+            [*CLI, "train", path, "--out", tmp_path / name, "--device", device],
+            env=ENVIRONMENT,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr
+    alone, apart = (load_model(tmp_path / name / "model") for name in ("alone", "apart"))
+    assert set(apart.networks) == set(View)
+    for view, network in alone.networks.items():
+        for name, value in network.state_dict().items():
+            assert torch.equal(value, apart.networks[view].state_dict()[name]), (view, name)
+    for job in ("first/coronal", "first/axial", "first/sagittal", "second/sagittal"):
+        assert read_latest(tmp_path / "apart" / job)[0] is not None
+
+
+def test_several_devices_and_several_processes_a_view_are_refused(
+    recipe: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="which have a view each"):
+        launch(
+            read_recipe(str(recipe)),
+            tmp_path / "run",
+            lambda: nullcontext(SILENT),
+            device="cpu,cpu",
+            processes=2,
+        )
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        pytest.param(
+            "mps",
+            "this torch has no MPS device",
+            marks=pytest.mark.skipif(torch.backends.mps.is_available(), reason="has one"),
+        ),
+        ("cpu,cuda:77", "cuda:77"),
+        ("xpu", "not supported"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_before_there_is_a_run(
+    recipe: Path, tmp_path: Path, device: str, reason: str
+) -> None:
+    with pytest.raises(DeviceError, match=reason):
+        launch(
+            read_recipe(str(recipe)),
+            tmp_path / "run",
+            lambda: nullcontext(SILENT),
+            device=device,
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_where_no_device_is_named_it_is_the_gpu_or_else_the_processor() -> None:
+    wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    assert find_device("auto").type == wanted

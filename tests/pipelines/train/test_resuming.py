@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import signal
@@ -13,17 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
-from helpers.tiny_training import SILENT, tiny_recipe, weights, write_long_recipe
+from helpers.small_store import all_train, small_store
+from helpers.tiny_training import SILENT, tiny_recipe, weights, write_long_recipe, write_recipe
 
 from pipelines.common.exits import Exit, exit_code
 from pipelines.train.job import Job, Watcher
 from pipelines.train.run import read_recipe, train
-from segmentation.errors import (
-    InterruptedRunError,
-    TrainingError,
-)
+from segmentation.data.store import subject_path
+from segmentation.errors import IntegrityError, InterruptedRunError, TrainingError
 from segmentation.models.checkpoint import load_model
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport
@@ -292,3 +293,69 @@ def test_a_call_whose_time_is_over_after_the_first_step_saves_and_makes_no_progr
     state, _ = read_latest(tmp_path / "run/train/coronal")
     assert state is not None
     assert state.counters.share == 0
+
+
+STORE_DATA = {
+    "store": {"path": "store", "split": "store/split.json"},
+    **{"rows": 32, "columns": 32, "epoch_slices": 16},
+}
+
+
+def test_a_store_that_was_changed_after_a_kill_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = small_store(Path("store"), {"a": (24, 24, 24), "b": (24, 24, 24)})
+    all_train(store)
+    settings = {"data": STORE_DATA, "scheme": "tissue4", "views": ["coronal", "axial"]}
+    recipe, run = tiny_recipe(tmp_path, **settings), tmp_path / "run"
+
+    def stop_in_the_second_view(job: Job, report: StepReport, progress: float) -> None:
+        if job.name == "train/axial" and report.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    halted = Watcher(lambda line: None, stop_in_the_second_view)
+    with pytest.raises(InterruptedRunError):
+        train(recipe, run, halted)
+    path = subject_path(store, "b")
+    before = path.read_bytes()
+    with h5py.File(path, "r+") as file:
+        file["axial/labels"][12] = 1
+    with pytest.raises(IntegrityError, match=r"^[^\n]*b\.h5: .* changed since the store was made"):
+        train(recipe, run, SILENT, resume=True)
+    # Nor does another store pass for it, whose files are what it says.
+    (store / "store.json").write_text(
+        (store / "store.json")
+        .read_text()
+        .replace(hashlib.sha256(before).hexdigest(), hashlib.sha256(path.read_bytes()).hexdigest())
+    )
+    with pytest.raises(TrainingError, match=r"began with other settings \(store\.sha256"):
+        train(recipe, run, SILENT, resume=True)
+
+
+def test_a_store_that_was_changed_starts_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = small_store(Path("store"), {"a": (24, 24, 24)})
+    all_train(store)
+    with subject_path(store, "a").open("ab") as file:
+        file.write(b"x")
+    recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
+    with pytest.raises(IntegrityError):
+        train(recipe, tmp_path / "run", SILENT)
+    assert not list((tmp_path / "run").glob("*.*"))
+
+
+def test_timings_of_a_training_name_the_parts_of_a_step(tmp_path: Path) -> None:
+    recipe, out = str(write_recipe(tmp_path)), str(tmp_path / "run")
+    command = (*TRINAT, "train", recipe, "--view", "coronal", "--out", out, "--timings")
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT)
+    table = done.stderr.split("processor s\n")[1].splitlines()
+    walls = {line[:12].strip(): float(line[12:].split()[0]) for line in table}
+    parts = {"start", "batches", "transfer", "forward", "backward", "optimiser", "save"}
+    assert parts <= walls.keys()
+    assert walls.pop("total") == pytest.approx(sum(walls.values()), abs=0.01 * len(walls))
+    refused = subprocess.run((*command, "--nproc", "2"), capture_output=True, text=True)
+    assert refused.returncode == Exit.USAGE
+    assert "--timings with --nproc 2" in refused.stderr

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
 from matplotlib.image import imread
+from typer.testing import CliRunner
 
+from pipelines.cli import app
 from pipelines.common.config import with_settings
 from pipelines.train.data import usual_readers
 from pipelines.train.job import Watcher
@@ -23,6 +26,7 @@ from segmentation.errors import (
     ConfigError,
     DatasetError,
     ModelError,
+    TrainingError,
     TrinatError,
 )
 from segmentation.models.checkpoint import load_model, save_model
@@ -116,6 +120,16 @@ def test_a_start_that_is_no_model_is_refused_before_any_scan_is_read() -> None:
         read_recipe("finetune", ["start=nothing"])
 
 
+def test_a_model_to_start_from_may_have_a_number_for_a_name() -> None:
+    with pytest.raises(ModelError, match="2024: no such model"):
+        CliRunner().invoke(app, ["train", "finetune", "--start", "2024"], catch_exceptions=False)
+
+
+def test_folds_are_of_a_store() -> None:
+    with pytest.raises(ConfigError, match="--folds without --store"):
+        CliRunner().invoke(app, ["train", "smoke", "--folds"], catch_exceptions=False)
+
+
 def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
     recipe = tiny_recipe(
         tmp_path,
@@ -143,6 +157,16 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
             assert [size % 3 for size in imread(example).shape[:2]] == [0, 0]
     with (run / jobs[2] / "metrics.csv").open() as file:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
+
+
+def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(tmp_path: Path) -> None:
+    table = tmp_path / "mine.tsv"
+    shipped = Path(__file__).parents[3] / "configs/labels/tissue4.tsv"
+    table.write_text(shipped.read_text().replace("Grey-Matter", "Grey"))
+    changes = {"scheme": str(table), "views": ["axial"], "schedule": {"steps": 1}}
+    model = train(tiny_recipe(tmp_path, **changes), tmp_path / "run", SILENT)
+    table.unlink()
+    assert load_model(model).scheme.names == ("background", "CSF", "Grey", "White-Matter")
 
 
 def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
@@ -281,6 +305,19 @@ def test_a_refused_start_leaves_the_place_free(
     with pytest.raises(TrinatError, match=message):
         train(tiny_recipe(tmp_path, views=["coronal"], **lack), run, SILENT)
     train(tiny_recipe(tmp_path, views=["coronal"]), run, SILENT)
+
+
+def test_a_run_that_was_killed_before_its_first_state_begins_again(tmp_path: Path) -> None:
+    recipe, run = tiny_recipe(tmp_path, views=["coronal"]), tmp_path / "run"
+    run.mkdir()
+    # What a killed one leaves.
+    (run / "config.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    other = tiny_recipe(tmp_path, views=["axial"])
+    with pytest.raises(TrainingError, match="a run is there already"):
+        train(other, run, SILENT)
+    train(recipe, run, SILENT)
+    with pytest.raises(TrainingError, match="a run is there already"):
+        train(recipe, run, SILENT)
 
 
 def test_a_split_in_which_nobody_validates_is_refused_at_once(tmp_path: Path) -> None:

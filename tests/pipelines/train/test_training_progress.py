@@ -1,6 +1,9 @@
-"""What a training says in a log file: a line a minute, with the time that is left."""
+"""What a training says in a log file: a line an epoch and a minute, with the time left."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -35,9 +38,24 @@ def test_a_log_file_gets_a_line_a_minute_with_the_time_left(
             watcher.step(axial, report(step), step / 100)
             now += 70
     assert capsys.readouterr().err.splitlines() == [
-        "train/coronal step 52 loss 0.500 rate 0.004 4.0 slices/s 52%, 0:40:00 left",
-        "train/coronal step 54 loss 0.500 rate 0.004 4.0 slices/s 54%, 0:38:20 left",
-        "train/axial step 1 loss 0.500 rate 0.004 4.0 slices/s 1%, 1:55:30 left",
+        "train/coronal epoch 0 step 52 loss 0.500 rate 0.004 4.0 slices/s 52%, 0:40:00 left",
+        "train/coronal epoch 0 step 54 loss 0.500 rate 0.004 4.0 slices/s 54%, 0:38:20 left",
+        "train/axial epoch 0 step 1 loss 0.500 rate 0.004 4.0 slices/s 1%, 1:55:30 left",
+    ]
+
+
+def test_each_epoch_is_a_line_that_counts_skipped_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    now, coronal = 0.0, job(View.CORONAL)
+    with training_progress(False, lambda: now) as watcher:
+        for step in range(1, 9):
+            # The first epoch takes 4 s, the second is too fast for a line of its own.
+            now += 1 if step <= 4 else 0.25
+            loss = math.nan if step == 2 else 0.5
+            line = replace(report(step), epoch=step // 4, loss=loss)
+            watcher.step(coronal, line, step / 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "train/coronal epoch 1 step 4 loss 0.500 rate 0.004 4.0 slices/s 4%, steps skipped: 1, "
+        "0:01:36 left"
     ]
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.small_store import stored_subject
 from torch.utils.data import DataLoader
 
 from segmentation.data.dataset import BalancedSampler, SliceDataset, open_slices
-from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
+from segmentation.data.slices import quantise, scheme_table, write_subject
 from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
+    FORMAT,
     Store,
-    StoredSubject,
     StoreInfo,
     subject_path,
     write_participants,
@@ -57,7 +58,9 @@ def make_store(root: Path, names: tuple[str, ...] = ("a", "b"), **missing: str) 
             views=(View.AXIAL, View.SAGITTAL),
             fingerprint=name,
         )
-        stored[name] = StoredSubject(
+        stored[name] = stored_subject(
+            root,
+            name,
             fingerprint=name,
             has_image=missing.get(name) != "image",
             has_labels=missing.get(name) != "labels",
@@ -255,7 +258,7 @@ def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [(None, "no store.json"), ("{", "cannot be understood"), ("{}", "cannot be")],
+    [(None, "no store.json"), ("{", "is damaged"), ("{}", "is damaged")],
 )
 def test_what_is_no_store_is_told(tmp_path: Path, text: str | None, reason: str) -> None:
     if text is not None:
@@ -267,14 +270,14 @@ def test_what_is_no_store_is_told(tmp_path: Path, text: str | None, reason: str)
 def test_a_store_of_another_format_is_refused(store: Store) -> None:
     path = store.root / "store.json"
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
-    with pytest.raises(DatasetError, match="store format 99"):
+    with pytest.raises(DatasetError, match="of another version of trinat"):
         Store(store.root)
 
 
 def test_a_store_cannot_name_files_elsewhere(store: Store) -> None:
     path = store.root / "store.json"
     path.write_text(path.read_text().replace('"a": {', '"../../a": {'))
-    with pytest.raises(DatasetError, match="cannot be understood"):
+    with pytest.raises(DatasetError, match="is damaged"):
         Store(store.root)
 
 

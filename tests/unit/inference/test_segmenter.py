@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import permutations, product
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from segmentation.inference.segmenter import Segmenter
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.model_info import Description, Fusion, Preprocessing
+from segmentation.models.model_info import Description, Fusion, Mean, Preprocessing
 from segmentation.space.conform import conform
 from segmentation.space.views import View
 
@@ -209,14 +210,36 @@ def test_an_image_without_any_brain_is_segmented_as_background_or_told(segmenter
 def test_unknown_devices_and_models_are_told() -> None:
     with pytest.raises(DeviceError, match="no device"):
         choose_device("abacus")
-    with pytest.raises(ModelError, match="quicknat is not available yet"):
+    with pytest.raises(ModelError, match="quicknat has no weights here"):
         Segmenter.load("quicknat")
     with pytest.raises(ModelError, match="no such model"):
         Segmenter.load("nothing")
 
 
-def test_a_view_that_the_model_lacks_is_told() -> None:
-    assert Segmenter.load(random_model(), device="cpu").views == tuple(View)
+@pytest.mark.parametrize(
+    ("damage", "mean"), [("negative variance", "arithmetic"), ("huge weights", "geometric")]
+)
+def test_networks_that_give_no_numbers_are_told(tmp_path: Path, damage: str, mean: Mean) -> None:
+    networks = dict(load_model(random_model()).networks)
+    broken = copy.deepcopy(networks[View.SAGITTAL])
+    for name, tensor in broken.state_dict().items():
+        if damage == "negative variance" and name.endswith("running_var"):
+            tensor.fill_(-1)
+        elif damage == "huge weights" and tensor.ndim == 4:
+            tensor.fill_(3e4)
+    networks[View.SAGITTAL] = broken
+    save_model(tmp_path / "m", Description(name="m", fusion=Fusion(mean=mean)), networks)
+    with pytest.raises(ModelError, match="networks give values that are not numbers") as caught:
+        Segmenter.load(tmp_path / "m", device="cpu").segment(miniature()[0])
+    assert caught.value.where == str(tmp_path / "m")
+
+
+def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:
+    coronal = load_model(random_model(), views=["coronal"])
+    save_model(tmp_path / "m", Description(name="m"), coronal.networks)
+    assert Segmenter.load(tmp_path / "m", device="cpu").views == (View.CORONAL,)
+    with pytest.raises(ModelError, match="has no axial network"):
+        Segmenter.load(tmp_path / "m", views=["axial"], device="cpu")
 
 
 def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Path) -> None:
@@ -224,7 +247,7 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Pa
     wanted = Preprocessing(axes="LIA", shape=(40, 44, 48), scaling="minimum-maximum")
     save_model(tmp_path / "m", Description(name="m", preprocessing=wanted), model.networks)
     scan, _ = miniature()  # RAS, 40×48×44
-    seen = Segmenter.load(tmp_path / "m", device="cpu").prepare(scan).conformed.volume
+    seen = Segmenter.load(tmp_path / "m", device="cpu").prepare(scan).volume
     assert (seen.axcodes, seen.shape) == ("LIA", (40, 44, 48))
     low, high = float(scan.data.min()), float(scan.data.max())
     as_lia = (scan.data[::-1].transpose(0, 2, 1)[:, ::-1] - low) / (high - low)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
 
@@ -10,6 +11,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
@@ -19,7 +21,7 @@ from segmentation.labels.scheme import load_scheme
 from segmentation.metrics.overlap import dice, joint_histogram, side_swap
 from segmentation.space.conform import conform
 from segmentation.space.resample import GridMap, occupied_box, resample_labels
-from segmentation.synthetic.anatomy import Anatomy, load_anatomy
+from segmentation.synthetic.anatomy import Anatomy, _cells, load_anatomy
 from segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
@@ -124,12 +126,20 @@ def stripped(scan: Volume, truth: Volume) -> Head:
 )
 def test_the_networks_box_never_cuts_brain(change: Callable[[Volume, Volume], Head]) -> None:
     scan, truth = change(*phantom(3, spacing_mm=(2.0, 2.0, 2.0)))
-    seen = segmenter().prepare(scan).conformed
+    seen = segmenter().prepare(scan)
     brain = conform(truth, labels=True, plan=seen.plan).volume.data > 0
     room = segmenter().find_brain(torch.from_numpy(seen.volume.data))
     assert room.mask is not None
     assert brain[room.box][room.mask.numpy()].sum() == brain.sum() > 0.5e6
     assert int(room.mask.sum()) < brain.size
+
+
+def with_tissues(anatomy: Anatomy, tissues: NDArray[np.uint8]) -> Anatomy:
+    """The same head with other tissues in some places."""
+    class_of = np.zeros(len(anatomy.contrast), np.uint8)
+    class_of[anatomy.tissues] = anatomy.truth
+    truth = class_of[tissues]
+    return replace(anatomy, tissues=tissues, truth=truth, cells=_cells(truth))
 
 
 def widened_ventricles(anatomy: Anatomy) -> Anatomy:
@@ -145,7 +155,7 @@ def widened_ventricles(anatomy: Anatomy) -> Anatomy:
         free = np.flatnonzero((anatomy.truth == white).ravel())
         nearest = free[np.argsort(away.ravel()[free], kind="stable")[: own.sum()]]
         tissues.ravel()[nearest] = tissues[own][0]
-    return anatomy.with_tissues(tissues)
+    return with_tissues(anatomy, tissues)
 
 
 def thinned_cortex(anatomy: Anatomy) -> Anatomy:
@@ -154,7 +164,7 @@ def thinned_cortex(anatomy: Anatomy) -> Anatomy:
     outside = anatomy.truth == 0
     fluid = np.bincount(anatomy.tissues[ndimage.binary_dilation(cortex) & outside]).argmax()
     rim = cortex & ndimage.binary_dilation(outside)
-    return anatomy.with_tissues(np.where(rim, np.uint8(fluid), anatomy.tissues))
+    return with_tissues(anatomy, np.where(rim, np.uint8(fluid), anatomy.tissues))
 
 
 @pytest.mark.slow

@@ -168,9 +168,12 @@ def test_labels_keep_all_their_digits_until_they_are_judged(tmp_path: Path) -> N
     assert Volume.read(saved(tmp_path, voxels), labels=True).data[3, 4, 5] == 2**24 + 1
 
 
-def test_label_numbers_beyond_32_bits_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", ["u4", "i8", "f4", "f8"])
+def test_label_numbers_beyond_32_bits_are_refused(tmp_path: Path, stored: str) -> None:
+    voxels = with_voxel(2**31, stored)
+    nib.Nifti1Image(voxels, odd_scan().affine, dtype=stored).to_filename(tmp_path / "scan.nii")
     with pytest.raises(FormatError, match="beyond 32 bits"):
-        Volume.read(saved(tmp_path, with_voxel(2**31, "u4")), labels=True)
+        Volume.read(tmp_path / "scan.nii", labels=True)
 
 
 def test_scaled_labels_are_whole_once_scaled(tmp_path: Path) -> None:

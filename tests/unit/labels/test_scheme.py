@@ -427,3 +427,32 @@ def test_freesurfers_own_maps_fold_and_left_is_on_the_left(dev_data: Path, name:
                 for k in (label.index, label.partner)
             )
             assert left < right - 3, label.name
+
+
+@pytest.mark.parametrize(
+    "structure", ["Left-Hippocampus", "left hippocampus", "L_Hi", "l-hi", 17, "17", np.int16(17)]
+)
+def test_a_structure_is_found_by_name_abbreviation_and_number(structure) -> None:
+    assert load_scheme("quicknat33").find(structure).index == 14
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        ("Hippocampus", "has two sides: name Left-Hippocampus or Right-Hippocampus$"),
+        ("hi", "has two sides: name Left-Hippocampus or Right-Hippocampus$"),
+        ("Left-Hipocampus", "no structure of quicknat33: did you mean Left-Hippocampus or"),
+        ("brainstem", "did you mean Brain-Stem"),
+        (1000, "no structure of quicknat33: give a name, an abbreviation or a FreeSurfer number"),
+        (None, "no structure of quicknat33: give a name"),
+    ],
+)
+def test_what_is_no_structure_is_told_the_nearest(structure, message: str) -> None:
+    with pytest.raises(LabelError, match=message):
+        load_scheme("quicknat33").find(structure)
+
+
+def test_a_structure_on_one_side_alone_needs_no_side() -> None:
+    scheme = load_scheme("left4")
+    assert scheme.labels[1].abbreviation == "L-CE"
+    assert scheme.find("CE") == scheme.labels[1]

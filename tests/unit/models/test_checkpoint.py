@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import pickle
+import zipfile
 from collections.abc import Callable
 from hashlib import sha256
 from importlib import resources
@@ -19,7 +22,13 @@ from pydantic import ValidationError
 from segmentation.errors import ModelError, OutputError
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import Model, load_model, read_info, save_model, update_info
-from segmentation.models.model_info import Description, Fusion, Preprocessing, Training
+from segmentation.models.model_info import (
+    Description,
+    Fusion,
+    Preprocessing,
+    Template,
+    Training,
+)
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.zoo import find_model
 from segmentation.space.views import SliceAxes, View
@@ -296,6 +305,15 @@ def set_key(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
         (set_key("preprocessing", "axes", to="LRA"), "preprocessing.axes: "),
         (set_key("preprocessing", "slices", to={"axial": [0, 0, 1]}), "each of the axes"),
         (set_key("precision", to="int8"), "precision: "),
+        (set_key("quality", to={"agreement": [0.5, 0.7]}), "agreement: the first limit must not"),
+        (set_key("quality", to={"agreement": [0.5, float("nan")]}), "quality.agreement.1: "),
+        (set_key("preprocessing", "shape", to=[256, 256, 0]), "preprocessing.shape.2: "),
+        (set_key("preprocessing", "shape", to=[256, -1, 256]), "preprocessing.shape.1: "),
+        (set_key("preprocessing", "shape", to=[10**6, 256, 256]), "preprocessing.shape.0: "),
+        (set_key("preprocessing", "spacing_mm", to=1e-9), "preprocessing.spacing_mm: "),
+        (set_key("preprocessing", "spacing_mm", to=float("inf")), "preprocessing.spacing_mm: "),
+        (set_key("fusion", "weights", "axial", to=1e39), "fusion.weights.axial: "),
+        (set_key("fusion", "per_class", to={"CSF": {"axial": 1e39}}), "fusion.per_class.CSF.axial"),
         (set_key("precision", to="float16"), "is stored as torch.float32, not float16"),
     ],
 )
@@ -346,14 +364,113 @@ def test_a_pickle_is_no_weights(folder: Path, tmp_path: Path) -> None:
     assert not canary.exists()
 
 
+def tensors_file(header: object) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        tensors_file({"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}),
+        tensors_file(
+            {str(n): {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]} for n in range(20_000)}
+        ),
+        (2**63).to_bytes(8, "little") + b"{}",
+        b"",
+    ],
+    ids=["type", "names", "header", "empty"],
+)
+def test_weights_that_are_no_safetensors_are_refused(folder: Path, data: bytes) -> None:
+    path = folder / "coronal.safetensors"
+    path.write_bytes(data)
+    edit(folder, set_key("files", path.name, to=sha256(data).hexdigest()))
+    with pytest.raises(ModelError, match=r"coronal\.safetensors: is not a safetensors file"):
+        load_model(folder)
+
+
+def test_a_file_that_is_large_beyond_reason_is_not_read(folder: Path) -> None:
+    with (folder / "axial.safetensors").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelError, match=r"axial\.safetensors: is too large for a model's file"):
+        load_model(folder)
+
+
+def test_the_background_is_always_predicted(folder: Path) -> None:
+    edit(folder, set_key("not_predicted", to=[SCHEME.names[0]]))
+    with pytest.raises(ModelError, match="is always predicted"):
+        load_model(folder)
+
+
+TEMPLATE = {
+    "shares": np.ones((5, 5, 5, 33), np.uint8),
+    "affine": np.eye(4),
+    "centroids": np.full((33, 3), np.nan),
+}
+
+
+def npz(**changes: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{**TEMPLATE, **changes})
+    return buffer.getvalue()
+
+
+def archive(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name in TEMPLATE:
+            file.writestr(f"{name}.npy", content)
+    return buffer.getvalue()
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header.encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (archive(b"abc"), "of other classes"),
+        (archive(npy("(" * 9000)), "is no prior"),
+        (archive(npy("__import__('os').getcwd()")), "is no prior"),
+        (
+            archive(npy(str({"descr": "|u1", "fortran_order": False, "shape": (10**15,)}))),
+            "is no prior",
+        ),
+        (npz(shares=np.array([{}], object)), "is no prior"),
+        (npz(centroids=np.zeros((32, 3))), "of other classes"),
+        (npz(shares=np.zeros((0, 5, 5, 33), np.uint8)), "without a place"),
+        (npz(affine=np.zeros((4, 4))), "without a place"),
+        (npz(affine=np.full((4, 4), np.nan)), "without a place"),
+        (npz(affine=np.full((4, 4), "a")), "without a place"),
+        (npz(centroids=np.full((33, 3), np.inf)), "without a place"),
+    ],
+)
+def test_a_prior_that_is_none_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Template.from_bytes(data, 33, Path("prior.npz"))
+
+
+def test_a_sound_prior_is_taken() -> None:
+    assert Template.from_bytes(npz(), 33, Path("prior.npz")).shares.shape == (5, 5, 5, 33)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: [", "is not readable YAML"),
         ("just text", "is not a model's description"),
         ("a: &a [1]\nb: *a\n", "is not readable YAML"),
+        ("a: !!bool x\n", "is not readable YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "is not readable YAML"),
         ("#" * (1 << 20) + "\n", "too large"),
+        ("format: 1\nname: a\nformat: 1\n", r"model\.yaml: the key format stands twice, line 3"),
+        ("fusion:\n  weights: {axial: 1, 'axial': 0}\n", "the key axial stands twice, line 2"),
+        ("a: " + ":".join(["1"] * 1000), "holds an endless number, line 1"),
+        ("[" * 20_000, "is not readable YAML"),
+        ("a: !!int ''", "is not readable YAML"),
+        ("a: !!bool x", "is not readable YAML"),
+        ("a: !!timestamp x", "is not readable YAML"),
     ],
 )
 def test_a_description_that_is_not_plain_yaml_is_refused(

@@ -140,6 +140,35 @@ def test_a_file_without_a_network_is_refused(tmp_path: Path, content: Any) -> No
         read_port(write(tmp_path / "port.pth", content))
 
 
+def test_modules_that_stand_in_many_places_or_in_themselves_are_refused(tmp_path: Path) -> None:
+    shared = nn.Module()
+    for _ in range(40):
+        above = nn.Module()
+        above._modules.update(a=shared, b=shared)
+        shared = above
+    own = nn.Module()
+    own._modules["me"] = own
+    for module in (shared, own):
+        with pytest.raises(ModelError, match="too many modules"):
+            read_port(write(tmp_path / "port.pth", module))
+
+
+def test_a_dictionary_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    content: dict[str, Any] = {}
+    content["model"] = content
+    with pytest.raises(ModelError, match="holds no network and no state dict"):
+        read_port(write(tmp_path / "port.pth", content))
+
+
+def test_a_dropout_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    original = port.trained()
+    for module in original.modules():
+        if hasattr(module, "p"):
+            module.p = [0.1]
+    with pytest.raises(ModelError, match="dropout: Input should be a valid number"):
+        read_port(write(tmp_path / "port.pth", original))
+
+
 def test_what_comes_back_is_ready_for_inference(tmp_path: Path) -> None:
     got = read_port(write(tmp_path / "port.pth", port.trained().state_dict()))
     assert isinstance(got, QuickNat)

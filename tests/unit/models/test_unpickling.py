@@ -285,3 +285,14 @@ def test_a_pickle_of_more_than_names_and_shapes_is_refused(
 def test_a_missing_file_stays_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_torch_file(tmp_path / "none.pth")
+
+
+def test_a_zip_whose_directory_points_elsewhere_is_refused(tmp_path: Path) -> None:
+    path = zipped(tmp_path, b"N.")
+    assert read_torch_file(path) is None
+    broken = bytearray(path.read_bytes())
+    # Where the directory begins, in the record at the end: members are sought before the file.
+    broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(4, "little")
+    path.write_bytes(broken)
+    with pytest.raises(ModelError, match="or is damaged"):
+        read_torch_file(path)

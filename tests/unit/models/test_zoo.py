@@ -77,5 +77,5 @@ def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
 
 def test_a_model_that_is_still_to_come_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "shipped_models", dict)
-    with pytest.raises(ModelError, match="quicknat is not available yet"):
+    with pytest.raises(ModelError, match="quicknat has no weights here"):
         zoo.find_model("quicknat")

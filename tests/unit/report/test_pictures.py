@@ -36,23 +36,41 @@ def test_colours_are_the_scheme_s_own() -> None:
     np.testing.assert_allclose(label_colors(SCHEME)[2] * 255, SCHEME.labels[2].color)
 
 
+# Class 1 spans 4 voxels; with 10 voxels of margin on both sides a picture has 24 x 24, drawn four
+# times as large. Beside it are 14 pixels of space, above it too, and left of all the views' names.
+PICTURE, GAP = 4 * 24, 14
+
+
 def test_three_rows_and_three_pictures_a_slice_cropped_to_the_structures() -> None:
     image, labels = head()
-    figure = draw_mosaic(image, labels, SCHEME, slices_per_view=2)
-    assert len(figure.axes) == 3 * 6
-    # Class 1 spans 4 voxels; 10 voxels of margin on both sides.
-    coronal = figure.axes[0].images[0].get_array()
-    assert coronal.shape == (24, 24, 3)
-    # The sagittal columns run along y: 10..13 with margin is 0..23, so the nose at 39 is out.
-    sagittal = figure.axes[12].images[0].get_array()
-    assert sagittal.shape == (24, 24, 3)
+    page = draw_mosaic(image, labels, SCHEME, slices_per_view=2)
+    assert page.shape == (3 * (PICTURE + GAP), GAP + 6 * (PICTURE + GAP), 3)
+    titled = draw_mosaic(image, labels, SCHEME, slices_per_view=2, title="sub-01")
+    assert titled.shape == (len(page) + 2 * GAP, *page.shape[1:])
+
+
+def test_x_grows_to_the_right_and_z_upwards() -> None:
+    image, labels = head()
+    dark = image.data.copy()
+    dark[:20] = dark[:, :, :20] = 0
+    page = draw_mosaic(Volume(dark, image.affine), labels, SCHEME, slices_per_view=1)
+    # The first picture is the grey coronal slice; letters stand at its bottom.
+    coronal = page[GAP:, GAP + GAP // 2 :][:PICTURE, :PICTURE]
+    half = PICTURE // 2
+    assert (coronal[:half, half:] == 255).all()
+    assert (coronal[:half, :half] == 0).all()
+    assert (coronal[half:-GAP] == 0).all()
 
 
 def test_the_person_s_left_is_marked_where_x_is_low() -> None:
     image, labels = head()
-    coronal = draw_mosaic(image, labels, SCHEME, slices_per_view=1).axes[0]
-    letters = {text.get_text(): text.get_position()[0] for text in coronal.texts}
-    assert letters["L"] < letters["R"]
+    black = Volume(image.data * (labels.data > 0), image.affine)
+    page = draw_mosaic(black, labels, SCHEME, slices_per_view=1)
+    row = page[: GAP + PICTURE, GAP + GAP // 2 :][-GAP:, :PICTURE, 0] > 128
+    left, right = (half[half.any(1)] for half in (row[:, :GAP], row[:, -GAP:]))
+    # An L has one stroke at its top, and an R has an arc.
+    assert left[0].sum() < right[0].sum()
+    assert left[-1].sum() > left[0].sum()
 
 
 def test_a_volume_off_the_working_axes_is_refused() -> None:
@@ -64,4 +82,4 @@ def test_a_volume_off_the_working_axes_is_refused() -> None:
 def test_labels_without_any_structure_still_give_a_picture() -> None:
     image, labels = head()
     empty = Volume(np.zeros_like(labels.data), labels.affine)
-    assert draw_mosaic(image, empty, SCHEME, slices_per_view=1).axes[0].images
+    assert draw_mosaic(image, empty, SCHEME, slices_per_view=1).any()

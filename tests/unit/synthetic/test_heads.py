@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.errors import DatasetError, IntegrityError
+from segmentation.errors import DatasetError, FormatError, IntegrityError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
@@ -145,3 +145,21 @@ def test_the_phantom_gives_a_head_with_every_structure_but_csf() -> None:
     heads = phantom_heads(4)
     full = aim(heads, SCHEME)
     assert set(full.targets.tolist()) == set(range(33)) - {SCHEME.names.index("CSF")}
+
+
+def test_heads_that_unpack_to_gigabytes_are_refused_before_they_do(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, labels=np.zeros(2**28 + 1, np.uint8))
+    with pytest.raises(FormatError, match=r"unpacks to .* times its size"):
+        load_heads(path)
+
+
+def test_a_zip_whose_directory_points_elsewhere_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "heads.npz"
+    heads_of([0, 2, 41]).save(path)
+    broken = bytearray(path.read_bytes())
+    # Where the directory begins, in the record at the end: members are sought before the file.
+    broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(4, "little")
+    path.write_bytes(broken)
+    with pytest.raises(IntegrityError, match="or a damaged one"):
+        load_heads(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.small_store import TISSUE4, VIEWS, all_train, small_store
+from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_subject
 
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.data.slices import quantise, scheme_table, write_subject
@@ -15,7 +15,6 @@ from segmentation.data.sources.base import Subject
 from segmentation.data.splits import Split
 from segmentation.data.store import (
     Store,
-    StoredSubject,
     StoreInfo,
     subject_path,
     write_participants,
@@ -25,10 +24,17 @@ from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps
 from segmentation.synthetic.synthesis import SynthesisConfig
-from segmentation.training.batches import Batch, MixedSource, Source, SyntheticSource
+from segmentation.training.batches import (
+    Batch,
+    MixedSource,
+    Source,
+    StoreSource,
+    SyntheticSource,
+    _window,
+    store_scans,
+)
 from segmentation.training.config import StoreConfig
 from segmentation.training.state import seeded
-from segmentation.training.store_batches import StoreSource, _window, store_scans
 
 PLAIN = AugmentationConfig(
     flip=0, affine=0, elastic=0, gain=0, bias=0, gamma=0, blur=0, low_resolution=0, noise=0
@@ -55,7 +61,7 @@ def config(tmp_path: Path) -> StoreConfig:
             views=(View.AXIAL,),
             fingerprint=name,
         )
-    stored = {n: StoredSubject(fingerprint=n, has_image=True, has_labels=True) for n in "ab"}
+    stored = {name: stored_subject(root, name, fingerprint=name) for name in "ab"}
     write_participants(root, [Subject(name, name, None, None) for name in "ab"])
     table = scheme_table(TISSUE4)
     StoreInfo(source="pairs", scheme=table, views=(View.AXIAL,), subjects=stored).write(root)

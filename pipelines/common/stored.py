@@ -1,0 +1,58 @@
+"""The files that a store was made from: scans to segment, label maps to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.common.discovery import Case, Found, Refusal, ScanFile, as_scan
+from segmentation.data.store import Original, Store
+from segmentation.errors import DatasetError
+
+__all__ = ["stored_cases", "stored_files"]
+
+_AGAIN = "put it back, or run `trinat prepare` again with its new place"
+
+
+def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
+    """The scans of subjects, called as their subjects are."""
+    cases, refusals = [], []
+    for name in subjects:
+        scan = _original(store, name, "image")
+        if scan.path.is_file():
+            cases.append(Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256))
+        else:
+            refusals.append(Refusal(name, f"{scan.path} is no longer there: {_AGAIN}"))
+    if not cases:
+        raise DatasetError("none of the scans is where it was", where=store.root, remedy=_AGAIN)
+    return Found.of(cases, refusals)
+
+
+def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
+    """The label maps of subjects (or kind "image" their scans), with whose they are."""
+    people = {participant.subject: participant.person for participant in store.participants}
+    files = []
+    for name in subjects:
+        original, entry = _original(store, name, kind), store.info.subjects[name]
+        file = ScanFile(
+            *(name, original.path, name),
+            axes=original.axes,
+            sha256=original.sha256,
+            numbers={**entry.extra, **dict.fromkeys(entry.ignore, 0)},
+        )
+        # Named as what trinat predicts of it.
+        file = as_scan(file, Path(f"{name}_dseg.nii.gz"))
+        if not file.identity:
+            session = name.removeprefix(people[name]).strip("_-")
+            file = replace(file, subject=people[name], session=session)
+        files.append(file)
+    return files
+
+
+def _original(store: Store, subject: str, kind: str) -> Original:
+    entry = store.info.subjects[subject]
+    if found := entry.image if kind == "image" else entry.labels:
+        return found
+    what, remedy = f"no {kind} of {subject} is known but its slices", "give files, not --store"
+    raise DatasetError(what, where=store.root, remedy=remedy)

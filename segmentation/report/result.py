@@ -1,0 +1,270 @@
+"""What users of `import trinat` hold: a scan's result, and a segmenter that gives such results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.errors import LabelError
+from segmentation.inference import segmenter
+from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, total_brain_mm3
+from segmentation.inference.segmentation import Segmentation
+from segmentation.io.volume import Scan, Volume
+from segmentation.labels.scheme import Label
+from segmentation.models.checkpoint import Model
+from segmentation.report.mesh import Surface, surface_net
+from segmentation.report.page import data_uri
+from segmentation.report.pictures import draw_mosaic, encoded
+from segmentation.space.views import View, reoriented
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["Result", "Segmenter", "segment"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(Segmentation):
+    """One scan's segmentation, in the scan's own space.
+
+    A structure is named by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
+    FreeSurfer number (17). Maps are `Volume`s (X, Y, Z): `.data` is the array, `.affine` takes
+    voxel indices to RAS mm, `.write(path)` saves.
+
+    Attributes
+    ----------
+    labels : Volume
+        FreeSurfer numbers, int16; 0 is background.
+    entropy : Volume
+        Doubt of the networks in nats, float32; 0 is none.
+    quality : Grade
+        `name` (pass, look or reject), `reasons`, and the grade of each of `structures`.
+    model : str
+        Name of the model.
+    """
+
+    model: str = ""
+    limits: Limits = LIMITS
+
+    @classmethod
+    def of(cls, found: Segmentation, model: Model) -> Self:
+        known = {field.name: getattr(found, field.name) for field in fields(found)}
+        return cls(**known, model=model.name, limits=limits_of(model.info))
+
+    def __repr__(self) -> str:
+        volumes = self.volumes_mm3
+        brain = total_brain_mm3(self.scheme, volumes) / 1000
+        return (
+            f"Result({'×'.join(map(str, self.plan.scan.shape))} voxels, model {self.model}: "
+            f"{self.quality.name}, {len(volumes)} structures, brain {brain:.0f} ml)"
+        )
+
+    @cached_property
+    def quality(self) -> Grade:
+        return grade(self, self.limits)
+
+    def volumes(self) -> pd.DataFrame:
+        """One row a structure that the model knows.
+
+        Returns
+        -------
+        DataFrame
+            `structure`, `freesurfer` (number), `side` (left, right or empty), `mm3`, `share` (of
+            the brain: all tissue, no fluid) and `grade` (pass, look, reject; empty where unknown).
+
+        Examples
+        --------
+        >>> table = result.volumes().set_index("structure")
+        >>> int(table.freesurfer["Left-Hippocampus"])
+        17
+        """
+        import pandas as pd
+
+        volumes, grades = self.volumes_mm3, self.quality.structures
+        known = [label for label in self.scheme.labels if label.name in volumes]
+        columns: dict[str, list[Any]] = {
+            "structure": [label.name for label in known],
+            "freesurfer": [label.fs_id for label in known],
+            "side": [label.side or "" for label in known],
+            "mm3": [volumes[label.name] for label in known],
+            "grade": [grades.get(label.name, "") for label in known],
+        }
+        table = pd.DataFrame(columns)
+        table.insert(4, "share", table.mm3 / (total_brain_mm3(self.scheme, volumes) or np.nan))
+        return table
+
+    def mask(self, structure: str | int) -> Volume:
+        """Where a structure is: bool (X, Y, Z) in the scan's own space.
+
+        Examples
+        --------
+        >>> mask = result.mask("Left-Hippocampus")
+        >>> mask.data.shape == result.labels.shape
+        True
+        """
+        inside = self.indices.data == self._known(structure).index
+        return Volume(inside, self.indices.affine, self.indices.codes)
+
+    def probability(self, structure: str | int) -> Volume:
+        """Probability of a structure, float32 (X, Y, Z), 0 to 1, in the scan's own space.
+
+        Examples
+        --------
+        >>> bool(result.probability("L-Hi").data.max() <= 1)
+        True
+        """
+        found = self.probabilities(self._known(structure).name)
+        # Shares of float16 add up to 1 but for rounding.
+        return replace(found, data=np.minimum(found.data, 1))
+
+    def surface(self, structure: str | int) -> Surface:
+        """The mesh around a structure, from the probabilities on the working grid of 1 mm.
+
+        Returns
+        -------
+        Surface
+            `vertices` (V, 3) in the scanner's RAS mm, `faces` (F, 3), `area_mm2`, `volume_mm3`;
+            `.save("x.ply")` or `.save("x.surf.gii")`.
+
+        Examples
+        --------
+        >>> result.surface("Left-Hippocampus").save("hippocampus.ply")
+        """
+        label = self._known(structure)
+        inside = self.working.data == label.index
+        places = np.nonzero(inside)
+        if not len(places[0]):
+            raise LabelError(f"{label.name} was not found in this scan")
+        box = tuple(slice(max(0, x.min() - 1), x.max() + 2) for x in places)
+        probabilities = self.fused[box].float().numpy()
+        own = probabilities[..., label.index].copy()
+        probabilities[..., label.index] = -1
+        # As far as the structure leads, or trails the next; a tie goes as in the label map.
+        lead = np.maximum(np.abs(own - probabilities.max(-1)), 1e-3)
+        x, y, z = box
+        grid = self.plan.working.cut((x, y, z))
+        return surface_net(np.where(inside[box], lead, -lead), grid.affine)
+
+    def to_nibabel(self) -> Any:
+        """The labels as a nibabel image, uint8 as in files (int16 for numbers above 255).
+
+        Examples
+        --------
+        >>> result.to_nibabel().get_data_dtype().name
+        'uint8'
+        """
+        return self.labels.to_nibabel(labels=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write the labels to .nii.gz, .nii or .mgz: the bytes that the command writes.
+
+        Examples
+        --------
+        >>> result.save("labels.nii.gz")
+        """
+        self.labels.write(path, labels=True)
+
+    def plot(self) -> Figure:
+        """A slice of each view: the image, its labels, and these over it.
+
+        The figure belongs to pyplot: notebooks show it, `.savefig("look.png")` saves it.
+
+        Examples
+        --------
+        >>> result.plot().savefig("look.png")
+        """
+        from matplotlib import pyplot
+
+        drawn = self._mosaic()
+        figure: Figure = pyplot.figure(
+            figsize=(drawn.shape[1] / 100, drawn.shape[0] / 100), dpi=100
+        )
+        axis = figure.add_axes((0, 0, 1, 1))
+        axis.set_axis_off()
+        axis.imshow(drawn, interpolation="nearest")
+        return figure
+
+    def _mosaic(self) -> NDArray[np.uint8]:
+        image, labels = (reoriented(volume, "RAS") for volume in (self.image, self.working))
+        return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
+
+    def _repr_html_(self) -> str:
+        reasons = "".join(f"<li>{escape(reason)}</li>" for reason in self.quality.reasons)
+        picture = data_uri("png", encoded(self._mosaic(), "PNG"))
+        table = self.volumes().to_html(index=False, float_format="{:.4g}".format, border=0)
+        return (
+            f'<p>{escape(repr(self))}</p><ul>{reasons}</ul><img src="{picture}" alt="slices">'
+            f"<details><summary>volumes</summary>{table}</details>"
+        )
+
+    def _known(self, structure: str | int) -> Label:
+        label = self.scheme.find(structure)
+        if label.name in self.not_predicted:
+            raise LabelError(f"the model {self.model} does not predict {label.name}")
+        return label
+
+
+class Segmenter(segmenter.Segmenter):
+    """A model, loaded once, to segment many scans one after another.
+
+    Parameters of `load` are those of `segment`, and `precision` ("auto", "float32", "bfloat16").
+
+    Examples
+    --------
+    >>> segmenter = trinat.Segmenter.load("fast", device="cpu")
+    >>> segmenter.segment("scan.nii.gz").model
+    'fast'
+    """
+
+    # Not in the module of its parent: results draw pictures, which inference knows nothing of.
+    def segment(
+        self, volume: Scan, *, mirror: bool = False, samples: int = 0, seed: int = 0
+    ) -> Result:
+        """Segment one scan: see `trinat.segment`.
+
+        `mirror` averages with the mirrored scan, at twice the time. `samples` predictions with
+        dropout (`seed`) make `result.entropy` and `result.uncertainty`.
+        """
+        found = super().segment(Volume.of(volume), mirror=mirror, samples=samples, seed=seed)
+        return Result.of(found, self.model)
+
+
+def segment(
+    scan: Scan,
+    *,
+    model: str | Path = "fast",
+    device: str = "auto",
+    views: Iterable[View | str] | str | None = None,
+) -> Result:
+    """Segment one T1-weighted scan of a head.
+
+    Parameters
+    ----------
+    scan : path, nibabel image, (array, affine) or Volume
+        3D. The array is (X, Y, Z), the affine (4, 4) takes voxel indices to RAS mm.
+    model : str or path
+        Name of a shipped model, or a model folder.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:1".
+    views : list of str, optional
+        Some of "coronal", "axial" and "sagittal"; without it all that the model has.
+
+    Returns
+    -------
+    Result
+        Labels, volumes, probabilities, surfaces and a grade, in the scan's own space.
+
+    Examples
+    --------
+    >>> result = trinat.segment("scan.nii.gz")
+    >>> result.save("labels.nii.gz")
+    """
+    return Segmenter.load(model, device=device, views=views).segment(scan)

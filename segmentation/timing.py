@@ -1,0 +1,130 @@
+"""Where time goes: work is done in named stages, and who wants to know has the seconds of each."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+__all__ = ["Clock", "Spent", "as_table", "stage", "time_process", "timed", "together"]
+
+Spent = Mapping[str, tuple[float, float]]  # stage -> wall seconds, processor seconds
+
+
+class Clock:
+    """Seconds of each stage of one scan, or of a process with all its threads.
+
+    What an inner stage takes does not count for the outer one. Stages of threads that work at the
+    same time share it equally: the seconds of all stages add up to those of the clock.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[str, tuple[float, float]] = {}
+        self._at_work: dict[int, str] = {}  # thread -> stage
+        self._since = time.perf_counter(), time.process_time()
+        self.began = self._since[0]
+        self._lock = threading.Lock()
+
+    def switch(self, to: str | None) -> str | None:
+        """From now on this thread is in another stage, or in none; returns the one before."""
+        with self._lock:
+            self._add()
+            before = self._at_work.pop(threading.get_ident(), None)
+            if to is not None:
+                self._at_work[threading.get_ident()] = to
+            return before
+
+    def take(self) -> Spent:
+        """Seconds of each stage since they were last taken; "" is the time when none was."""
+        with self._lock:
+            self._add()
+            spent, self._spent = self._spent, {}
+            return spent
+
+    def _add(self) -> None:
+        now = time.perf_counter(), time.process_time()
+        stages = list(self._at_work.values()) or [""]
+        for name in stages:
+            so_far = self._spent.get(name, (0.0, 0.0))
+            wall, processor = (
+                s + (n - since) / len(stages)
+                for s, n, since in zip(so_far, now, self._since, strict=True)
+            )
+            self._spent[name] = wall, processor
+        self._since = now
+
+
+_of_scan: ContextVar[Clock | None] = ContextVar("_of_scan", default=None)
+_of_process: Clock | None = None
+
+
+def time_process() -> Clock:
+    """The clock of this process, on from now; what went before is its stage "start"."""
+    global _of_process
+    if _of_process is None:
+        _of_process = Clock()
+        before_s = _age_s()
+        _of_process.began -= before_s
+        _of_process._spent["start"] = before_s, time.process_time()
+    return _of_process
+
+
+def _age_s() -> float:
+    """Seconds since this process was created."""
+    try:
+        # psutil's is rounded to a second.
+        text = Path("/proc/self/stat").read_text()
+    except OSError:
+        # Not on Linux: starting is mostly work.
+        return time.process_time()
+    ticks = int(text.rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def timed(clock: Clock) -> Iterator[None]:
+    """Stages in this block are on a scan's clock, too."""
+    token = _of_scan.set(clock)
+    try:
+        yield
+    finally:
+        _of_scan.reset(token)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """The block is a stage, on every clock that is on; without any it costs nothing."""
+    clocks = [clock for clock in (_of_scan.get(), _of_process) if clock is not None]
+    before = [clock.switch(name) for clock in clocks]
+    try:
+        yield
+    finally:
+        for clock, outer in zip(clocks, before, strict=True):
+            clock.switch(outer)
+
+
+def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
+    """The sum of parts; of what several processes spent side by side, wall time counts once."""
+    sums: dict[str, tuple[float, float]] = {}
+    for part in parts:
+        for name, (wall, processor) in part.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = before[0] + wall / side_by_side, before[1] + processor
+    return sums
+
+
+def as_table(*parts: Spent) -> str:
+    """Stages in the order in which they were begun, the rest, and this process's whole time."""
+    spent, wall_s = together(parts), time.perf_counter() - time_process().began
+    stages = {name: seconds for name, seconds in spent.items() if name}
+    _, waited = spent.get("", (0.0, 0.0))
+    known, used = (sum(column) for column in zip(*stages.values(), strict=True))
+    rows = {**stages, "other": (wall_s - known, waited), "total": (wall_s, used + waited)}
+    lines = [f"{'stage':12} {'wall s':>9} {'share':>6} {'processor s':>12}"]
+    for name, (wall, processor) in rows.items():
+        lines.append(f"{name:12} {wall:9.2f} {wall / wall_s:6.1%} {processor:12.2f}")
+    return "\n".join(lines)

@@ -1,0 +1,150 @@
+"""What docs/python.md promises of `import trinat`, on a head of the demo, by a shipped model."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.miniatures import head_image, head_labels, write_nifti
+from matplotlib import pyplot
+
+import trinat
+from pipelines.demo import GEOMETRIES
+from segmentation.synthetic.phantom import phantom
+
+ROOT = Path(__file__).parents[2]
+FUNCTIONS = [name for name in trinat.__all__ if inspect.isfunction(getattr(trinat, name))]
+METHODS = [
+    f"{name}.{method}"
+    for name in ("Result", "Segmenter", "Surface")
+    for method, value in vars(getattr(trinat, name)).items()
+    if inspect.isfunction(value) and not method.startswith("_")
+]
+
+
+@dataclass(frozen=True)
+class Found:
+    folder: Path
+    scan: trinat.Volume
+    truth: trinat.Volume
+    result: trinat.Result
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The demo's head of thick voxels, segmented from a nibabel image."""
+    folder = tmp_path_factory.mktemp("found")
+    geometry = GEOMETRIES[2]
+    scan, truth = phantom(
+        np.random.default_rng((0, 2)),
+        spacing_mm=geometry.spacing_mm,
+        orientation=geometry.orientation,
+        oblique_deg=geometry.oblique_deg,
+    )
+    scan.write(folder / "scan.nii.gz")
+    return Found(folder, scan, truth, trinat.segment(nib.load(folder / "scan.nii.gz")))
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_python_and_the_command_line_write_the_same_bytes(found: Found) -> None:
+    command = [sys.executable, "-m", "trinat", "predict", "scan.nii.gz", "-o", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        command, cwd=found.folder, env=environment, check=True, capture_output=True, text=True
+    ).stderr
+    found.result.save(found.folder / "saved.nii.gz")
+    written = (found.folder / "out/scan_dseg.nii.gz").read_bytes()
+    assert (found.folder / "saved.nii.gz").read_bytes() == written
+    nib.save(found.result.to_nibabel(), found.folder / "nibabel.nii")
+    images = [nib.load(found.folder / name) for name in ("nibabel.nii", "saved.nii.gz")]
+    assert images[0].header == images[1].header
+    np.testing.assert_array_equal(*(np.asarray(image.dataobj) for image in images))
+    assert f"1 done: 1 {found.result.quality.name}; 0 failed" in said
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_every_line_of_a_result(found: Found) -> None:
+    result, grid = found.result, found.scan.shape
+    name = "Left-Hippocampus"
+    mask = result.mask(name)
+    assert (result.labels.shape, mask.shape, mask.data.dtype) == (grid, grid, bool)
+    np.testing.assert_array_equal(mask, np.asarray(result.labels) == 17)
+    table = result.volumes()
+    assert [*table] == ["structure", "freesurfer", "side", "mm3", "share", "grade"]
+    assert len(table) == 31  # fast does not predict CSF
+    row = table.set_index("structure").loc[name]
+    assert (row.freesurfer, row.side) == (17, "left")
+    assert row.mm3 == pytest.approx(mask.data.sum() * 1.5)
+    assert row.grade == result.quality.structures[name]
+    tissue = ~table.structure.str.contains("Vent$|Ventricle|CSF")
+    tissue |= table.structure.str.contains("VentralDC")
+    assert table.share[tissue].sum() == pytest.approx(1)
+    probability = result.probability("L-Hi")
+    assert probability.data[mask.data].mean() > 0.5 > probability.data[~mask.data].mean()
+    assert result.entropy.data[mask.data].mean() > result.entropy.data.mean()
+    surface = result.surface(17)
+    assert surface.volume_mm3 == pytest.approx(row.mm3, rel=0.1)
+    centre = result.labels.grid.places(np.argwhere(mask.data)).mean(0)
+    np.testing.assert_allclose(surface.vertices.mean(0), centre, atol=1.5)
+    assert len(repr(result)) < 200
+    assert f"model fast: {result.quality.name}, 31 structures" in repr(result)
+    page = result._repr_html_()
+    assert page.count("<img src=") == 1
+    assert "<td>Left-Hippocampus</td>" in page
+    shown = pyplot.get_fignums()
+    figure = result.plot()
+    assert len(pyplot.get_fignums()) == len(shown) + 1
+    assert len(figure.axes) == 1
+    pyplot.close(figure)
+    with pytest.raises(trinat.TrinatError, match="fast does not predict CSF"):
+        result.mask("CSF")
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_an_evaluation_takes_each_form_of_a_label_map(found: Found) -> None:
+    first = trinat.evaluate(found.truth, found.result)
+    assert first.dice["Left-Thalamus"] > 0.7
+    assert first.note["CSF"] == "not predicted by this model"
+    found.truth.write(found.folder / "truth.nii.gz", labels=True)
+    found.result.save(found.folder / "pred.nii.gz")
+    data = found.result.labels.data.astype(np.int64)
+    for truth, prediction in (
+        (found.folder / "truth.nii.gz", str(found.folder / "pred.nii.gz")),
+        (nib.load(found.folder / "truth.nii.gz"), data),
+        (found.truth.data, (data, found.truth.affine)),
+    ):
+        other = trinat.evaluate(truth, prediction).drop("CSF")
+        pd.testing.assert_frame_equal(other, first.drop("CSF"))
+    alone = trinat.evaluate(found.truth.data, data)  # voxels of 1 mm, where there is no other
+    assert alone.volume["Left-Thalamus"] == pytest.approx(first.volume["Left-Thalamus"] / 1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.parametrize("name", [*FUNCTIONS, *METHODS, "Segmenter"])
+def test_the_example_of_each_docstring_runs(found: Found, name: str, tmp_path, monkeypatch) -> None:
+    # A small head by the name that examples use: quick, whatever is found in it.
+    write_nifti(tmp_path / "scan.nii.gz", head_image(head_labels()), "RAS")
+    monkeypatch.chdir(tmp_path)
+    owner, _, method = name.partition(".")
+    value = getattr(trinat, owner)
+    value = getattr(value, method) if method else value
+    (test,) = doctest.DocTestFinder(recurse=False, exclude_empty=False).find(
+        value, name, globs={"trinat": trinat, "result": found.result}
+    )
+    # Shown in the examples of Segmenter and of Result.surface.
+    assert test.examples or name in {"Segmenter.segment", "Surface.save"}
+    assert doctest.DocTestRunner().run(test).failed == 0
+    pyplot.close("all")

@@ -1,0 +1,65 @@
+"""What a log file hears of a long work: not too often, with the time that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.common.progress import progress
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_slow_items_are_a_line_each_with_time_left_and_failures(capsys) -> None:
+    clock = Clock()
+    with progress(False, terminal=False, clock=clock) as shown:
+        for done in range(1, 5):
+            clock.now += 100
+            shown.show(f"{done}/4 sub-{done}", done, 4, failed=done // 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "1/4 sub-1, 0:05:00 left",
+        "2/4 sub-2, 0:03:20 left",
+        "3/4 sub-3, 1 failed, 0:01:40 left",
+        "4/4 sub-4, 1 failed",
+    ]
+
+
+def test_fast_items_are_a_line_every_few_seconds_and_one_at_the_end(capsys) -> None:
+    clock = Clock()
+    with progress(False, terminal=False, clock=clock) as shown:
+        for done in range(1, 101):
+            clock.now += 0.125
+            shown.show(f"{done}/100", done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    # 3 s are 24 items of 0.125 s.
+    assert [line.split("/")[0] for line in lines] == ["24", "48", "72", "96", "100"]
+
+
+def test_the_pace_is_that_of_the_last_ten_lines(capsys) -> None:
+    clock = Clock()
+    with progress(False, terminal=False, clock=clock) as shown:
+        for done in range(1, 61):
+            clock.now += 10 if done <= 40 else 60
+            shown.show(f"{done}/100", done, 100)
+    # Forty are left, at 60 s each.
+    assert capsys.readouterr().err.splitlines()[-1] == "60/100, 0:40:00 left"
+
+
+def test_what_was_there_before_says_nothing_of_the_time_left(capsys) -> None:
+    clock = Clock()
+    with progress(False, terminal=False, clock=clock) as shown:
+        shown.begin(90)
+        clock.now += 20
+        shown.show("91/100", 91, 100)
+    assert capsys.readouterr().err == "91/100, 0:03:00 left\n"
+
+
+def test_quiet_is_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(True, terminal=False) as shown:
+        shown.show("1/1", 1, 1)
+        shown.say("said")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,186 @@
+"""From a dataset's archives to a report, by the commands that each command prints.
+
+Only `quicknat` is replaced, by the recipe `miniature`: what would take hours takes a minute.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.miniatures import freesurfer_subject, ixi_scan, oasis_session, pack
+from helpers.overfitted import overfitted_model
+from helpers.tiny_training import NETWORK
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.common.exits import Exit
+from segmentation.io.files import sha256_of
+from segmentation.models.checkpoint import read_info
+from segmentation.space.views import View
+
+GRID = "grid: [48, 48, 48]\n"
+
+
+@pytest.fixture
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Types a command, then whatever comes next, to the end; returns all that was printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def type_(line: str, replaced: tuple[str, str] = ("quicknat", "miniature")) -> list[str]:
+        said: list[str] = []
+        while line:
+            words = shlex.split(line.replace(*replaced))
+            assert words[0] == "trinat"
+            done = CliRunner().invoke(app, words[1:], standalone_mode=False)
+            assert done.exception is None, f"{line}: {done.exception!r}"
+            assert done.return_value in (None, Exit.OK), f"{line}: {done.output}"
+            said += done.output.splitlines()
+            last = (done.stdout.splitlines() or [""])[-1]
+            line = last.removeprefix("next: ") if last.startswith("next: ") else ""
+        return said
+
+    return type_
+
+
+def mean_dice(views: int) -> float:
+    """Of all structures over the test persons, on the page too; `views` are the model's."""
+    assert len(read_info(next(Path("runs").glob("*/model"))).architectures) == views
+    rows = json.loads(Path("report/summary.json").read_text())["statistics"]
+    mean = next(
+        row["mean"] for row in rows if (row["metric"], row["structure"]) == ("dice", "group:all")
+    )
+    assert f">{mean:.3f}<" in Path("report/report.html").read_text()
+    return float(mean)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_from_oasis_freesurfer_discs_to_a_report(follow: Callable[..., list[str]]) -> None:
+    for number in range(1, 6):
+        freesurfer_subject(Path("made/disc1"), f"OAS1_000{number}_MR1", shift=number % 3)
+    Path("oasis").mkdir()
+    pack(Path("made"), Path("oasis/oasis_cs_freesurfer_disc1.tar.gz"))
+    shutil.rmtree("made")
+    said = follow("trinat prepare --source oasis1 --root oasis --out store")
+    assert sum(line.startswith("next: ") for line in said) == 4
+    assert mean_dice(views=3) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_from_ixi_and_a_subjects_dir_to_a_report(follow: Callable[..., list[str]]) -> None:
+    for number in (2, 12, 13, 14):
+        name = f"IXI{number:03}-Guys-{number:04}"
+        ixi_scan(Path("made"), name)
+        freesurfer_subject(Path("fs"), name, shift=number % 3)
+    Path("ixi").mkdir()
+    pack(Path("made"), Path("ixi/IXI-T1.tar"))
+    shutil.rmtree("made")
+    follow("trinat prepare --source ixi --root ixi --subjects-dir fs --out store")
+    assert mean_dice(views=3) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_cross_validation_pools_the_persons_of_all_folds(
+    follow: Callable[..., list[str]],
+) -> None:
+    for number in range(1, 4):
+        freesurfer_subject(Path("fs"), f"p{number}", shift=number)
+    Path("grid.yaml").write_text(GRID)
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
+    prepare = "prepare --source freesurfer --root fs --out store --config grid.yaml"
+    assert CliRunner().invoke(app, shlex.split(prepare)).exit_code == 0
+    said = follow("trinat split store --kfold 3", ("quicknat", "tiny.yaml"))
+    assert sum(line.startswith("next: ") for line in said) == 3
+    lines = Path("report/metrics.csv").read_text().splitlines()
+    tested = {row["subject"] for row in csv.DictReader(lines)}
+    assert tested == {"p1", "p2", "p3"}
+    # Each person was segmented by the network that had not seen it.
+    for fold in range(3):
+        (person,) = json.loads(Path(f"store/split-{fold}.json").read_text())["test"]
+        (entry,) = Path(f"found/fold-{fold}").glob("*_dseg.nii.gz")
+        assert entry.name == f"{person}_dseg.nii.gz"
+        digest = sha256_of(Path(f"runs/freesurfer/fold-{fold}/model/model.yaml"))
+        assert digest in Path(f"found/fold-{fold}/run.jsonl").read_text()
+    # Nothing is left to do.
+    again = CliRunner().invoke(
+        app, shlex.split("train tiny.yaml --store store --folds --out runs/freesurfer --resume")
+    )
+    assert again.exit_code == 0
+
+
+TINY = {
+    "name": "tiny",
+    "network": NETWORK,
+    "data": {"synthetic": {"heads": "phantom"}, "rows": 48, "columns": 48, "epoch_slices": 64},
+    "schedule": {"steps": 8},
+    "batch": 8,
+}
+
+
+@pytest.mark.slow
+def test_labels_that_a_model_made_are_called_so_everywhere(
+    follow: Callable[..., list[str]],
+) -> None:
+    for number in (2, 12, 13):
+        ixi_scan(Path("ixi"), f"IXI{number:03}-Guys-{number:04}")
+    Path("grid.yaml").write_text(GRID)
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
+    model = overfitted_model()
+    command = f"trinat prepare --source ixi --root ixi --label-with {model} --out store"
+    said = follow(f"{command} --config grid.yaml", ("quicknat", "tiny.yaml"))
+    assert "store: 3 in, 3 made, 0 up to date, 0 failed, 0 skipped" in said
+    store = json.loads(Path("store/store.json").read_text())
+    assert {s["pseudo"]["model"] for s in store["subjects"].values()} == {"overfitted"}
+    info = read_info(Path("runs/ixi/model"))
+    assert info.training.pseudo_labels.startswith("pseudo-labels of overfitted (")
+    # What its teacher does not know, it cannot have learnt.
+    assert info.not_predicted == read_info(model).not_predicted
+    run = Path("runs/ixi/train/coronal/run.html").read_text()
+    assert "train/coronal, pseudo-labels of overfitted" in run
+    for page in ("found/report.html", "report/report.html"):
+        assert "was trained with pseudo-labels of overfitted" in Path(page).read_text()
+    assert "The truth is no truth: it is pseudo-labels" in Path("report/report.html").read_text()
+    follow("trinat data report store")
+    assert "pseudo-labels of overfitted" in Path("store/report.html").read_text()
+    follow("trinat report found --out group --jobs 1")
+    assert "pseudo-labels of overfitted" in Path("group/report.html").read_text()
+    # A model that starts from it has seen them, too.
+    Path("more.yaml").write_text(yaml.safe_dump(TINY | {"start": "runs/ixi/model"}))
+    follow("trinat train more.yaml --out runs/more --view axial")
+    more = read_info(Path("runs/more/model")).training
+    assert more.pseudo_labels == info.training.pseudo_labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("labels", "views"), [("tissue4", 3), ("left4", 2)])
+def test_a_scheme_without_a_sagittal_view_trains_the_others_and_says_so(
+    follow: Callable[..., list[str]], labels: str, views: int
+) -> None:
+    for number in range(1, 4):
+        if labels == "tissue4":
+            oasis_session(Path("oasis/disc1"), f"OAS1_000{number}_MR1")
+        else:
+            freesurfer_subject(Path("oasis/disc1"), f"OAS1_000{number}_MR1")
+    Path("grid.yaml").write_text(GRID)
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
+    said = follow(
+        f"trinat prepare --source oasis1 --root oasis --labels {labels} --out store "
+        "--config grid.yaml",
+        ("quicknat", "tiny.yaml"),
+    )
+    told = "store has no sagittal slices: coronal and axial are trained"
+    assert (told in said) == (views == 2)
+    mean_dice(views)
+    with Path("report/metrics.csv").open() as file:
+        structures = {row["structure"] for row in csv.DictReader(file)}
+    assert len([name for name in structures - {"background"} if "group:" not in name]) == 3
+    assert {v.value for v in View} >= {p.name for p in Path("runs/oasis1/train").iterdir()}

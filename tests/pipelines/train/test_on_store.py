@@ -1,0 +1,62 @@
+"""A recipe on a store: its scheme, views and split, and what its labels are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.small_store import all_train, small_store
+from helpers.tiny_training import SILENT, tiny_recipe
+
+from pipelines.train.run import on_store, train
+from segmentation.data.splits import Split
+from segmentation.data.store import SPLIT, Store
+from segmentation.labels.scheme import LabelScheme
+from segmentation.models.checkpoint import read_info
+from segmentation.space.views import View
+
+
+def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", {"a": (24, 24, 24), "b": (24, 24, 24)})
+    all_train(store)
+    info = json.loads((store / "store.json").read_text())
+    for subject in info["subjects"].values():
+        subject["pseudo"] = {"model": "m", "sha256": "0" * 64, "not_predicted": ["CSF"]}
+    (store / "store.json").write_text(json.dumps(info))
+    views = [view.value for view in View]
+    stages = [{"name": "sides", "views": ["sagittal"]}, {"name": "train"}]
+    changes = {"views": views, "schedule": {"steps": 2}, "stages": stages}
+    recipe = on_store(tiny_recipe(tmp_path, **changes), store)
+    # The store has no sagittal slices, and nobody for validation.
+    assert (recipe.scheme, recipe.views) == ("tissue4", (View.CORONAL, View.AXIAL))
+    (stage,) = recipe.stages
+    assert (stage.name, stage.validation, stage.data.synthetic) == ("train", None, None)
+    found = read_info(train(recipe, tmp_path / "run", SILENT, views=[View.AXIAL]))
+    assert found.training.pseudo_labels == "pseudo-labels of m (000000000000)"
+    assert found.not_predicted == ("CSF",)
+    page = (tmp_path / "run/train/axial/run.html").read_text()
+    assert "train/axial, pseudo-labels of m" in page
+
+
+@pytest.mark.parametrize(("one_sided", "flip"), [(False, 0.25), (True, 0)])
+def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_sided: bool, flip: float
+) -> None:
+    store = small_store(tmp_path / "store", {"a": (24, 24, 24), "b": (24, 24, 24)})
+    split = Split(store=Store(store).fingerprint, seed=0, train=("a",), validation=("b",))
+    split.write(store / SPLIT)
+    monkeypatch.setattr(LabelScheme, "has_unpartnered_sides", one_sided)
+    plain = tiny_recipe(tmp_path)
+    (stage,) = on_store(plain, store).stages
+    # A recipe without a store leaves its synthetic scans, and real persons choose the weights.
+    assert (stage.data.synthetic, stage.validation is None) == (None, False)
+    augmentation = {"flip": 0.25, "gamma": 0.125}
+    own = {"path": "other", "split": "other.json", "augmentation": augmentation}
+    data = plain.stages[0].data.model_dump(mode="json") | {"store": own}
+    (stage,) = on_store(tiny_recipe(tmp_path, data=data), store).stages
+    held = stage.data.store
+    assert held is not None
+    assert (held.path, held.split) == (store, store / SPLIT)
+    assert (held.augmentation.flip, held.augmentation.gamma) == (flip, 0.125)
+    assert (stage.data.synthetic is None, stage.validation) == (False, None)

@@ -1,0 +1,26 @@
+"""What an error says to a person."""
+
+from __future__ import annotations
+
+import pytest
+
+from segmentation.errors import reason_of
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"
+        ),
+    ],
+)
+def test_want_of_memory_is_told_as_such_whoever_notices_it(error: Exception) -> None:
+    assert reason_of(error).startswith("out of memory: ")
+
+
+def test_another_error_is_a_fault_of_ours() -> None:
+    assert reason_of(RuntimeError("no")) == "RuntimeError: no: a fault of trinat"

@@ -1,0 +1,117 @@
+"""What people try first: each attempt gives the result, or one line that says what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.overfitted import miniature, overfitted_model, random_model
+
+import trinat
+
+TAKEN = r"give a path, a nibabel image, a tuple \(array, affine\) or a Volume"
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    path = tmp_path / "scan.nii.gz"
+    miniature("LIA")[0].write(path)
+    return path
+
+
+def segment(scan: object, **options: object) -> trinat.Result:
+    return trinat.segment(scan, **{"model": overfitted_model(), "device": "cpu"} | options)
+
+
+def refused(scan: object, message: str, **options: object) -> None:
+    with pytest.raises((trinat.TrinatError, OSError, TypeError), match=message) as error:
+        segment(scan, **options)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_wrong_type(scan: Path) -> None:
+    refused(nib.load(scan).get_fdata(), f"cannot use a ndarray: {TAKEN}")
+
+
+def test_a_wrong_path(scan: Path) -> None:
+    refused(scan.with_name("scam.nii.gz"), "scam.nii.gz: no such file: check the path")
+
+
+def test_a_list_of_paths(scan: Path) -> None:
+    refused([scan, scan], f"cannot use a list: {TAKEN}; segment_many takes several paths")
+    table = trinat.segment_many([scan, scan], model=overfitted_model(), progress=False)
+    assert set(table.status) == {"done", "skipped"}
+
+
+def test_a_4d_image(scan: Path) -> None:
+    image = nib.load(scan)
+    series = np.stack([image.get_fdata(dtype=np.float32)] * 2, -1)
+    refused(nib.Nifti1Image(series, image.affine), "4D|volumes|3D")
+    refused((series, image.affine), r"give numbers \(X, Y, Z\)")
+
+
+def test_values_of_ct(scan: Path) -> None:
+    image = nib.load(scan)
+    values = np.asarray(image.dataobj, np.float32)
+    hounsfield = (values / values.max() * 2000 - 1000).astype(np.int16)
+    assert segment((hounsfield, image.affine)).labels.shape == values.shape
+
+
+@pytest.mark.parametrize("name", ["SCAN.NII.GZ", "Scan.Nii.gz"])
+def test_an_extension_in_upper_case(scan: Path, name: str) -> None:
+    other = shutil.copy(scan, scan.with_name(name))
+    np.testing.assert_array_equal(segment(other).labels, segment(scan).labels)
+
+
+def test_a_path_as_text_and_as_path(scan: Path) -> None:
+    np.testing.assert_array_equal(segment(str(scan)).labels, segment(scan).labels)
+
+
+def test_a_packed_file_without_its_extension(scan: Path) -> None:
+    refused(scan.rename(scan.with_name("scan")), r"not a known kind of scan: give one of \.nii")
+
+
+def test_a_label_map_as_scan(scan: Path) -> None:
+    result = segment(miniature("LIA")[1])
+    assert result.quality.name != "pass"
+    assert result.quality.reasons
+
+
+def test_a_missing_model(scan: Path) -> None:
+    refused(scan, "no such model: shipped: fast", model="fats")
+
+
+def test_a_side_is_forgotten_and_a_view_misspelt(scan: Path) -> None:
+    result = segment(scan, views="coronal")
+    with pytest.raises(trinat.TrinatError, match="has two sides: name Left-"):
+        result.mask("Cerebral-White-Matter")
+    refused(scan, "'frontal' is not a valid View: choose from coronal", views=["frontal"])
+
+
+def test_many_scans_are_rows_whatever_they_are(scan: Path) -> None:
+    (scan.parent / "broken.nii.gz").write_bytes(b"no scan")
+    given = [scan, "broken.nii.gz", scan.parent / "broken.nii.gz", None, np.zeros(3)]
+    table = trinat.segment_many(given, progress=False, model=random_model()).set_index("scan")
+    assert table.status.value_counts().to_dict() == {"failed": 4, "done": 1}
+    assert table.reason["None"] == "a NoneType is not a path"
+    assert (table.total_brain_mm3.notna() == (table.status == "done")).all()
+
+
+def test_many_scans_into_a_folder_are_done_once(scan: Path, capsys) -> None:
+    out = scan.parent / "out"
+    first, again = (
+        trinat.segment_many(scan, out, model=random_model(), progress=not n) for n in range(2)
+    )
+    assert first.to_dict() == again.to_dict()
+    assert Path(first.labels[0]) == out / "scan_dseg.nii.gz"
+    said = capsys.readouterr().err
+    assert said.count("1 done: ") == 1
+
+
+def test_short_texts_stand_for_long_things(scan: Path) -> None:
+    result = segment(scan)
+    assert repr(result.labels) == "Volume(40×44×48 int16, 1×1×1 mm, LIA)"
+    assert repr(result).startswith("Result(40×44×48 voxels, model overfitted: ")
