@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +29,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in fields.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # of a client that was killed
+            self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
         pass

@@ -13,8 +13,9 @@ from torture.injection import Calls
 from torture.verdicts import Bad, Refused, wrong
 from torture.workshop import Done, Running, Try, checked, copy, digests, unchanged
 
-# A lock's file, and what a run says of how long it took: no result.
-_PASSING = (".lock", "run.jsonl")
+# Curves of training: their points are means of about ten seconds, so a run that went on has
+# other ones.
+_CURVES = ("metrics.csv", "progress.png", "run.html")
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,7 @@ def learn(attempt: Callable[[str], Try], sound: Path) -> None:
             time.sleep(1.1)  # so that times of whole seconds differ too
         first, second = seen
         files = {name: first[name] if first[name] == second[name] else "" for name in first}
-        files = {name: d for name, d in files.items() if name.rpartition("/")[2] not in _PASSING}
-        # A ledger is there, whatever it says of times.
-        files |= {name: "" for name in first if name.endswith(".jsonl")}
+        # These are there, whatever they say of times.
+        files |= {name: "" for name in first if name.endswith((".jsonl", *_CURVES))}
         known = {"files": files, "seconds": seconds, "calls": json.loads(counts.read_text())}
         (sound / f"known-{job.name}.json").write_text(json.dumps(known, indent=1))
