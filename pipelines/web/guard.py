@@ -1,0 +1,269 @@
+"""Who may ask a server of trinat, and how much: before every application that listens on a port.
+
+A page of another site can make a browser send requests here, also under a name that it lets point
+to this machine (DNS rebinding), but it cannot choose their Host, Origin and Sec-Fetch-Site. Other
+programs and other users of this machine can, but do not know the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+import logging
+import re
+import secrets
+import socket
+import time
+import traceback
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from segmentation.errors import one_line
+
+__all__ = ["POLICY", "Guard", "Names", "is_loopback", "new_token"]
+
+# Scripts, styles and data from this server alone; pictures and workers also made by the page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; font-src 'self'; "
+    "img-src 'self' data: blob:; worker-src 'self' blob:; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+# A body may take this long, and a second more for each of its next bytes.
+_PATIENCE_S = 20.0
+_BYTES_PER_S = 10_000
+# What a refused client still sends is read for this long: it would miss the answer otherwise.
+_DRAIN_S = 2.0
+
+_log = logging.getLogger("trinat.web")
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Under which names a server that listens at `host` and `port` is asked for.
+
+    `public` are names that a proxy before it has, with whatever port.
+    """
+
+    host: str
+    port: int
+    public: Collection[str] = ()
+
+    def __contains__(self, value: str) -> bool:
+        """Whether a Host header is one of ours."""
+        found = _HOST.fullmatch(value)
+        if not found:
+            return False
+        name, port = found[1].lower(), int(found[2] or 80)
+        if name in {public.lower() for public in self.public}:
+            return True
+        return port == self.port and (name in _LOOPBACK or self._is_own(name))
+
+    def _is_own(self, name: str) -> bool:
+        bare = name.strip("[]")
+        if self.host not in ("0.0.0.0", "::"):
+            return bare == self.host.lower()
+        # Asked for by an address, a machine cannot have been mistaken for another.
+        with suppress(ValueError):
+            return bool(ipaddress.ip_address(bare))
+        return name in {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+class Guard:
+    """ASGI middleware; its answers and those to its refusals are JSON of one line.
+
+    A browser that opens one of `pages` with `?token=` gets a cookie in its place. The cookie is not
+    the token: browsers send it to every server on this machine, whatever its port.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        names: Names,
+        *,
+        max_body: int = 1 << 16,
+        policy: str = POLICY,
+        pages: Collection[str] = ("/",),
+        public: Collection[str] = ("/healthz",),
+    ) -> None:
+        self._app, self._token, self._names = app, token, names
+        self._max_body, self._policy = max_body, policy
+        self._pages, self._public = frozenset(pages), frozenset(public)
+        self._cookie_name = f"trinat-{names.port}"
+        self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        answer = _Answer(send, self._policy)
+        body = _Body(receive, self._max_body, Headers(scope=scope))
+        try:
+            if to := self._exchange(scope):
+                cookie = f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
+                headers = {"Location": to, "Set-Cookie": cookie}
+                raise HTTPException(HTTPStatus.SEE_OTHER, "the page is there", headers)
+            self._check(scope)
+            body.check()
+            await self._app(scope, body.receive, answer.send)
+        except HTTPException as error:
+            await body.drain()
+            await answer.refuse(error)
+        except Exception as error:
+            # Its text may name a file or a person: the place in the code says enough.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}:{frame.lineno}"
+            _log.error("%s at %s", type(error).__name__, place)
+            with suppress(Exception):
+                await body.drain()
+                await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
+
+    def _check(self, scope: Scope) -> None:
+        headers, path = Headers(scope=scope), scope["path"]
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host not in self._names:
+            raise HTTPException(
+                HTTPStatus.MISDIRECTED_REQUEST, "this server has another name: see --name"
+            )
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            raise HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
+        if path in self._public:
+            return
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and _same(given.strip(), self._token):
+            return
+        if _same(_cookie(headers, self._cookie_name), self._cookie):
+            # Sites on other ports of this machine are the same site to a cookie.
+            if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+                return
+            raise HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
+        raise HTTPException(
+            HTTPStatus.UNAUTHORIZED,
+            "no token, or a wrong one: open the address that was printed at the start, "
+            "or send Authorization: Bearer TOKEN",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+    def _exchange(self, scope: Scope) -> str:
+        """Where a browser that came with the token goes on, without it; "" if it did not."""
+        query = scope["query_string"]
+        if b"token=" not in query or scope["method"] != "GET" or scope["path"] not in self._pages:
+            return ""
+        pairs = parse_qsl(query.decode("latin-1"))
+        if Headers(scope=scope).get("host", "") not in self._names:
+            return ""
+        if not any(name == "token" and _same(value, self._token) for name, value in pairs):
+            return ""
+        rest = urlencode([(name, value) for name, value in pairs if name != "token"])
+        path: str = scope["path"]
+        return f"{path}?{rest}" if rest else path
+
+
+class _Body:
+    """A request's body: not more than `limit` bytes, and not slower than a poor line."""
+
+    def __init__(self, receive: Receive, limit: int, headers: Headers) -> None:
+        self._receive, self._limit, self._headers = receive, limit, headers
+        self._started, self._bytes, self._more = time.monotonic(), 0, True
+
+    def check(self) -> None:
+        length = self._headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._limit:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        if not self._more:
+            return await self._receive()
+        left = self._started + _PATIENCE_S + self._bytes / _BYTES_PER_S - time.monotonic()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0, left))
+        except TimeoutError:
+            self._more = False
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
+        self._bytes += len(message.get("body", b""))
+        self._more = message.get("more_body", False)
+        if self._bytes > self._limit:
+            raise self._too_large()
+        return message
+
+    async def drain(self) -> None:
+        """Read on for a while; one that waits to be asked for its body is not asked."""
+        if "expect" in self._headers:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while self._more:
+                    self._more = (await self._receive()).get("more_body", False)
+
+    def _too_large(self) -> HTTPException:
+        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        return HTTPException(status, f"more than {self._limit} bytes")
+
+
+class _Answer:
+    def __init__(self, send: Send, policy: str) -> None:
+        self._send, self._policy, self._begun = send, policy, False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            headers["Content-Security-Policy"] = self._policy
+        await self._send(message)
+
+    async def refuse(self, error: HTTPException) -> None:
+        """Say why, unless an answer has begun, and have the connection closed."""
+        if self._begun:
+            return
+        body = json.dumps({"reason": one_line(error.detail)}).encode() + b"\n"
+        headers = MutableHeaders(error.headers)
+        headers.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        headers["Connection"] = "close"
+        start = {"type": "http.response.start", "status": int(error.status_code)}
+        await self.send({**start, "headers": headers.raw})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def _same(given: str, known: str) -> bool:
+    """Compared in a time that does not tell how much of it is right."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), known.encode())
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+    return next((value for found, _, value in pairs if found == name), "")

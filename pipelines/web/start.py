@@ -1,0 +1,133 @@
+"""Listening on a port, and answering until told to stop."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import socket
+from asyncio import Transport
+from collections.abc import Callable, Collection
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pipelines.common.process import stop_signals
+from pipelines.web.guard import POLICY, Guard, Names
+from segmentation.errors import ConfigError
+
+__all__ = ["answer"]
+
+_MAX_HEAD = 1 << 14
+_HEAD_S = 10.0
+_MAX_CONNECTIONS = 512
+_LAST_ANSWERS_S = 3
+
+
+def answer(
+    app: ASGIApp,
+    token: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    names: Collection[str] = (),
+    max_body: int = 1 << 16,
+    policy: str = POLICY,
+    say: Callable[[str], object],
+) -> None:
+    """Answer requests until a signal; `say` gets the address with the token once it is listened at.
+
+    Port 0 is any free one. `names` are those of proxies before this server.
+    """
+    with _listen(host, port) as listening:
+        port = listening.getsockname()[1]
+        guard = Guard(app, token, Names(host, port, names), max_body=max_body, policy=policy)
+        config = uvicorn.Config(
+            guard,
+            http=_Protocol,
+            ws="none",
+            # Its lines hold addresses and tracebacks; ours come from the guard.
+            log_config=None,
+            log_level=logging.CRITICAL,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=_MAX_HEAD,
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        )
+        server = uvicorn.Server(config)
+
+        def stop() -> None:
+            server.should_exit = True
+
+        shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+        say(f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={token}")
+        # uvicorn repeats the signal that ended it, which would end this process as well.
+        with stop_signals(stop):
+            server.run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        remedy = "give an address of this machine, as 127.0.0.1"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            remedy = "give another --port, or --port 0 for a free one"
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error.strerror or error})",
+            remedy=remedy,
+        ) from None
+
+
+class _Protocol(H11Protocol):
+    """A head that does not come to its end is not waited for, and a broken one is told in JSON."""
+
+    _slow: Any = None  # the timer of a head that has begun
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._unwatch()
+        elif self._slow is None:
+            self._slow = self.loop.call_later(_HEAD_S, self._too_slow)
+
+    def _unwatch(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+            self._end(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly")
+
+    def send_400_response(self, msg: str) -> None:
+        self._end(HTTPStatus.BAD_REQUEST, "not a request in HTTP/1.1, or its head is too long")
+
+    def _end(self, status: HTTPStatus, reason: str) -> None:
+        # Where an answer has begun already, this one cannot be given.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps({"reason": reason}).encode() + b"\n"
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+            headers.append(("Connection", "close"))
+            head = h11.Response(status_code=status, headers=headers, reason=status.phrase)
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
