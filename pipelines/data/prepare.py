@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipelines.common.claim import claim
 from pipelines.common.config import check, read_yaml
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
@@ -56,6 +57,9 @@ __all__ = ["Outcome", "PrepareConfig", "Summary", "export", "read_config", "run"
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 Say = Callable[[str], None]
 Finished = Callable[["Outcome", int, int], None]  # what became of it, how many are, of how many
+
+
+_OUTPUTS = ("subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
 
 class PrepareConfig(BaseModel):
@@ -293,6 +297,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
 @contextmanager
 def _store_to_write(out: Path) -> Iterator[None]:
     """Ours alone, and free of what a killed run was writing."""
+    claim(out, _OUTPUTS, or_mark="store.json")
     (out / "subjects").mkdir(parents=True, exist_ok=True)
     with run_lock(out / ".lock"):
         remove_leftovers(out, out / "subjects")

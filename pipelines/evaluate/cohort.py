@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
+from pipelines.common.claim import claim, refuse_foreign
 from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
@@ -66,6 +67,7 @@ class _Measured:
         return self.file.name
 
 
+_OUTPUTS = ("volumes.csv", "figures", "report.html", "report.pdf")
 Progress = Callable[[_Measured, int, int], None]
 # A file, the scheme of its labels, and what to trust of its orientation.
 _Task = tuple[ScanFile, str, TrustAffine | None]
@@ -82,6 +84,7 @@ def report(
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
     """
     started = datetime.now(UTC)
+    refuse_foreign(settings.out, _OUTPUTS)
     scheme = load_scheme(settings.labels)
     ranges = read_ranges(settings.reference, scheme) if settings.reference else []
     table = settings.participants or settings.predictions / "participants.tsv"
@@ -112,7 +115,7 @@ def report(
         )
     sound_files = [result.file for result in sound]
     cohort = cohort_of(_distinct(scans, sound_files), scheme, ranges)
-    settings.out.mkdir(parents=True, exist_ok=True)
+    claim(settings.out, _OUTPUTS)
     write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
     drawings = cohort_drawings(cohort)
     save_drawings(settings.out / "figures", drawings)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipelines.common.claim import claim, refuse_foreign
 from pipelines.common.discovery import ScanFile, as_scan, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.naming import safe_component
@@ -101,6 +102,7 @@ def evaluate(
     """
     started = datetime.now(UTC)
     _check(settings)
+    refuse_foreign(settings.out, _OUTPUTS)
     store = Store(settings.truth) if settings.part or settings.folds else None
     subjects: tuple[str, ...] = ()
     if store:
@@ -142,7 +144,7 @@ def evaluate(
             progress(result, len(done), len(tasks))
     order = {id(task): n for n, task in enumerate(tasks)}
     done.sort(key=lambda result: order[id(result.task)])
-    settings.out.mkdir(parents=True, exist_ok=True)
+    claim(settings.out, _OUTPUTS)
     pairs = _pairs_table(done, pairings)
     write_table(settings.out / "pairs.csv", pairs)
     for row in pairs[pairs["status"] != "measured"].to_dict("records"):
@@ -235,6 +237,10 @@ def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
             )
 
 
+_OUTPUTS = (
+    *("pairs.csv", "metrics.csv", "summary.json", "structures.csv", "structures.tex"),
+    *("figures", "report.html", "report.pdf"),
+)
 _FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
 
 

@@ -1,0 +1,36 @@
+"""Folders whose files a command replaces on every run carry a mark, so that no other is taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from segmentation.errors import OutputError
+from segmentation.io.files import atomic_text
+
+__all__ = ["claim", "refuse_foreign"]
+
+_MARK = ".trinat"
+
+
+def refuse_foreign(folder: Path, names: Iterable[str], *, or_mark: str = _MARK) -> None:
+    """Refuse a folder that has files of these names and no mark."""
+    if (folder / _MARK).is_file() or (folder / or_mark).is_file():
+        return
+    for name in names:
+        if os.path.lexists(folder / name):
+            raise OutputError(
+                "was not written by this command and would be replaced",
+                where=folder / name,
+                remedy="give another --out",
+            )
+
+
+def claim(folder: Path, names: Iterable[str], *, or_mark: str = _MARK) -> None:
+    """Make and mark a folder, before its first file: a run that was killed can be done again."""
+    refuse_foreign(folder, names, or_mark=or_mark)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / _MARK).is_file():
+        with atomic_text(folder / _MARK) as file:
+            file.write("Files of this folder are replaced when the command runs again.\n")
