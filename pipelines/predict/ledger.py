@@ -85,6 +85,11 @@ class Entry:
         """Skipped since its result was changed after a run had written it."""
         return self.status == "skipped" and bool(self.model)
 
+    @property
+    def is_withdrawn(self) -> bool:
+        """Refused once, and not given any more: no table tells it."""
+        return self.status == "skipped" and not self.model
+
     def is_current(self, case: Case, settings: RunSettings) -> bool:
         """Done from the same input, model and settings, and its outputs still what was written."""
         now = (settings.model_sha256, settings.output.digest())

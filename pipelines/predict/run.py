@@ -254,7 +254,7 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
             for case, entry in entries.items():
                 if own.get(case) != entry:
                     ledger.add(entry)
-    counts = Counter(entry.status for entry in entries.values())
+    counts = Counter(entry.status for entry in entries.values() if not entry.is_withdrawn)
     return Outcome(counts["done"], counts["skipped"], counts["failed"], interrupted=False)
 
 

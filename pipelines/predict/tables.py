@@ -41,7 +41,8 @@ _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
 def write_tables(out: Path, entries: Iterable[Entry]) -> None:
     """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases."""
-    ordered = natsorted(entries, key=lambda entry: entry.case)
+    told = (entry for entry in entries if not entry.is_withdrawn)
+    ordered = natsorted(told, key=lambda entry: entry.case)
     # Of a result that was changed since, what was measured does not hold: its row says so.
     shown = [entry for entry in ordered if entry.status == "done" or entry.is_kept]
     write_tsv(

@@ -32,6 +32,7 @@ _OF_COMMANDS = ("surroundings", "blows", "output")
 # A family's turn: as many tries as fit in so long, at least one.
 _TURN_S = 3.0
 _PRELOADED = (
+    "encodings.unicode_escape",  # of templates; another user may not read Python's folder
     "pandas",
     "scipy.ndimage",
     "matplotlib.figure",
