@@ -49,6 +49,7 @@ class Case:
     # Of a store's: where the dataset vouches for axes; what the file was when the store was made.
     axes: str | None = None
     sha256: str = ""
+    also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
 
     @property
     def stem(self) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,8 @@ class CaseWorker:
 
     def _write_all(self, names: CaseNames, case: Case, found: Segmentation) -> Path | None:
         """Every file of a case; the path of its picture."""
-        output = self.settings.output
+        also: dict[str, Any] = dict.fromkeys(case.also, True)
+        output = replace(self.settings.output, **also)
         source = f"bids:raw:{case.shown}"
         origin: dict[str, Any] = {"Model": self.segmenter.model.name}
         origin |= {"ModelSHA256": self.settings.model_sha256, "TrinatVersion": version("trinat")}

@@ -68,7 +68,7 @@ class DaskEngine:
         self._config = config
         self._device = device
 
-    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
         from distributed import wait
 
         waiting = iter(cases)
@@ -81,9 +81,12 @@ class DaskEngine:
                 # Asked anew each time: those of a queue come later than this begins.
                 gpus = any("GPU" in worker["resources"] for worker in workers)
                 while not exhausted and not stop() and len(futures) < len(workers):
-                    case = next(waiting, None)
-                    if case is None:
+                    try:
+                        case = next(waiting)
+                    except StopIteration:
                         exhausted = True
+                        break
+                    if case is None:
                         break
                     future = client.submit(
                         self._task,

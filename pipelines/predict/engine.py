@@ -29,8 +29,11 @@ _POLL_S = 0.5
 class Engine(Protocol):
     """Does cases, in any order, and yields one entry for each that was begun."""
 
-    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
-        """`stop` is asked often; once true, what is in hand is finished and no more begun."""
+    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
+        """`stop` is asked often; once true, what is in hand is finished and no more begun.
+
+        A None among the cases says that there is none yet: it is asked again.
+        """
         ...
 
 
@@ -40,7 +43,7 @@ class SerialEngine:
     def __init__(self, settings: RunSettings, device: str = "cpu") -> None:
         self._settings, self._device = settings, device
 
-    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
         from pipelines.common.process import prepare_process
         from pipelines.predict.case import CaseWorker
 
@@ -49,7 +52,10 @@ class SerialEngine:
         for case in cases:
             if stop():
                 return
-            yield worker.do(case)
+            if case is None:
+                time.sleep(_POLL_S)
+            else:
+                yield worker.do(case)
 
 
 @dataclass
@@ -118,9 +124,13 @@ class LocalEngine:
         devices: list[str],
         *,
         timeout_s: float | None = None,
+        poll_s: float = _POLL_S,
+        on_stage: Callable[[str, str], None] = lambda case, stage: None,
         target: Callable[[Connection, RunSettings, str], None] = serve,
     ) -> None:
         self._target = target
+        self._poll_s = poll_s
+        self._on_stage = on_stage  # a case and the stage it enters; ("", "ready") of a worker
         self._settings = settings
         self._devices = devices
         self._timeout_s = timeout_s
@@ -129,7 +139,7 @@ class LocalEngine:
         # Scans are read while a worker starts, until one has died of something before it was ready.
         self._early = True
 
-    def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
         waiting = iter(cases)
         workers = [self._start(device) for device in self._devices]
         starts_failed = 0
@@ -187,7 +197,9 @@ class LocalEngine:
         theirs.close()
         return _Worker(process, ours, device)
 
-    def _feed(self, worker: _Worker, waiting: Iterator[Case], stop: Callable[[], bool]) -> None:
+    def _feed(
+        self, worker: _Worker, waiting: Iterator[Case | None], stop: Callable[[], bool]
+    ) -> None:
         """Give a worker what it has room for; tell it to finish when there is no more."""
         if worker.finishing or not (worker.ready or self._early):
             return
@@ -204,9 +216,12 @@ class LocalEngine:
             if self._alone and worker.in_hand:
                 # Let it run empty, so that a suspect can be tried by itself.
                 return
-            case = self._again.popleft() if self._again else next(waiting, None)
-            if case is None:
+            try:
+                case = self._again.popleft() if self._again else next(waiting)
+            except StopIteration:
                 break
+            if case is None:
+                return
             if not worker.give(case):
                 self._again.appendleft(case)
                 return
@@ -217,7 +232,7 @@ class LocalEngine:
         """Workers that have something to say, be it that they died."""
         over = all(worker.finishing for worker in workers)
         with stage("stop") if over else nullcontext():
-            heard = set(wait([w.connection for w in workers], timeout=_POLL_S))
+            heard = set(wait([w.connection for w in workers], timeout=self._poll_s))
         return [worker for worker in workers if worker.connection in heard]
 
     def _receive(self, worker: _Worker) -> tuple[list[Entry], bool]:
@@ -235,9 +250,11 @@ class LocalEngine:
                     raise DeviceError(f"a worker could not start: {message}")
                 elif message == "ready":
                     worker.ready = True
+                    self._on_stage("", "ready")
                 else:
                     case, entered = message
                     worker.in_hand[case].enter(entered)
+                    self._on_stage(case, entered)
         except (EOFError, ConnectionResetError):
             with stage("stop"):
                 worker.process.join()

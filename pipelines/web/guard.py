@@ -129,8 +129,8 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = _Answer(send, self._policy)
         body = _Body(receive, self._max_body, Headers(scope=scope))
+        answer = _Answer(send, self._policy, body)
         try:
             if to := self._exchange(scope):
                 cookie = f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
@@ -140,7 +140,6 @@ class Guard:
             body.check()
             await self._app(scope, body.receive, answer.send)
         except HTTPException as error:
-            await body.drain()
             await answer.refuse(error)
         except Exception as error:
             # Its text may name a file or a person: the place in the code says enough.
@@ -148,7 +147,6 @@ class Guard:
             place = f"{Path(frame.filename).name}:{frame.lineno}"
             _log.error("%s at %s", type(error).__name__, place)
             with suppress(Exception):
-                await body.drain()
                 await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
 
     def _check(self, scope: Scope) -> None:
@@ -197,7 +195,7 @@ class _Body:
 
     def __init__(self, receive: Receive, limit: int, headers: Headers) -> None:
         self._receive, self._limit, self._headers = receive, limit, headers
-        self._started, self._bytes, self._more = time.monotonic(), 0, True
+        self._started, self._bytes, self.more = time.monotonic(), 0, True
 
     def check(self) -> None:
         length = self._headers.get("content-length", "0")
@@ -205,16 +203,15 @@ class _Body:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        if not self._more:
+        if not self.more:
             return await self._receive()
         left = self._started + _PATIENCE_S + self._bytes / _BYTES_PER_S - time.monotonic()
         try:
             message = await asyncio.wait_for(self._receive(), max(0, left))
         except TimeoutError:
-            self._more = False
             raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
         self._bytes += len(message.get("body", b""))
-        self._more = message.get("more_body", False)
+        self.more = message.get("more_body", False)
         if self._bytes > self._limit:
             raise self._too_large()
         return message
@@ -225,8 +222,8 @@ class _Body:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
-                while self._more:
-                    self._more = (await self._receive()).get("more_body", False)
+                while self.more:
+                    self.more = (await self._receive()).get("more_body", False)
 
     def _too_large(self) -> HTTPException:
         status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -234,8 +231,8 @@ class _Body:
 
 
 class _Answer:
-    def __init__(self, send: Send, policy: str) -> None:
-        self._send, self._policy, self._begun = send, policy, False
+    def __init__(self, send: Send, policy: str, body: _Body) -> None:
+        self._send, self._policy, self._body, self._begun = send, policy, body, False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -244,16 +241,20 @@ class _Answer:
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
             headers["Content-Security-Policy"] = self._policy
+            if message["status"] >= HTTPStatus.BAD_REQUEST:
+                # What is left of the body would be taken for the next request.
+                await self._body.drain()
+                if self._body.more:
+                    headers["Connection"] = "close"
         await self._send(message)
 
     async def refuse(self, error: HTTPException) -> None:
-        """Say why, unless an answer has begun, and have the connection closed."""
+        """Say why, unless an answer has begun."""
         if self._begun:
             return
         body = json.dumps({"reason": one_line(error.detail)}).encode() + b"\n"
         headers = MutableHeaders(error.headers)
         headers.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
-        headers["Connection"] = "close"
         start = {"type": "http.response.start", "status": int(error.status_code)}
         await self.send({**start, "headers": headers.raw})
         await self.send({"type": "http.response.body", "body": body})

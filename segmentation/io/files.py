@@ -30,6 +30,7 @@ __all__ = [
     "remove_leftovers",
     "sha256_of",
     "spreadsheet_safe",
+    "sync",
     "write_tsv",
 ]
 
@@ -112,14 +113,14 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         try:
             yield temporary
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(final)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
         # Without this a power cut can undo the renaming.
-        _sync(final.parent)
+        sync(final.parent)
     except OSError as error:
         # An error about another file, raised in the block, is not ours to explain.
         if error.errno is None or error.filename not in (None, str(temporary), str(final.parent)):
@@ -225,7 +226,7 @@ def _sheet(path: Path) -> list[dict[str, str]]:
     ]
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file's bytes, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -214,5 +214,5 @@ def test_a_fault_is_told_by_its_place_alone(
 def test_a_taken_port_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="in use.*--port 0 for a free one"):
+        with pytest.raises(ConfigError, match=r"in use.*--port 0 for a free one"):
             start.answer(app, TOKEN, port=port, say=print)
