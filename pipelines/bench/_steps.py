@@ -17,7 +17,6 @@ __all__ = [
     "Timing",
     "in_process",
     "operations",
-    "seconds",
     "step_of",
     "timing",
 ]
@@ -57,10 +56,6 @@ def timing(work: Callable[[], Any], repetitions: int = 3) -> Timing:
         taken.append((time.perf_counter() - clock, time.process_time() - processor))
     by_clock, by_processor = zip(*taken, strict=True)
     return statistics.median(by_clock), statistics.median(by_processor)
-
-
-def seconds(work: Callable[[], Any], repetitions: int = 5) -> float:
-    return timing(work, repetitions)[0]
 
 
 def operations(work: Callable[[], Any]) -> float:

@@ -105,7 +105,6 @@ def calibrate(
     scans: list[Path] = typer.Argument(
         None, help="FreeSurfer subject folders to test the limits on; they set no limits."
     ),
-    picture: Path = typer.Option(None, "--picture", help="Plot all structures to this PNG file."),
     device: Device = "auto",
     threads: Threads = None,
     quiet: Quiet = False,
@@ -118,7 +117,7 @@ def calibrate(
     from pipelines.models.calibrate import calibrate
 
     prepare_process(threads)
-    for line in calibrate(model, scans or (), picture=picture, device=device, say=_say(quiet)):
+    for line in calibrate(model, scans or (), device=device, say=_say(quiet)):
         typer.echo(line)
 
 

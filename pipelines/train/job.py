@@ -119,13 +119,7 @@ class JobRun:
             metrics = None
             if workers.leads:
                 self._resume(trainer, identity, by_time=limit is not None)
-                metrics = Metrics(
-                    self.folder,
-                    trainer.counters.step,
-                    events=recipe.events,
-                    mlflow=recipe.mlflow,
-                    settings=identity,
-                )
+                metrics = Metrics(self.folder, trainer.counters.step, events=recipe.events)
             self._begin_alike(trainer)
             self._train(TrainScores(self, trainer, identity, scans, metrics, stop), limit, others)
 

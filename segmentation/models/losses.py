@@ -25,13 +25,11 @@ __all__ = [
 
 
 class LossConfig(BaseModel):
-    """Which loss, and how much of each part."""
+    """How much of each part of the loss."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["quicknat", "monai-dice-ce", "monai-dice-focal", "monai-generalized-dice"] = (
-        "quicknat"
-    )
+    kind: Literal["quicknat"] = "quicknat"
     cross_entropy: float = Field(default=1.0, ge=0)
     dice: float = Field(default=1.0, ge=0)
     # In units of the largest class weight; 2 is the paper's 2 * median(f) / min(f).
@@ -111,12 +109,9 @@ class SegmentationLoss(nn.Module):
         )
 
 
-def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> nn.Module:
+def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> SegmentationLoss:
     """The loss for (K,) pixels per class; called with logits (N, K, H, W) and labels (N, H, W)."""
-    weights = median_frequency_weights(counts, config.balance)
-    if config.kind == "quicknat":
-        return SegmentationLoss(config, weights)
-    return _MonaiLoss(config, weights)
+    return SegmentationLoss(config, median_frequency_weights(counts, config.balance))
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
@@ -158,32 +153,3 @@ def _sums_one_hot(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Ten
     """The same, for devices with bandwidth to spare, whose atomic additions are not repeatable."""
     mine = (target[:, None] == torch.arange(p.shape[1], device=p.device)) & valid[:, None]
     return torch.where(mine, p, 0).sum(0), mine.sum(0)
-
-
-class _MonaiLoss(nn.Module):
-    """One of MONAI's losses behind the same call; it knows no `IGNORE`."""
-
-    def __init__(self, config: LossConfig, class_weights: Tensor) -> None:
-        super().__init__()
-        # Importing monai takes seconds, and few runs want it.
-        from monai.losses import DiceCELoss, DiceFocalLoss, GeneralizedDiceLoss
-
-        if config.kind == "monai-generalized-dice":
-            self.loss = GeneralizedDiceLoss(to_onehot_y=True, softmax=True, batch=True)
-        else:
-            kind, name = {
-                "monai-dice-ce": (DiceCELoss, "lambda_ce"),
-                "monai-dice-focal": (DiceFocalLoss, "lambda_focal"),
-            }[config.kind]
-            self.loss = kind(
-                to_onehot_y=True,
-                softmax=True,
-                batch=True,
-                weight=class_weights,
-                lambda_dice=config.dice,
-                **{name: config.cross_entropy},
-            )
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.loss(logits.float(), labels[:, None].long())
-        return loss

@@ -143,9 +143,7 @@ class Recipe(_Config):
     views: tuple[View, ...] = tuple(View)
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
-    # Curves go to metrics.csv, and also
-    events: bool = False  # to files for TensorBoard,
-    mlflow: str | None = Field(default=None, min_length=1)  # to this experiment of MLflow
+    events: bool = False  # curves also go to files for TensorBoard
     stages: tuple[StageConfig, ...] = Field(min_length=1)
 
     @field_validator("views")
@@ -161,6 +159,8 @@ class Recipe(_Config):
         """Keys of a stage in the recipe itself apply to all stages, which may override them."""
         if not isinstance(values, Mapping):
             return values
+        # The config.yaml of an older run has this setting, which is gone.
+        values = {k: v for k, v in values.items() if (k, v) != ("mlflow", None)}
         own = {k: v for k, v in values.items() if k in cls.model_fields}
         shared = {k: v for k, v in values.items() if k in StageConfig.model_fields and k not in own}
         rest = {k: v for k, v in values.items() if k not in own and k not in shared}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from pipelines.train.log import Metrics, append_scores
 from pipelines.train.page import read_curves, write_page
-from segmentation.errors import ConfigError
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport
@@ -79,36 +77,6 @@ def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(tmp_p
     assert float(row["loss"]) == 1.5
     # 3 steps of 4 slices in half a second each.
     assert float(row["slices_per_second"]) == 8
-
-
-def test_curves_in_mlflow_that_is_not_there_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match=r"install trinat\[mlflow\]"):
-        Metrics(tmp_path, 0, mlflow="tries")
-
-
-@pytest.mark.filterwarnings("ignore")  # MLflow's own
-def test_a_job_is_one_run_of_an_mlflow_experiment_also_when_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is optional: trinat[mlflow]")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    settings = {"seed": 3, "stage": {"batch": 4, "start": None}}
-    for step in (3, 6):
-        metrics = Metrics(tmp_path, step - 3, mlflow="tries", settings=settings)
-        metrics.add(report(step, step / 2), last=True)
-        metrics.add_scores(scores(0.25), step)
-    client = mlflow.MlflowClient()
-    experiment = client.get_experiment_by_name("tries")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.data.params == {"seed": "3", "stage.batch": "4"}
-    history = client.get_metric_history(run.info.run_id, "loss")
-    assert [(metric.step, metric.value) for metric in history] == [(3, 1.5), (6, 3.0)]
-    # Of 0.25 and 0.5; background takes no part.
-    assert run.data.metrics["axial/dice"] == 0.375
 
 
 def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
