@@ -38,7 +38,9 @@ _VIEWS = ("coronal", "axial", "sagittal")
 
 def predict(
     inputs: list[str] = typer.Argument(
-        None, help="Scans, folders, glob patterns, lists (.txt), a BIDS dataset or a SUBJECTS_DIR."
+        None,
+        help="Scans, folders, glob patterns, lists (.txt), DICOM files or zips, a BIDS dataset "
+        "or a SUBJECTS_DIR.",
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
     model: Model = "",
@@ -76,6 +78,9 @@ def predict(
     pictures: bool = typer.Option(True, help="Write a picture of each scan's labels."),
     entropy: bool = typer.Option(False, "--entropy", help="Write entropy maps."),
     probabilities: bool = typer.Option(False, "--probabilities", help="Write probability maps."),
+    dicom_seg: bool = typer.Option(
+        False, "--dicom-seg", help="Write a DICOM SEG of each scan that was given as DICOM."
+    ),
     fill_nonfinite: FillNonfinite = False,
     trust_affine: TrustAffine = None,
     require_checksum: bool = typer.Option(
@@ -157,6 +162,7 @@ def predict(
             picture=pictures,
             entropy=entropy,
             probabilities=probabilities,
+            dicom_seg=dicom_seg,
             fill_nonfinite=fill_nonfinite,
         ),
         devices=devices,

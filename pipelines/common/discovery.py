@@ -16,12 +16,13 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from pipelines.common.naming import RESULT_ENDINGS, Product, safe_component
+from pipelines.common.naming import LEFT_OUT, RESULT_ENDINGS, Product, safe_component
 from segmentation.data.sources.base import natural_order, without_suffix
 from segmentation.data.sources.bids import anat_files, entities, misnamed
 from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
 from segmentation.data.sources.pairs import image_files
-from segmentation.errors import ConfigError, EvaluationError, InputError
+from segmentation.errors import ConfigError, EvaluationError, InputError, reason_of
+from segmentation.io.dicom import find_series, is_dicom
 from segmentation.io.files import read_text
 from segmentation.io.streams import SCAN_SUFFIXES
 
@@ -49,7 +50,11 @@ class Case:
     # Of a store's: where the dataset vouches for axes; what the file was when the store was made.
     axes: str | None = None
     sha256: str = ""
+<<<<<<< HEAD
     also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
+=======
+    series: tuple[str, ...] = ()  # the DICOM files that it is, in the folder or zip `path`
+>>>>>>> 949e505 (DICOM in and out: series found by their UIDs, SEG with coded structures)
 
     @property
     def stem(self) -> str:
@@ -57,7 +62,9 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that the scan consists of, a header before its image."""
+        """All files that the scan consists of, a header before its image; a zip as a whole."""
+        if self.series and not _is_file(self.path):
+            return tuple(self.path / name for name in self.series)
         suffix = self.path.suffix
         if suffix.lower() not in (".hdr", ".img"):
             return (self.path,)
@@ -168,7 +175,10 @@ def find_cases(
             if path in results
         ]
         paths = [path for path in paths if path not in results]
-    return Found.of(_name_cases(root, paths, refusals), refusals)
+    dicom = [path for path in dict.fromkeys(paths) if not _is_scan(path) and _is_dicom(path)]
+    others = [path for path in paths if path not in set(dicom)] if dicom else paths
+    cases = [*_name_cases(root, others, refusals), *_name_series(root, dicom, refusals)]
+    return Found.of(cases, refusals)
 
 
 def _expand(given: str, exclude: Path | None, refusals: list[Refusal]) -> tuple[Path, list[Path]]:
@@ -182,16 +192,23 @@ def _expand(given: str, exclude: Path | None, refusals: list[Refusal]) -> tuple[
         if image := find_image(path):
             # A subject of FreeSurfer's: its other images are results.
             return path.parent, [image]
-        # A header stands for its pair.
-        found = _walk(
+        every = _walk(
             path,
             exclude,
             lambda error: refusals.append(_closed(os.path.relpath(error.filename, path))),
+            lambda file: not file.name.startswith("."),
         )
-        scans = (scan for scan in found if scan.suffix.lower() != ".img")
-        if ordered := natsorted(scans, key=str):
-            return path, ordered
-        raise InputError(f"no scan in this folder ({', '.join(SCAN_SUFFIXES[:4])})", where=path)
+        # A header stands for its pair.
+        files = [file for file in every if file.suffix.lower() != ".img"]
+        dicom = {file for file in files if not _is_scan(file) and is_dicom(file)}
+        scans = natsorted((f for f in files if f in dicom or _is_scan(f)), key=str)
+        if dicom and (count := len(files) - len(scans)):
+            left_out = f"{LEFT_OUT}{count} files that are neither DICOM nor scans"
+            refusals.append(Refusal(f"{path.name}/", left_out, harmless=True))
+        if scans:
+            return path, scans
+        known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
+        raise InputError(f"no scan in this folder ({known})", where=path)
     if path.suffix.lower() in _LISTS and _is_file(path):
         return _read_list(path)
     if glob.has_magic(given) and not _is_file(path):
@@ -212,7 +229,11 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
 def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
     matches = natsorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
-    scans = [path for path in map(_absolute, matches) if _is_file(path) and _is_scan(path)]
+    scans = [
+        path
+        for path in map(_absolute, matches)
+        if _is_file(path) and (_is_scan(path) or _is_dicom(path))
+    ]
     if exclude and (kept := [p for p in scans if not p.is_relative_to(_absolute(exclude))]):
         # Unless all lies there: then names tell scans from results.
         scans = kept
@@ -241,6 +262,31 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
             parts = (*relative.parts[:-1], without_suffix(path))
             yield Case("/".join(map(safe_component, parts)), path, str(relative))
         seen.add(same)
+
+
+def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> Iterator[Case]:
+    """A case for each T1-weighted series in zips and DICOM files below `root`; told: the others."""
+    zips = [path for path in paths if path.suffix.lower() == ".zip"]
+    loose = [str(path.relative_to(root)) for path in paths if path not in zips]
+    for place, names in [*((path, None) for path in zips), *([(root, loose)] if loose else [])]:
+        try:
+            found = find_series(place, names)
+        except InputError as error:
+            refusals.append(Refusal(place.name, reason_of(error, where=False)))
+            continue
+        if not found:
+            refusals.append(Refusal(place.name, "no DICOM file in it"))
+        harmless = any(not series.reason for series in found)
+        for series in found:
+            folder = Path(without_suffix(place))
+            if names:
+                folder = Path(os.path.commonpath([Path(file).parent for file in series.files]))
+            name = "/".join(map(safe_component, (*folder.parts, series.name)))
+            if series.reason:
+                left_out = f"{LEFT_OUT}{series.reason}" if harmless else series.reason
+                refusals.append(Refusal(name, left_out, harmless))
+            else:
+                yield Case(name, place, name, series=series.files)
 
 
 def _is_bids(root: Path) -> bool:
@@ -391,9 +437,12 @@ def _fail(error: OSError) -> None:
 
 
 def _walk(
-    root: Path, exclude: Path | None = None, closed: Callable[[OSError], None] = _fail
+    root: Path,
+    exclude: Path | None = None,
+    closed: Callable[[OSError], None] = _fail,
+    wanted: Callable[[Path], bool] | None = None,
 ) -> Iterator[Path]:
-    """Scans below a folder, through links to folders but never twice round."""
+    """Scans (or what is `wanted`) below a folder, through links to folders, never twice round."""
     seen = {exclude.resolve()} if exclude else set()
     for folder, subfolders, names in os.walk(root, onerror=closed, followlinks=True):
         here = Path(folder)
@@ -403,7 +452,7 @@ def _walk(
             continue
         seen.add(real)
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        yield from filter(_is_scan, (here / name for name in names))
+        yield from filter(wanted or _is_scan, (here / name for name in names))
 
 
 def _is_closed(folder: Path) -> bool:
@@ -424,6 +473,10 @@ def _is_file(path: Path) -> bool:
 
 def _is_scan(path: Path) -> bool:
     return path.name.lower().endswith(SCAN_SUFFIXES) and not path.name.startswith(".")
+
+
+def _is_dicom(path: Path) -> bool:
+    return _is_file(path) and (path.suffix.lower() == ".zip" or is_dicom(path))
 
 
 def _is_result(path: Path) -> bool:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 from enum import Enum
 
-__all__ = ["FOLD", "RESULT_ENDINGS", "Product", "bids_name", "safe_component"]
+__all__ = ["FOLD", "LEFT_OUT", "RESULT_ENDINGS", "Product", "bids_name", "safe_component"]
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # The order of entities in a file name, by the BIDS schema.
@@ -28,6 +28,7 @@ class Product(Enum):
     ENTROPY = ("entropy", ".nii.gz")
     PROBABILITIES = ("probseg", ".nii.gz")
     PICTURE = ("qc", ".png")
+    DICOM_SEG = ("seg", ".dcm")
 
     def __init__(self, suffix: str, ending: str, plain: str = "") -> None:
         self.suffix, self.ending, self.plain = suffix, ending, plain or suffix
@@ -35,6 +36,8 @@ class Product(Enum):
 
 # The folder of each part of a cross-validation, in that of all its models or all its results.
 FOLD = "fold-{}"
+# How the reasons of what is no scan begin, where that is no failure.
+LEFT_OUT = "left out: "
 # How the names of results end that may lie beside scans: ours, and the masks of others.
 RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
 

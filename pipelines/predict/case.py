@@ -103,7 +103,7 @@ class CaseWorker:
                 staging = settings.staging / secrets.token_hex(8)
                 names = CaseNames(staging, case.id, case.entities, settings.bids)
                 names.labels(settings.output, case.path).parent.mkdir(parents=True)
-                picture = self._write_all(names, case, found)
+                picture = self._write_all(names, case, found, job.digest)
                 result["picture"] = str(picture.relative_to(staging)) if picture else ""
                 paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
                 outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
@@ -162,7 +162,9 @@ class CaseWorker:
             result["notes"].append(f"clean-up changed {changed}")
         return result
 
-    def _write_all(self, names: CaseNames, case: Case, found: Segmentation) -> Path | None:
+    def _write_all(
+        self, names: CaseNames, case: Case, found: Segmentation, digest: str
+    ) -> Path | None:
         """Every file of a case; the path of its picture."""
         also: dict[str, Any] = dict.fromkeys(case.also, True)
         output = replace(self.settings.output, **also)
@@ -191,6 +193,19 @@ class CaseWorker:
             write_maps(names.path(Product.PROBABILITIES), maps, len(known))
             label_map = {"LabelMap": [label.abbreviation for label in known]}
             _write_json(names.path(Product.PROBABILITIES, ".json"), origin | label_map)
+        if output.wants(Product.DICOM_SEG):
+            from segmentation.io.dicom_seg import write_seg
+
+            write_seg(
+                names.path(Product.DICOM_SEG),
+                found.indices,
+                found.scheme,
+                case.path,
+                case.series,
+                digest=digest,
+                model=self.segmenter.model.name,
+                left_out=found.not_predicted,
+            )
         if not output.wants(Product.PICTURE):
             return None
         picture = names.path(Product.PICTURE)

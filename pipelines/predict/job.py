@@ -34,6 +34,7 @@ def read(case: Case, settings: RunSettings) -> Job:
     with timed(job.clock), stage("read"):
         job.volume = Volume.read(
             case.path,
+            series=case.series,
             axes=case.axes,
             trust_affine=output.trust_affine,
             fill_nonfinite=output.fill_nonfinite,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
-from pipelines.common.naming import FOLD
+from pipelines.common.naming import FOLD, LEFT_OUT
 from segmentation.errors import InputError, IntegrityError, OutputError
 from segmentation.io.files import open_regular, sha256_of
 from segmentation.timing import Spent
@@ -86,9 +86,15 @@ class Entry:
         return self.status == "skipped" and bool(self.model)
 
     @property
+<<<<<<< HEAD
     def is_withdrawn(self) -> bool:
         """Refused once, and not given any more: no table tells it."""
         return self.status == "skipped" and not self.model
+=======
+    def is_left_out(self) -> bool:
+        """Of what was given, a part that is no scan to segment: a localiser, say."""
+        return self.status == "skipped" and self.reason.startswith(LEFT_OUT)
+>>>>>>> 949e505 (DICOM in and out: series found by their UIDs, SEG with coded structures)
 
     def is_current(self, case: Case, settings: RunSettings) -> bool:
         """Done from the same input, model and settings, and its outputs still what was written."""

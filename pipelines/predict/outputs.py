@@ -53,6 +53,7 @@ class OutputSettings:
     picture: bool = True
     entropy: bool = False
     probabilities: bool = False
+    dicom_seg: bool = False
     fill_nonfinite: bool = False
     trust_affine: Literal["sform", "qform", "header"] | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -51,6 +51,7 @@ __all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "merge", "predict"]
 # After a signal, for what is in hand: less than a queue or a container waits may be too little for
 # one scan on a processor, more than this is a scan that hangs.
 _GRACE_S = 60.0
+_NO_SERIES = "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
 _BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
 
 Listener = Callable[[Entry], None]
@@ -316,7 +317,7 @@ class _Run:
             # A twin of a case is told, but is no case of its own in the ledger.
             status: Status = "skipped" if refusal.harmless else "failed"
             entry = Entry(refusal.shown, status, refusal.shown, refusal.reason)
-            self.note(entry, keep=not refusal.harmless)
+            self.note(entry, keep=not refusal.harmless or entry.is_left_out)
 
     def missing(self, cases: Sequence[Case], stop: Callable[[], bool]) -> Iterator[Case]:
         """Cases to do; those that are current are noted."""
@@ -326,6 +327,9 @@ class _Run:
                 return
             if self.settings.require_checksum and not has_checksum(case.path):
                 self.note(Entry.failed(case, self.settings, NO_CHECKSUM))
+                continue
+            if self.settings.output.dicom_seg and not case.series:
+                self.note(Entry.failed(case, self.settings, _NO_SERIES))
                 continue
             known = self.ledger.entries.get(case.id)
             if known and known.is_current(case, self.settings):

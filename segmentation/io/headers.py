@@ -20,7 +20,10 @@ from segmentation.errors import FormatError, GeometryError, IntegrityError
 from segmentation.io.memory import free_memory
 from segmentation.io.streams import Source
 
-__all__ = ["Form", "Header", "announce", "from_nifti", "read_mgh", "read_nifti", "read_pair"]
+__all__ = [
+    *("Form", "Header", "announce", "check_sides", "check_size", "check_zooms"),
+    *("from_nifti", "read_mgh", "read_nifti", "read_pair"),
+]
 
 _Shape = tuple[int, int, int]
 _Zooms = tuple[float, float, float]
@@ -125,8 +128,8 @@ def read_mgh(source: Source) -> Header:
         # nibabel has put defaults in place of the fields: 1 mm, and LSP where FreeSurfer has LIA.
         fields["Mdc"] = ((-1, 0, 0), (0, 0, -1), (0, 1, 0))
     dims = [int(n) for n in fields["dims"]]
-    shape = _check_shape(dims, where)
-    zooms = _check_zooms(fields["delta"], where)
+    shape = check_sides(dims, where)
+    zooms = check_zooms(fields["delta"], where)
     with np.errstate(all="ignore"):
         lengths = np.linalg.norm(fields["Mdc"].astype(np.float64), axis=1)
         affine = np.asarray(fields.get_affine(), np.float64)
@@ -145,16 +148,21 @@ def read_mgh(source: Source) -> Header:
 
 def announce(source: Source, header: Header) -> None:
     """Refuse sizes beyond the limits, or beyond what the file can hold, before allocating."""
+    check_size(header, source.path)
+    source.announce(header.offset + header.nbytes)
+
+
+def check_size(header: Header, where: Path) -> None:
+    """Refuse sizes beyond the limits, or beyond the memory that is free."""
     # Scaled voxels become 4-byte floats.
     size = math.prod(header.shape) * max(header.dtype.itemsize, 4 if header.scaled else 1)
     if size > MAX_BYTES:
         raise FormatError(
             f"{size / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",
-            where=source.path,
+            where=where,
             remedy="resample it to a coarser grid",
         )
-    source.announce(header.offset + header.nbytes)
-    _require_memory(header, source.path)
+    _require_memory(header, where)
 
 
 def _require_memory(header: Header, where: Path) -> None:
@@ -233,8 +241,8 @@ def _grid(fields: Any, where: Path) -> tuple[_Shape, _Zooms, np.dtype[Any]]:
     count = int(fields["dim"][0])
     if not 1 <= count <= 7:
         raise IntegrityError(f"{count} dimensions, not 3", where=where, remedy=_REMAKE)
-    shape = _check_shape([int(n) for n in fields["dim"][1 : 1 + count]], where)
-    zooms = _check_zooms(fields["pixdim"][1:4], where)
+    shape = check_sides([int(n) for n in fields["dim"][1 : 1 + count]], where)
+    zooms = check_zooms(fields["pixdim"][1:4], where)
     dtype = _voxel_type(fields, where)
     if int(fields["bitpix"]) != dtype.itemsize * 8:
         raise IntegrityError(
@@ -245,7 +253,7 @@ def _grid(fields: Any, where: Path) -> tuple[_Shape, _Zooms, np.dtype[Any]]:
     return shape, zooms, dtype
 
 
-def _check_shape(dims: list[int], where: Path) -> _Shape:
+def check_sides(dims: list[int], where: Path) -> _Shape:
     """Three sides within the limits, once trailing ones are squeezed."""
     if min(dims) <= 0:
         raise IntegrityError(f"impossible dimensions {_by(dims)}", where=where, remedy=_REMAKE)
@@ -270,7 +278,7 @@ def _check_shape(dims: list[int], where: Path) -> _Shape:
     return sides[0], sides[1], sides[2]
 
 
-def _check_zooms(zooms: Any, where: Path) -> _Zooms:
+def check_zooms(zooms: Any, where: Path) -> _Zooms:
     x, y, z = (float(zoom) for zoom in zooms)
     low, high = SPACING_RANGE_MM
     if not all(low <= zoom <= high for zoom in (x, y, z)):

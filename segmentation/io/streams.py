@@ -38,8 +38,8 @@ _FETCH_AGAIN = "fetch or make it again"
 
 
 def has_checksum(path: Path) -> bool:
-    """Whether a scan's format has one: compressed files do, .nii, .mgh and Analyze pairs do not."""
-    return path.name.lower().endswith((".gz", ".mgz"))
+    """Whether a scan's format has one: compressed files do, .nii, .mgh, pairs and DICOM do not."""
+    return path.name.lower().endswith((".gz", ".mgz", ".zip"))
 
 
 def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:

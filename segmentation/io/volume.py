@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
 from segmentation.errors import FormatError, InputError, IntegrityError
+from segmentation.io.dicom import holds_dicom, read_series
 from segmentation.io.files import atomic_write
 from segmentation.io.headers import Header, announce, from_nifti, read_mgh, read_nifti, read_pair
 from segmentation.io.orientation import TrustAffine, place
@@ -111,8 +112,12 @@ class Volume:
         trust_affine: TrustAffine | None = None,
         axes: str | None = None,
         fill_nonfinite: bool = False,
+        series: Sequence[str] = (),
     ) -> Volume:
         """Read one 3D scan, or with `labels` one label map, or say in one line why not.
+
+        `series` names the DICOM files of one series in the folder or zip that `path` is. Without
+        it, a folder, a zip or a DICOM file must hold one T1-weighted series.
 
         A scan keeps its integers of up to 32 bits if they are unscaled, all else becomes float32.
         A label map must hold whole numbers; they come as the smallest of uint8, int16 and int32,
@@ -121,18 +126,22 @@ class Volume:
         """
         where = Path(path)
         name = where.name.lower()
-        if not name.endswith(SCAN_SUFFIXES):
+        said: tuple[str, ...] = ()
+        if series or (not name.endswith(SCAN_SUFFIXES) and holds_dicom(where)):
+            header, voxels, digest, said = read_series(where, series)
+        elif not name.endswith(SCAN_SUFFIXES):
             raise FormatError(
                 "not a known kind of scan",
                 where=where,
                 remedy=f"give one of {', '.join(SCAN_SUFFIXES)}",
             )
-        if name.endswith((".hdr", ".img")):
+        elif name.endswith((".hdr", ".img")):
             header, voxels, digest = _read_pair(where)
         else:
             header, voxels, digest = _read_single(where)
         affine, codes, notes = place(header, trust_affine, axes, where)
         data, filled = _values(voxels, header, where, labels=labels, fill=fill_nonfinite)
+        notes = (*notes, *said)
         if filled:
             notes = (*notes, f"{filled} voxels that were NaN or infinite are set to 0")
         return cls(data, affine, codes, notes, digest)

@@ -1,0 +1,553 @@
+"""Series of DICOM files, in a folder or a zip: which are T1-weighted 3D scans; their voxels, place.
+
+pydicom parses headers and decodes pixels, from bytes in memory that were measured before: it reads
+whatever sizes a file announces. Nothing of what a header says of the patient leaves this module,
+but for `source_headers`, which a DICOM segmentation of the same patient is made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import lzma
+import os
+import re
+import struct
+import warnings
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from natsort import natsorted
+from numpy.typing import NDArray
+
+from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
+from segmentation.io.files import open_regular
+from segmentation.io.headers import (
+    MAX_BYTES,
+    MIN_SIDE,
+    Form,
+    Header,
+    check_sides,
+    check_size,
+    check_zooms,
+)
+from segmentation.io.orientation import MAX_SHEAR
+from segmentation.io.streams import refuse_bomb
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+__all__ = [
+    *("Series", "Source", "find_series", "holds_dicom", "is_dicom"),
+    *("read_series", "source_headers"),
+]
+
+_MAGIC_AT = 128
+_MR = "1.2.840.10008.5.1.4.1.1.4"  # MR, enhanced MR and legacy converted enhanced MR images
+_MR_CLASSES = (_MR, f"{_MR}.1", f"{_MR}.4")
+_DEFLATED = b"1.2.840.10008.1.2.1.99"
+# An enhanced header of 1,500 frames has a few MB. What pydicom makes of 16 MiB is bounded, but for
+# empty items, of which millions fit in there.
+_MAX_HEADER = 16 * 2**20
+_MAX_ITEMS = 200_000
+_ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
+# A zip's table of contents: some 40,000 files.
+_MAX_CONTENTS = 4 * 2**20
+_MAX_ECHO_MS = 25.0
+# Positions are written with few digits.
+_POSITION_MM = 0.01
+_COSINES = 1e-4
+
+_PHASES = frozenset({"P", "PHASE", "PHASE MAP", "R", "REAL", "I", "IMAGINARY"})
+_DERIVED = frozenset({"DERIVED", "SECONDARY", "MPR", "PROJECTION IMAGE", "REFORMATTED"})
+_T1 = re.compile(r"t1|mp2?rage|spgr|bravo|tfe")
+_OTHER = re.compile(
+    r"t2|flair|swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase|ciss|fiesta"
+)
+_SCOUT = re.compile(r"locali[sz]er|scout|survey")
+
+_TAGS = [
+    *("SOPClassUID", "SOPInstanceUID", "Modality", "ImageType", "SeriesInstanceUID"),
+    *("SeriesNumber", "SeriesDescription", "ProtocolName", "FrameOfReferenceUID"),
+    *("ScanningSequence", "MRAcquisitionType", "AngioFlag", "EchoTime", "AcquisitionContrast"),
+    *("EchoPlanarPulseSequence", "SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "PlanarConfiguration"),
+    *("RescaleSlope", "RescaleIntercept", "PixelPaddingValue"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+]
+# What must be the same in all files, and what the functional groups of a frame are called.
+_COMMON = (
+    *("Rows", "Columns", "BitsAllocated", "PixelRepresentation", "FrameOfReferenceUID"),
+    *("SamplesPerPixel", "PhotometricInterpretation"),
+)
+_GROUPS = ("PlanePosition", "PlaneOrientation", "PixelMeasures", "PixelValueTransformation")
+_DIRECTORY = b"1.2.840.10008.1.3.10"
+_NUMBER = re.compile("[0-9]{1,9}")
+_MODALITY = re.compile("[A-Z]{2}|SEG|RT[A-Z]{1,8}")
+_ZIP_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError),
+    *(struct.error, ValueError, lzma.LZMAError),
+)
+_REMAKE = "export the series again"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series, or those of its files that go together; `reason`: why it is no T1-weighted scan.
+
+    Its name is made of the series' number and a piece of its identifier's hash.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    reason: str = ""
+
+
+class Source(NamedTuple):
+    """Headers of a series' files, and (file, frame) of each slice of the scan in its order."""
+
+    datasets: list[Dataset]
+    slices: list[tuple[int, int]]
+    header: Header
+    digest: str
+
+
+class _Frame(NamedTuple):
+    file: int
+    number: int
+    position: tuple[float, ...]
+    cosines: tuple[float, ...]  # along a row, then along a column
+    spacing: tuple[float, ...]  # between rows, then between columns
+    scaling: tuple[float, float]
+
+
+class _File(NamedTuple):
+    dataset: Dataset
+    raw: bytes
+    pixels_at: int
+
+
+class _Files(NamedTuple):
+    names: Callable[[], list[str]]
+    read: Callable[[str, int], bytes]
+    digest: str | None  # of a zip
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a regular file begins as DICOM files do."""
+    try:
+        with open_regular(path) as file:
+            return _has_magic(file.read(_MAGIC_AT + 4))
+    except (OSError, InputError):
+        return False
+
+
+def holds_dicom(path: Path) -> bool:
+    """Whether a scan is looked for inside: a folder, a zip, a DICOM file."""
+    return path.is_dir() or path.suffix.lower() == ".zip" or is_dicom(path)
+
+
+# Which series there are ---------------------------------------------------------------------
+
+
+def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]:
+    """The series in a zip, or of these files of a folder (else of all); candidates come first."""
+    groups: dict[tuple[str, str], list[tuple[str, str, int]]] = defaultdict(list)
+    damaged = []
+    with _opened(place) as files:
+        for at, name in enumerate(files.names() if names is None else names):
+            raw = files.read(name, _MAX_HEADER)
+            if not _has_magic(raw) or _DIRECTORY in raw[:1024]:
+                continue
+            try:
+                with _damage_explained(place / name):
+                    dataset, _ = _parse(raw, place / name)
+                    uid, number = str(dataset.SeriesInstanceUID), str(dataset.get("SeriesNumber"))
+                    member = (name, number, _count(dataset))
+                    groups[uid, _left_out(dataset)].append(member)
+            except InputError as error:
+                # Names in a zip are a hospital's, and may be a patient's.
+                shown = Path(name).name if place.is_dir() else f"file-{at + 1}"
+                damaged.append(Series(shown, (name,), error.what))
+    found = []
+    for (uid, reason), members in groups.items():
+        count = sum(frames for *_, frames in members)
+        digest = hashlib.sha256(f"{uid}{reason}".encode()).hexdigest()[:8]
+        number = members[0][1]
+        if not reason and count < MIN_SIDE:
+            reason = f"{count} images, fewer than {MIN_SIDE}"
+        name = f"series-{number}-{digest}" if _NUMBER.fullmatch(number) else f"series-{digest}"
+        found.append(Series(name, tuple(natsorted(name for name, *_ in members)), reason))
+    return [*natsorted(found, key=lambda series: (bool(series.reason), series.name)), *damaged]
+
+
+def _left_out(dataset: Dataset) -> str:
+    """Why an image is no part of a T1-weighted 3D scan, in words that are not its header's."""
+    modality = str(dataset.get("Modality"))
+    if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
+        return f"no MR image ({modality})" if _MODALITY.fullmatch(modality) else "no MR image"
+    kinds = [str(kind).upper() for kind in _several(dataset.get("ImageType"))]
+    said = [dataset.get("SeriesDescription"), dataset.get("ProtocolName")]
+    words = " ".join(str(text) for text in said if text).lower()
+    echo = dataset.get("EchoTime") or _group(dataset, 0, "MREchoSequence").get("EffectiveEchoTime")
+    pulses = _several(dataset.get("ScanningSequence"))
+    contrast = dataset.get("AcquisitionContrast") or "UNKNOWN"
+    tests = {
+        "a localiser": "LOCALIZER" in kinds or _SCOUT.search(words),
+        "a mosaic": "MOSAIC" in kinds,
+        "derived from other images": _DERIVED.intersection(kinds),
+        "no magnitude image": _PHASES.intersection(kinds[2:]),
+        "a 2D acquisition": dataset.get("MRAcquisitionType") == "2D",
+        "echo-planar": "EP" in pulses or dataset.get("EchoPlanarPulseSequence") == "YES",
+        "an angiogram": dataset.get("AngioFlag") == "Y",
+        "its contrast is not T1": contrast not in ("T1", "UNKNOWN", "MIXED"),
+        f"its echo time is above {_MAX_ECHO_MS:g} ms": echo and float(echo) > _MAX_ECHO_MS,
+        "its description names another contrast": _OTHER.search(words) and not _T1.search(words),
+    }
+    return next((reason for reason, holds in tests.items() if holds), "")
+
+
+def _only_series(place: Path) -> tuple[Path, tuple[str, ...]]:
+    """Where the files of the one scan are that a folder or zip holds, or a single file is."""
+    if place.is_file() and place.suffix.lower() != ".zip":
+        return place.parent, (place.name,)
+    found = find_series(place)
+    candidates = [series for series in found if not series.reason]
+    if len(candidates) == 1:
+        return place, candidates[0].files
+    reasons = "; ".join(sorted({series.reason for series in found})) or "no DICOM file in it"
+    raise FormatError(
+        f"{len(candidates)} T1-weighted series" if candidates else f"no T1-weighted 3D: {reasons}",
+        where=place,
+        remedy="give the files of one series",
+    )
+
+
+# A scan of its files ------------------------------------------------------------------------
+
+
+def read_series(
+    place: Path, names: Sequence[str] = ()
+) -> tuple[Header, NDArray[Any], str, tuple[str, ...]]:
+    """Header, voxels (column, row, slice), digest and notes of the scan that these files are.
+
+    Without names it is the only T1-weighted series in the folder or zip.
+    """
+    if not names:
+        place, names = _only_series(place)
+    files, frames, header, digest, notes = _load(place, names)
+    varying = len({frame.scaling for frame in frames}) > 1
+    voxels = np.empty(header.shape, header.dtype, order="F")
+    slices: dict[int, list[int]] = defaultdict(list)
+    for at, frame in enumerate(frames):
+        slices[frame.file].append(at)
+    for number, places in slices.items():
+        # What was read is let go of, file by file.
+        pixels = _pixels(files.pop(number), place / names[number])
+        for at in places:
+            one, (slope, inter) = pixels[frames[at].number].T, frames[at].scaling
+            voxels[..., at] = one * slope + inter if varying else one
+    return header, voxels, digest, notes
+
+
+def source_headers(place: Path, names: Sequence[str]) -> Source:
+    """All that the headers of a scan's files say, the patient's name among it."""
+    files, frames, header, digest, _ = _load(place, names, whole=True)
+    numbers = sorted(files)
+    slices = [(numbers.index(frame.file), frame.number) for frame in frames]
+    return Source([files[number].dataset for number in numbers], slices, header, digest)
+
+
+def _load(
+    place: Path, names: Sequence[str], *, whole: bool = False
+) -> tuple[dict[int, _File], list[_Frame], Header, str, tuple[str, ...]]:
+    """The files by number, the slices in order, the checked header; digest and notes."""
+    files: dict[int, _File] = {}
+    frames: list[_Frame] = []
+    seen: set[bytes] = set()
+    digest, left = hashlib.sha256(), MAX_BYTES + _MAX_HEADER
+    with _opened(place) as source:
+        for number, name in enumerate(names):
+            raw = source.read(name, left + 1)
+            left -= len(raw)
+            if left < 0:
+                raise FormatError(
+                    f"more than {MAX_BYTES >> 30} GiB of files", where=place, remedy="give one scan"
+                )
+            digest.update(raw)
+            same = hashlib.sha256(raw).digest()
+            if same in seen:
+                continue
+            seen.add(same)
+            with _damage_explained(place / name):
+                dataset, at = _parse(raw, place / name, whole=whole)
+                frames += _frames(dataset, number, place / name)
+                _check_pixels(dataset, raw, at, place / name)
+            files[number] = _File(dataset, b"" if whole else raw, at)
+    header, frames = _lay_out([file.dataset for file in files.values()], frames, place)
+    copies = len(names) - len(files)
+    notes = (f"{copies} files of the series were there twice",) if copies else ()
+    return files, frames, header, source.digest or digest.hexdigest(), notes
+
+
+def _frames(dataset: Dataset, file: int, where: Path) -> list[_Frame]:
+    """Where each image in a file is; of an enhanced file by its functional groups."""
+    count = _count(dataset)
+    if "PerFrameFunctionalGroupsSequence" not in dataset:
+        if count != 1:
+            raise FormatError("many frames without their places", where=where, remedy=_REMAKE)
+        return [_frame(file, 0, (dataset, dataset, dataset, dataset), where)]
+    if len(dataset.PerFrameFunctionalGroupsSequence) != count:
+        raise IntegrityError("not a place for each frame", where=where, remedy=_REMAKE)
+    return [
+        _frame(file, n, tuple(_group(dataset, n, f"{name}Sequence") for name in _GROUPS), where)
+        for n in range(count)
+    ]
+
+
+def _frame(file: int, number: int, groups: tuple[Dataset, ...], where: Path) -> _Frame:
+    position, orientation, measures, values = groups
+    found = [
+        tuple(float(value) for value in _several(group.get(keyword)))
+        for group, keyword in (
+            (position, "ImagePositionPatient"),
+            (orientation, "ImageOrientationPatient"),
+            (measures, "PixelSpacing"),
+        )
+    ]
+    slope, inter = values.get("RescaleSlope"), values.get("RescaleIntercept")
+    scaling = (1.0 if slope is None else float(slope), 0.0 if inter is None else float(inter))
+    numbers = [*scaling, *(number for values in found for number in values)]
+    if [len(values) for values in found] != [3, 6, 2] or not np.isfinite(numbers).all():
+        raise GeometryError("its place, orientation or spacing is missing", where=where)
+    return _Frame(file, number, found[0], found[1], found[2], scaling)
+
+
+def _group(dataset: Dataset, frame: int, name: str) -> Any:
+    """The item of a functional group that holds for a frame; empty where there is none."""
+    for keyword, at in (
+        ("PerFrameFunctionalGroupsSequence", frame),
+        ("SharedFunctionalGroupsSequence", 0),
+    ):
+        items = dataset.get(keyword)
+        if items and at < len(items) and items[at].get(name):
+            return items[at][name].value[0]
+    return {}
+
+
+def _lay_out(
+    datasets: list[Dataset], frames: list[_Frame], where: Path
+) -> tuple[Header, list[_Frame]]:
+    """The header of the scan that the frames make, and they in the order of its slices."""
+    for keyword in _COMMON:
+        if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:
+            raise GeometryError(f"{keyword} differs between its files", where=where, remedy=_REMAKE)
+    first = datasets[0]
+    if first.get("SamplesPerPixel") != 1 or first.PhotometricInterpretation != "MONOCHROME2":
+        raise FormatError("not grey values", where=where, remedy="give a T1-weighted scan")
+    bits = int(first.BitsAllocated)
+    if bits not in (8, 16, 32):
+        raise FormatError(f"voxels of {bits} bits", where=where, remedy=_REMAKE)
+    shape = check_sides([int(first.Columns), int(first.Rows), len(frames)], where)
+    ordered, affine = _stack(frames, where)
+    scalings = {frame.scaling for frame in frames}
+    slope, inter = scalings.pop() if len(scalings) == 1 else (1.0, 0.0)
+    kind = f"{'i' if first.PixelRepresentation else 'u'}{bits // 8}"
+    form = Form(1, affine)
+    zooms = check_zooms(np.linalg.norm(affine[:3, :3], axis=0), where)
+    dtype = np.dtype(np.float32 if scalings else kind)
+    header = Header(shape, dtype, 0, slope, inter, zooms, form, form, affine)
+    check_size(header, where)
+    return header, ordered
+
+
+def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.float64]]:
+    """Frames along the normal of their plane, and the affine: (column, row, slice) -> RAS mm."""
+    cosines = np.array([frame.cosines for frame in frames])
+    if np.abs(cosines - cosines[0]).max() > _COSINES:
+        raise GeometryError("slices of several orientations", where=where, remedy="give one scan")
+    if len({frame.spacing for frame in frames}) > 1:
+        raise GeometryError("slices of several pixel sizes", where=where, remedy="give one scan")
+    row, column = cosines[0, :3], cosines[0, 3:]
+    if np.abs([row @ row - 1, column @ column - 1, row @ column]).max() > MAX_SHEAR:
+        raise GeometryError("rows and columns are not at right angles", where=where, remedy=_REMAKE)
+    normal = np.cross(row, column)
+    ordered = sorted(frames, key=lambda frame: float(np.dot(frame.position, normal)))
+    places = np.array([frame.position for frame in ordered])
+    step = (places[-1] - places[0]) / (len(places) - 1)
+    gaps = np.diff(places @ normal)
+    usual = float(np.median(gaps))
+    slack = max(_POSITION_MM, usual / 100)
+    problem = ""
+    if gaps.min() < _POSITION_MM:
+        twice = int((gaps < _POSITION_MM).sum())
+        problem = f"{twice} slices where another is: several echoes, times or parts in one series"
+    elif np.abs(gaps - usual).max() > slack:
+        problem = f"unequal spacing of slices, {gaps.min():.4g} to {gaps.max():.4g} mm"
+        missing = np.rint(gaps / usual) - 1
+        if np.abs(gaps - usual * (missing + 1)).max() <= slack:
+            problem = f"{int(missing.sum())} slices are missing within it"
+    elif np.abs(places - places[0] - np.outer(np.arange(len(places)), step)).max() > slack:
+        problem = "slices are not in a line"
+    elif np.linalg.norm(step - normal * (step @ normal)) > MAX_SHEAR * usual:
+        problem = "slices are shifted sideways (a tilted gantry)"
+    if problem:
+        raise GeometryError(problem, where=where, remedy=_REMAKE)
+    affine = np.eye(4)
+    rows_mm, columns_mm = ordered[0].spacing
+    affine[:3] = np.column_stack([row * columns_mm, column * rows_mm, step, places[0]])
+    # The patient's left and back are DICOM's positive directions. No zero is negative.
+    affine[:2] *= -1
+    affine += 0.0
+    return ordered, affine
+
+
+# Bytes --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(place: Path) -> Iterator[_Files]:
+    """The files in a folder or a zip. Nothing is unpacked to the disk."""
+    if place.is_dir():
+
+        def read(name: str, limit: int) -> bytes:
+            with open_regular(place / name) as file:
+                # Not `limit` alone: as many bytes would be taken before one is read.
+                return file.read(min(limit, os.fstat(file.fileno()).st_size))
+
+        yield _Files(
+            lambda: [str(path.relative_to(place)) for path in place.rglob("*") if is_dicom(path)],
+            read,
+            None,
+        )
+        return
+    with open_regular(place) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+        try:
+            file.seek(max(0, size - 2**16 - 22))
+            _refuse_crowd(file.read(), place)
+            with zipfile.ZipFile(file) as archive:
+                members = [m for m in archive.infolist() if not m.is_dir()]
+                unpacked = sum(member.file_size for member in members)
+                refuse_bomb(unpacked, size, place)
+
+                def unpack(name: str, limit: int) -> bytes:
+                    with archive.open(name) as member:
+                        return member.read(limit)
+
+                yield _Files(lambda: [member.filename for member in members], unpack, digest)
+        except _ZIP_DAMAGE:
+            raise IntegrityError(
+                "a damaged or encrypted zip", where=place, remedy="pack it again, without password"
+            ) from None
+
+
+def _refuse_crowd(tail: bytes, where: Path) -> None:
+    """Refuse a zip whose table of contents would fill the memory."""
+    sizes = [
+        int.from_bytes(tail[m.start() + 12 : m.start() + 16], "little")
+        for m in re.finditer(b"PK\5\6", tail)
+    ]
+    if max(sizes, default=0) > _MAX_CONTENTS or b"PK\6\7" in tail:
+        raise FormatError("too many files in a zip", where=where, remedy="pack one study")
+
+
+def _has_magic(start: bytes) -> bool:
+    return start[_MAGIC_AT : _MAGIC_AT + 4] == b"DICM"
+
+
+@contextmanager
+def _damage_explained(where: Path) -> Iterator[None]:
+    """One line for whatever pydicom stumbles over: its own may quote the header."""
+    try:
+        from pydicom import config
+    except ImportError:
+        raise FormatError(
+            "DICOM needs more packages", where=where, remedy="pip install 'trinat[dicom]'"
+        ) from None
+    try:
+        # Of several threads that do this, one may leave warnings off: none of ours has any.
+        with config.disable_value_validation(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (InputError, MemoryError):
+        raise
+    except Exception:
+        raise IntegrityError("damaged DICOM file", where=where, remedy=_REMAKE) from None
+
+
+def _parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int]:
+    """A file's header, and where its pixels begin."""
+    from pydicom import dcmread
+
+    head = raw[:_MAX_HEADER]
+    if not _has_magic(head):
+        raise IntegrityError("no DICOM file", where=where, remedy=_REMAKE)
+    # pydicom unpacks it whole, to whatever size.
+    if _DEFLATED in head or sum(map(head.count, _ITEMS)) > _MAX_ITEMS:
+        raise FormatError("its header is deflated or too large", where=where, remedy=_REMAKE)
+    buffer = io.BytesIO(head)
+    dataset = dcmread(buffer, stop_before_pixels=True, specific_tags=None if whole else _TAGS)
+    return dataset, buffer.tell()
+
+
+def _check_pixels(dataset: Dataset, raw: bytes, at: int, where: Path) -> None:
+    """Refuse, before anything is decoded, pixels that are not there or that nothing decodes."""
+    from pydicom.pixels.decoders.base import get_decoder
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if raw[at : at + 4] not in (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10"):
+        raise IntegrityError("no pixels in it", where=where, remedy=_REMAKE)
+    if syntax.is_compressed:
+        try:
+            known = get_decoder(syntax).is_available
+        except NotImplementedError:
+            known = False
+        if not known:
+            raise FormatError(
+                f"compressed ({syntax.name}), and no installed package decodes that",
+                where=where,
+                remedy="pip install python-gdcm, or export it uncompressed",
+            )
+        return
+    voxels = int(dataset.Rows) * int(dataset.Columns) * _count(dataset)
+    if len(raw) - at < voxels * int(dataset.BitsAllocated) // 8:
+        raise IntegrityError("truncated: its pixels end early", where=where, remedy=_REMAKE)
+
+
+def _pixels(file: _File, where: Path) -> NDArray[Any]:
+    """All frames of a file, (frame, row, column)."""
+    dataset, raw, at = file
+    syntax = dataset.file_meta.TransferSyntaxUID
+    start = at + (8 if syntax.is_implicit_VR else 12)
+    length = int.from_bytes(raw[start - 4 : start], "little" if syntax.is_little_endian else "big")
+    undefined = length == 0xFFFFFFFF
+    with _damage_explained(where):
+        kind = "OW" if syntax.is_implicit_VR else raw[at + 4 : at + 6].decode("ascii")
+        dataset.add_new("PixelData", kind, raw[start:] if undefined else raw[start:][:length])
+        dataset["PixelData"].is_undefined_length = undefined
+        pixels = dataset.pixel_array
+        return pixels.reshape(_count(dataset), int(dataset.Rows), int(dataset.Columns))
+
+
+def _count(dataset: Dataset) -> int:
+    return int(dataset.get("NumberOfFrames") or 1)
+
+
+def _several(value: Any) -> list[Any]:
+    """The values of an element that may have none, one or more."""
+    if value is None or isinstance(value, str):
+        return [value] if value else []
+    try:
+        return list(value)
+    except TypeError:
+        return [value]

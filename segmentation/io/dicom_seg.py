@@ -1,0 +1,166 @@
+"""A label map as a DICOM SEG, in the frame of reference of the series that it is of."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import logging
+import warnings
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from segmentation.errors import GeometryError, IntegrityError, LabelError, OutputError
+from segmentation.io.dicom import source_headers
+from segmentation.io.files import atomic_write, read_text
+from segmentation.space.grid import Grid
+
+if TYPE_CHECKING:
+    from segmentation.io.volume import Volume
+    from segmentation.labels.scheme import Label, LabelScheme
+
+__all__ = ["Code", "code_of", "write_seg"]
+
+_SAME_MM = 1e-3
+# What the standard wants there, be it empty: files that were made anonymous may have dropped it.
+_NEEDED = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber"),
+    *("StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName"),
+)
+_SIDES = {"left": ("7771000", "SCT", "Left"), "right": ("24028007", "SCT", "Right")}
+_MADE_BY = "trinat"
+
+
+class Code(NamedTuple):
+    """What DICOM calls a structure: SNOMED CT (SCT), or the standard's own words (DCM)."""
+
+    value: str
+    scheme: str
+    meaning: str
+
+
+@cache
+def _codes() -> dict[int, tuple[Code, Code]]:
+    table = Path(str(resources.files("configs") / "labels" / "dicom-codes.tsv"))
+    rows = csv.DictReader(read_text(table).splitlines(), delimiter="\t")
+    return {
+        int(number): (
+            Code(row["code"], row["scheme"], row["meaning"]),
+            Code(row["category_code"], "SCT", row["category"]),
+        )
+        for row in rows
+        for number in row["freesurfer"].split()
+    }
+
+
+def code_of(label: Label) -> tuple[Code, Code]:
+    """Type and category of a structure; its side is told apart from them."""
+    if label.fs_id not in _codes():
+        raise LabelError(f"no DICOM code for {label.name}", remedy="leave out --dicom-seg")
+    return _codes()[label.fs_id]
+
+
+def write_seg(
+    path: Path,
+    indices: Volume,
+    scheme: LabelScheme,
+    place: Path,
+    names: Sequence[str],
+    *,
+    digest: str,
+    model: str,
+    left_out: Collection[str] = (),
+) -> None:
+    """Write the class indices of a scan, on its own grid, as a DICOM SEG of binary segments.
+
+    The scan is the series of the files `names` in `place` (a folder or a zip), as `Volume.read`
+    read it, and `digest` its `source_sha256`. `left_out` are structures that the model was not
+    taught. The file has the patient and study of the series. The same labels get the same UIDs.
+    """
+    source = source_headers(place, names)
+    if source.digest != digest:
+        raise IntegrityError("was changed since it was read", where=place, remedy="run again")
+    grid = Grid(source.header.shape, source.header.bare)
+    if grid.apart_mm(indices.grid) > _SAME_MM:
+        raise GeometryError("labels lie on another grid than the series", where=place)
+    for dataset in source.datasets:
+        for keyword in _NEEDED:
+            if keyword not in dataset:
+                setattr(dataset, keyword, None)
+    first = source.datasets[0]
+    if not first.get("FrameOfReferenceUID"):
+        raise GeometryError("no frame of reference, which a DICOM SEG needs", where=place)
+    labels = [x for x in scheme.labels[1:] if x.name not in left_out]
+    numbers = np.zeros(len(scheme), np.uint8)
+    numbers[[label.index for label in labels]] = np.arange(1, len(labels) + 1)
+    # Frames in the order of the files, rows before columns.
+    stack = np.empty(source.header.shape[::-1], np.uint8)
+    order = sorted(range(len(source.slices)), key=source.slices.__getitem__)
+    for frame, at in enumerate(order):
+        stack[frame] = numbers[indices.data[..., at].T]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Both quote the patient's name in warnings where it is spelt in an unusual way.
+        logging.getLogger("highdicom").disabled = True
+        seg = _segmentation(source.datasets, stack, labels, digest, model)
+        with atomic_write(path) as file:
+            seg.save_as(file)
+
+
+def _segmentation(
+    sources: list[Any], stack: Any, labels: Sequence[Label], digest: str, model: str
+) -> Any:
+    import highdicom as hd
+    from pydicom import config
+    from pydicom.sr.codedict import codes
+    from pydicom.uid import generate_uid
+
+    made = hashlib.sha256(stack.tobytes()).hexdigest()
+    algorithm = hd.AlgorithmIdentificationSequence(
+        _MADE_BY, codes.DCM.ArtificialIntelligence, version("trinat"), parameters={"model": model}
+    )
+    segments = []
+    for number, label in enumerate(labels, start=1):
+        kind, category = code_of(label)
+        segment = hd.seg.SegmentDescription(
+            number,
+            label.name,
+            hd.sr.CodedConcept(*category),
+            hd.sr.CodedConcept(*kind),
+            hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm,
+            display_color=hd.color.CIELabColor.from_rgb(*label.color),
+        )
+        if label.side:
+            side = hd.sr.CodedConcept(*_SIDES[label.side])
+            (property_type,) = segment.SegmentedPropertyTypeCodeSequence
+            property_type.SegmentedPropertyTypeModifierCodeSequence = [side]
+        segments.append(segment)
+    try:
+        with config.disable_value_validation():
+            return hd.seg.Segmentation(
+                sources,
+                stack,
+                hd.seg.SegmentationTypeValues.BINARY,
+                segments,
+                generate_uid(entropy_srcs=["series", digest, made]),
+                1000 + int(sources[0].get("SeriesNumber") or 0),
+                generate_uid(entropy_srcs=["instance", digest, made]),
+                1,
+                _MADE_BY,
+                model,
+                version("trinat"),
+                made[:16],
+                content_label="TRINAT",
+                series_description="trinat segmentation",
+            )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # Their words may be the header's.
+        raise OutputError(
+            "no DICOM SEG can be made of this series' header", remedy="leave out --dicom-seg"
+        ) from None
