@@ -50,11 +50,8 @@ class Case:
     # Of a store's: where the dataset vouches for axes; what the file was when the store was made.
     axes: str | None = None
     sha256: str = ""
-<<<<<<< HEAD
     also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
-=======
     series: tuple[str, ...] = ()  # the DICOM files that it is, in the folder or zip `path`
->>>>>>> 949e505 (DICOM in and out: series found by their UIDs, SEG with coded structures)
 
     @property
     def stem(self) -> str:

@@ -86,15 +86,14 @@ class Entry:
         return self.status == "skipped" and bool(self.model)
 
     @property
-<<<<<<< HEAD
-    def is_withdrawn(self) -> bool:
-        """Refused once, and not given any more: no table tells it."""
-        return self.status == "skipped" and not self.model
-=======
     def is_left_out(self) -> bool:
         """Of what was given, a part that is no scan to segment: a localiser, say."""
         return self.status == "skipped" and self.reason.startswith(LEFT_OUT)
->>>>>>> 949e505 (DICOM in and out: series found by their UIDs, SEG with coded structures)
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Refused once, and not given any more: no table tells it."""
+        return self.status == "skipped" and not self.model and not self.is_left_out
 
     def is_current(self, case: Case, settings: RunSettings) -> bool:
         """Done from the same input, model and settings, and its outputs still what was written."""
