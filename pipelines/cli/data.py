@@ -175,8 +175,6 @@ def prepare(
         help="Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
     ),
     jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Number of processes."),
-    export: str = typer.Option(None, help="png: also write all slices as PNG files."),
-    from_png: Path = typer.Option(None, help="Create the store from such PNG files instead."),
     quiet: Quiet = False,
 ) -> int:
     """Resample each subject of a dataset to the working grid and cut it into slices.
@@ -185,37 +183,28 @@ def prepare(
     """
     from pipelines.cli.progress import batch_progress
     from pipelines.common.process import prepare_process
-    from pipelines.data.prepare import export as export_slices
-    from pipelines.data.prepare import read_config, run, run_from_png
+    from pipelines.data.prepare import read_config, run
     from segmentation.data.store import Store
-    from segmentation.errors import ConfigError
 
     prepare_process()
-    if export not in (None, "png"):
-        raise ConfigError(f"slices are not exported as {export!r}", remedy="use --export png")
     say = (lambda line: None) if quiet else typer.echo
     with batch_progress(quiet) as finished:
-        if from_png is not None:
-            summary = run_from_png(from_png, out, jobs=jobs, finished=finished)
-        else:
-            given = {
-                "source": source,
-                "root": root,
-                "labels": labels,
-                "views": views or None,
-                "image": image,
-                "label_maps": label_maps,
-                "subjects_dir": subjects_dir,
-                "label_with": label_with,
-                "participants": participants,
-                "trust_affine": trust_affine,
-                "fill_nonfinite": fill_nonfinite,
-                "require_checksum": require_checksum,
-            }
-            settings = read_config(config, given)
-            summary = run(settings, out, jobs=jobs, say=say, finished=finished)
-    if export:
-        export_slices(out, say)
+        given = {
+            "source": source,
+            "root": root,
+            "labels": labels,
+            "views": views or None,
+            "image": image,
+            "label_maps": label_maps,
+            "subjects_dir": subjects_dir,
+            "label_with": label_with,
+            "participants": participants,
+            "trust_affine": trust_affine,
+            "fill_nonfinite": fill_nonfinite,
+            "require_checksum": require_checksum,
+        }
+        settings = read_config(config, given)
+        summary = run(settings, out, jobs=jobs, say=say, finished=finished)
     for row in summary.rows:
         if row.status == "failed" or (row.reason and not quiet):
             typer.echo(f"{row.subject}: {row.status}: {row.reason}", err=row.status == "failed")

@@ -18,17 +18,14 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
 from pipelines.common.lock import run_lock
 from pipelines.data.unpack import unpack_archives
-from segmentation.data.png import export_png, import_png, png_fingerprint, read_png_info
 from segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
 from segmentation.data.sources.base import (
-    Facts,
     Listing,
     SourceOptions,
     Subject,
     facts_of,
     read_participants,
-    safe_name,
 )
 from segmentation.data.sources.registry import list_subjects
 from segmentation.data.store import (
@@ -39,19 +36,18 @@ from segmentation.data.store import (
     Store,
     StoredSubject,
     StoreInfo,
-    scheme_from_table,
     subject_path,
     write_ledger,
     write_participants,
 )
 from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
-from segmentation.io.files import read_rows, remove_leftovers
+from segmentation.io.files import remove_leftovers
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
 
-__all__ = ["Outcome", "PrepareConfig", "Summary", "export", "read_config", "run", "run_from_png"]
+__all__ = ["Outcome", "PrepareConfig", "Summary", "read_config", "run"]
 
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
@@ -116,25 +112,18 @@ class _Job:
     subject: Subject
     path: Path
     cut: Cut
-    pictures: Path | None = None  # a folder of exported pictures, in place of scans
     require_checksum: bool = False
     pseudo: Pseudo | None = None
     known: StoredSubject | None = None  # what the store said before
 
     def bring_up_to_date(self) -> StoredSubject:
         """Make the subject's file unless it is current; what the store is to say of it."""
-        subject, image, labels = self.subject, None, None
-        if self.pictures is not None:
-            wanted = png_fingerprint(self.pictures)
-        else:
-            image, labels = digest_of(subject.image), digest_of(subject.labels)
-            wanted = fingerprint(subject, self.cut, image, labels)
+        subject = self.subject
+        image, labels = digest_of(subject.image), digest_of(subject.labels)
+        wanted = fingerprint(subject, self.cut, image, labels)
         stamp = self._current(wanted)
         if stamp is None:
-            if self.pictures is not None:
-                import_png(self.pictures, self.path)
-            else:
-                prepare_subject(subject, self.path, self.cut, wanted)
+            prepare_subject(subject, self.path, self.cut, wanted)
             stamp = FileStamp.of(self.path)
         return StoredSubject(
             fingerprint=wanted,
@@ -224,74 +213,6 @@ def run(
             for subject in listing.subjects
         ]
         return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
-
-
-def run_from_png(
-    folder: Path,
-    out: Path,
-    *,
-    jobs: int = 1,
-    finished: Finished = lambda outcome, done, total: None,
-) -> Summary:
-    """As `run`, from pictures that `export` wrote; they may have been edited since."""
-    exported = natsorted(path.parent for path in folder.glob("*/slices.json"))
-    if not exported:
-        raise DatasetError("no exported subject here", where=folder, remedy="see --export png")
-    infos = [read_png_info(path) for path in exported]
-    scheme = scheme_from_table(dict(infos[0].scheme))
-    for path, info in zip(exported, infos, strict=True):
-        if (info.scheme, info.views) != (infos[0].scheme, infos[0].views):
-            raise DatasetError("has another scheme or other views than the first", where=path)
-    people = {row["participant_id"]: row for row in _rows(folder / "participants.tsv")}
-    facts = read_participants(folder / "participants.tsv")
-    subjects = []
-    for path, info in zip(exported, infos, strict=True):
-        row, known = people.get(path.name, {}), facts.get(path.name, Facts())
-        subject = Subject(
-            id=safe_name(path.name),
-            person=row.get("person") or path.name,
-            session=row.get("session") or None,
-            image=None if info.scale is None else path,
-            labels=path if any((path / v.value / "labels").is_dir() for v in info.views) else None,
-            family=known.family,
-            age=known.age,
-            sex=known.sex,
-        )
-        subjects.append(subject)
-    with _store_to_write(out):
-        todo = [
-            _Job(
-                subject,
-                subject_path(out, subject.id),
-                Cut(scheme, info.views),
-                path,
-                pseudo=info.pseudo,
-            )
-            for subject, path, info in zip(subjects, exported, infos, strict=True)
-        ]
-        return _bring_up_to_date("png", out, Listing(tuple(subjects)), todo, jobs, finished)
-
-
-def export(out: Path, say: Say = lambda line: None) -> Path:
-    """Write the slices of a store as pictures below `out`/png; what is there already stays."""
-    store = Store(out)
-    folder = out / "png"
-    for subject in store.subjects:
-        file = store.file(subject)
-        there = folder / subject / "slices.json"
-        if not there.exists() or read_png_info(there.parent).fingerprint != file.fingerprint:
-            count = export_png(file, folder, subject, store)
-            say(f"{subject}: {count} pictures")
-        file.close()
-    for path in folder.glob("*/slices.json"):
-        if path.parent.name not in store.info.subjects:
-            shutil.rmtree(path.parent)
-    shutil.copyfile(out / "participants.tsv", folder / "participants.tsv")
-    return folder
-
-
-def _rows(table: Path) -> list[dict[str, str]]:
-    return read_rows(table, required=("participant_id",)) if table.is_file() else []
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from pipelines.common.config import read_yaml
 from pipelines.data.catalogue import ArchiveLimits
 from pipelines.data.unpack import extract
 from pipelines.predict.ledger import read_entries
-from segmentation.data.png import import_png
 from segmentation.data.slices import SubjectFile
 from segmentation.data.splits import read_split
 from segmentation.data.store import Store
@@ -46,7 +45,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "store.json": lambda path: Store(path.parent),
     "model.yaml": lambda path: read_info(path.parent),
     "subject.h5": lambda path: SubjectFile(path).fingerprint,
-    "slices.json": lambda path: import_png(path.parent, path.parent / "out.h5"),
     "scheme.tsv": load_scheme,
     "heads.npz": load_heads,
     "step-1.state": read_state,

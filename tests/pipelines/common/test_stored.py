@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -127,12 +128,11 @@ def test_a_scan_that_was_changed_fails_and_says_so(tmp_path: Path) -> None:
     read(Case("a", case.path, "a"), settings)
 
 
-def test_what_was_made_from_pictures_has_no_scan_to_segment(tmp_path: Path) -> None:
-    from pipelines.data.prepare import export, run_from_png
-
+def test_a_store_that_names_no_scan_of_a_subject_is_refused(tmp_path: Path) -> None:
     store = store_of("pairs", tmp_path)
-    run_from_png(export(store.root), tmp_path / "again")
-    again = Store(tmp_path / "again")
-    write_split(again, "a")
+    path = store.root / "store.json"
+    content = json.loads(path.read_text())
+    content["subjects"]["a"]["image"] = None
+    path.write_text(json.dumps(content))
     with pytest.raises(DatasetError, match="no image of a is known but its slices"):
-        cases_of(again)
+        cases_of(Store(store.root))

@@ -22,6 +22,7 @@ from helpers.miniatures import (
     without_orientation,
     write_nifti,
 )
+from helpers.overfitted import random_model
 from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 
 from pipelines.common.exits import Exit
@@ -290,3 +291,21 @@ def test_scans_that_need_a_decision_are_prepared_once_it_is_made(tmp_path: Path)
     both = {"trust_affine": "header", "fill_nonfinite": True}
     summary, _ = prepare("pairs", tmp_path / "in", tmp_path / "out", **both)
     assert summary.exit is Exit.OK
+
+
+@pytest.mark.slow
+def test_labels_that_a_model_made_are_its_own_and_a_scan_without_them_has_failed(
+    tmp_path: Path,
+) -> None:
+    scan = ixi_scan(tmp_path / "in", "IXI002-Guys-0828")
+    (scan.parent / "IXI012-Guys-0829-T1.nii.gz").write_bytes(scan.read_bytes()[:999])
+    summary, store = prepare(
+        "ixi", tmp_path / "in", tmp_path / "out", label_with=str(random_model()), views=("axial",)
+    )
+    assert (summary.made, summary.failed) == (1, 1)
+    ledger = {row.subject: (row.status, row.reason) for row in store.ledger}
+    assert ledger["IXI012-Guys-0829"][0] == "failed"
+    assert "truncated" in ledger["IXI012-Guys-0829"][1]
+    made = store.info.subjects["IXI002-Guys-0828"]
+    assert made.pseudo is not None
+    assert (made.pseudo.model, made.labels is not None) == ("random", True)
