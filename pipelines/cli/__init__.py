@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import data, evaluate, models, predict, train
+from pipelines.cli import data, evaluate, models, predict, toolbox, train
 from pipelines.cli.options import HELP, Json, ListOptions, show_version
 from pipelines.common.exits import Exit, exit_code
 from segmentation.errors import TrinatError, one_line, reason_of
@@ -68,6 +68,7 @@ for _command in (
     predict.predict,
     evaluate.report,
     data.split,
+    toolbox.suspects,
     train.runs,
     train.train,
 ):

@@ -226,6 +226,9 @@ def split(
         None, min=3, help="Make this many splits for cross-validation instead."
     ),
     seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same split."),
+    exclude: Path = typer.Option(
+        None, help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
+    ),
     out: Path = typer.Option(None, "--out", "-o", help="JSON file. Default: STORE/split.json."),
 ) -> int:
     """Divide a store's persons; sessions of one person and families stay together.
@@ -235,9 +238,13 @@ def split(
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
     from pipelines.common.exits import Exit
+    from segmentation.data.splits import read_exclusions
     from segmentation.data.store import Store, split_store
 
-    for path, split in split_store(store, ratios=ratios, folds=kfold, seed=seed, out=out):
+    names = () if exclude is None else read_exclusions(exclude)
+    for path, split in split_store(
+        store, ratios=ratios, folds=kfold, seed=seed, out=out, exclude=names
+    ):
         parts = {"train": split.train, "validation": split.validation, "test": split.test}
         counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())
         typer.echo(f"{path}: {counts}")

@@ -16,7 +16,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from segmentation.errors import DatasetError
 from segmentation.io.files import atomic_text, read_text
 
-__all__ = ["PARTS", "Part", "Participant", "Split", "make_folds", "make_split", "read_split"]
+__all__ = [
+    "PARTS",
+    "Part",
+    "Participant",
+    "Split",
+    "make_folds",
+    "make_split",
+    "read_exclusions",
+    "read_split",
+]
 
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -93,6 +102,18 @@ def read_split(path: Path) -> Split:
         raise DatasetError(
             f"not a split file ({reason})", where=path, remedy="make it with `trinat split`"
         ) from None
+
+
+def read_exclusions(path: Path) -> tuple[str, ...]:
+    """Subjects of a text file, one a line; what follows a # is a remark."""
+    try:
+        lines = read_text(path).splitlines()
+    except (FileNotFoundError, UnicodeDecodeError):
+        raise DatasetError(
+            "is no list of subjects", where=path, remedy="give a text file, one subject a line"
+        ) from None
+    names = (line.partition("#")[0].strip() for line in lines)
+    return tuple(name for name in names if name)
 
 
 def make_split(

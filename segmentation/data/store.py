@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -314,15 +314,22 @@ def split_store(
     folds: int | None = None,
     seed: int = 0,
     out: Path | None = None,
+    exclude: Collection[str] = (),
 ) -> list[tuple[Path, Split]]:
-    """Write split.json, or split-0.json and so on for folds, and return what stands in them."""
+    """Write split.json, or split-0.json and so on for folds, and return what stands in them.
+
+    The subjects of `exclude` stand in no part.
+    """
     store = Store(root)
+    if unknown := set(exclude) - set(store.subjects):
+        raise DatasetError(f"has no subject {min(unknown)!r} to exclude", where=root)
+    people = [person for person in store.labelled if person.subject not in exclude]
     path = out or root / SPLIT
     if folds is None:
-        splits = [make_split(store.labelled, ratios, seed=seed, store=store.fingerprint)]
+        splits = [make_split(people, ratios, seed=seed, store=store.fingerprint)]
         paths = [path]
     else:
-        splits = make_folds(store.labelled, folds, seed=seed, store=store.fingerprint)
+        splits = make_folds(people, folds, seed=seed, store=store.fingerprint)
         paths = _paths_of_folds(path, folds)
         if out is None:  # more folds of an earlier call would be taken for some of these
             for old in _paths_of_folds(path, len(store.subjects))[folds:]:

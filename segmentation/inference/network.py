@@ -91,7 +91,7 @@ class ViewNetwork:
         if device.type == "cpu" and dtype == torch.float32:
             save_products(folded)
         self.dtype = dtype
-        self._network = folded.to(device)
+        self.network = folded.to(device)
 
     def probabilities(
         self,
@@ -139,14 +139,14 @@ class ViewNetwork:
 
     def drop_out(self, active: bool) -> None:
         """Dropout as in training, or not; all else stays in evaluation mode."""
-        for module in self._network.modules():
+        for module in self.network.modules():
             if isinstance(module, nn.Dropout2d):
                 module.train(active)
 
     def _run(self, batch: Tensor) -> Tensor:
         with torch.inference_mode():
             # Classes lie innermost in channels-last logits: this is no copy.
-            logits: Tensor = self._network(batch)
+            logits: Tensor = self.network(batch)
             return _softmax(logits.permute(0, 2, 3, 1).float())
 
     def _run_mirrored(

@@ -45,6 +45,8 @@ REPLACED = (
     (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
     # Minutes a scan.
     (r"--label-with fast", "--label-with runs/oasis/model"),
+    # A slice of each view in place of 50.
+    (r"^trinat suspects store --model fast", "trinat suspects store --model fast --every 250"),
     # Four persons and the shipped network: two steps of it.
     (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),

@@ -36,7 +36,7 @@ def test_parts_with_nothing_to_look_at_are_float32_like_all_others(volume) -> No
 
 
 def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> None:
-    multiple = 2**network._network.config.depth
+    multiple = 2**network.network.config.depth
     within = torch.zeros(SHAPE, dtype=torch.bool)
     within[20:23, 5, 50:] = True  # in the second part of four slices
     first, second, third = network.probabilities(volume, AXES, within=within)
@@ -72,7 +72,7 @@ def wide() -> QuickNat:
 
 def test_wide_kernels_take_a_faster_way_to_the_same_result(wide, volume) -> None:
     network = ViewNetwork(wide, torch.device("cpu"), torch.float32, batch=6)
-    modules = list(network._network.modules())
+    modules = list(network.network.modules())
     assert any(isinstance(module, WinogradConv2d) for module in modules)
     assert not any(isinstance(module, WinogradConv2d) for module in wide.modules())
     with torch.inference_mode():
@@ -89,5 +89,5 @@ def test_constant_background_is_pooled_as_in_training(wide, volume) -> None:
     slices[:, :, :40] = 0
     with torch.inference_mode():
         _, expected = wide.pool(wide.encoders[0](slices))
-        _, found = network._network.pool(network._network.encoders[0](slices))
+        _, found = network.network.pool(network.network.encoders[0](slices))
     assert (found == expected).float().mean() > 0.99

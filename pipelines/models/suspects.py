@@ -1,0 +1,184 @@
+"""trinat suspects: which subjects of a store have labels that a model does not believe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.common.printing import write_page
+from segmentation.data.store import Store
+from segmentation.errors import ConfigError
+from segmentation.inference.network import ViewNetwork, choose_device
+from segmentation.io.files import atomic_text, write_tsv
+from segmentation.labels.scheme import IGNORE
+from segmentation.models.checkpoint import Model, load_model
+from segmentation.report.page import Column, render, table
+from segmentation.report.pictures import brain_window, draw_rows, label_colors, overlay, png_bytes
+from segmentation.space.views import View
+from segmentation.training.suspects import MEASURES, Look, Suspect, look, rank, summarise
+
+__all__ = ["EXCLUDE", "LIMIT", "find_suspects"]
+
+EXCLUDE = "exclude.txt"
+# Robust standard deviations; five measures and all structures look for the worst.
+LIMIT = 8.0
+_FEWEST = 5
+_SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """A view's network, and which slices of each subject it looks at."""
+
+    view: View
+    network: ViewNetwork
+    slices: Sequence[int]
+
+
+def find_suspects(
+    root: Path,
+    name: str,
+    out: Path,
+    *,
+    every: int = 6,
+    limit: float = LIMIT,
+    device: str = "auto",
+    finished: Callable[[int, int], object] = lambda done, of: None,
+) -> list[Suspect]:
+    """Write suspects.tsv, suspects.html and exclude.txt; all subjects, the worst first."""
+    store, model = Store(root), load_model(name)
+    scheme = store.scheme
+    if scheme.names != model.scheme.names:
+        raise ConfigError(
+            f"has the labels {scheme.name}, and the model {model.scheme.name}",
+            where=root,
+            remedy="give a model of the same labels",
+        )
+    subjects = [p.subject for p in store.labelled if store.info.subjects[p.subject].has_image]
+    if len(subjects) < _FEWEST:
+        raise ConfigError(
+            f"has {len(subjects)} subjects with image and labels, where {_FEWEST} are needed",
+            where=root,
+        )
+    sights = list(_sights(store, model, subjects, every, choose_device(device)))
+    found = {}
+    for number, subject in enumerate(subjects, start=1):
+        looks = [_look(store, model, subject, sight) for sight in sights]
+        found[subject] = summarise(looks, _partners(model, sights))
+        finished(number, len(subjects))
+    ranked = rank(found, model.classes_of(sights[0].view).names)
+    _write(store, model, out, ranked, sights, limit)
+    return ranked
+
+
+def _sights(
+    store: Store, model: Model, subjects: Sequence[str], every: int, device: torch.device
+) -> Iterator[_Sight]:
+    """Views that tell left from right, where there are any; slices where anybody has labels."""
+    views = [view for view in model.networks if view in store.views]
+    if not views:
+        raise ConfigError("shares no view with the model", where=store.root)
+    for view in [v for v in views if not model.is_merged(v)] or views:
+        counts = [store.file(subject).class_counts(view)[:, 1:].any(1) for subject in subjects]
+        low, high = np.flatnonzero(np.any(counts, axis=0))[[0, -1]]
+        network = ViewNetwork(
+            model.networks[view], device, torch.float32, never=model.not_predicted_in(view)
+        )
+        yield _Sight(view, network, range(low, high + 1)[(high - low) % every // 2 :: every])
+
+
+def _look(store: Store, model: Model, subject: str, sight: _Sight) -> Look:
+    images, labels = _read(store, model, subject, sight, sight.slices)
+    size = sight.network.batch
+    parts = zip(torch.split(images, size), torch.split(labels, size), strict=True)
+    device = sight.network.device
+    looks = [look(sight.network.network, x.to(device), y.to(device)) for x, y in parts]
+    fields = ("truth", "predicted", "loss", "gradient")
+    return Look(*(np.concatenate([getattr(part, field) for part in looks]) for field in fields))
+
+
+def _read(
+    store: Store, model: Model, subject: str, sight: _Sight, slices: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Slices (N, C, H, W) and labels (N, H, W), in which what is never predicted is ignored."""
+    file = store.file(subject)
+    images = [file.slab(sight.view, n, sight.network.channels).values() for n in slices]
+    labels = np.concatenate([file.labels(sight.view, n, n + 1) for n in slices])
+    file.close()
+    labels[np.isin(labels, model.not_predicted_in(sight.view))] = IGNORE
+    return torch.from_numpy(np.stack(images)), torch.from_numpy(labels)
+
+
+def _partners(model: Model, sights: Sequence[_Sight]) -> np.ndarray:
+    return model.classes_of(sights[0].view).partner_permutation
+
+
+def _write(
+    store: Store,
+    model: Model,
+    out: Path,
+    ranked: Sequence[Suspect],
+    sights: Sequence[_Sight],
+    limit: float,
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    titles = ("subject", "score", "why", "structure", *MEASURES)
+    rows = [
+        (s.subject, s.score, s.why, s.structure, *(s.evidence.measures[m] for m in MEASURES))
+        for s in ranked
+    ]
+    write_tsv(out / "suspects.tsv", titles, [[*r[:1], f"{r[1]:.2f}", *r[2:]] for r in rows])
+    beyond = [suspect for suspect in ranked if suspect.score > limit]
+    with atomic_text(out / EXCLUDE) as file:
+        file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
+        file.writelines(f"{suspect.subject}\n" for suspect in beyond)
+    hints = {"loss": "mean cross entropy", "shift": "voxels", "sides": "share that is exchanged"}
+    numbers = [Column(m, 3, hints.get(m, "")) for m in MEASURES]
+    page = render(
+        "toolbox.html",
+        title="Suspects",
+        lead=f"Labels of {len(ranked)} subjects against the model {model.name}.",
+        cards=[
+            ("Subjects", len(ranked), "with image and labels"),
+            ("Suspects", len(beyond), f"score above {limit:g}, in {EXCLUDE}"),
+        ],
+        text="The score is the largest distance from the other subjects, in robust standard "
+        "deviations. Look at each suspect: unusual anatomy has a high score too.",
+        pictures=[_picture(store, model, s, sights) for s in ranked[:_SHOWN]],
+        tables=[
+            table(
+                "suspects",
+                "All subjects, the most suspect first",
+                ["Subject", Column("Score", 1), "Why", "Structure", *numbers],
+                rows,
+            )
+        ],
+    )
+    write_page(out / "suspects.html", page)
+
+
+def _picture(
+    store: Store, model: Model, suspect: Suspect, sights: Sequence[_Sight]
+) -> tuple[str, bytes]:
+    """Image, labels and prediction of the slice with the highest loss, with a caption."""
+    number, at = suspect.evidence.worst
+    sight = sights[number]
+    place = sight.slices[at]
+    images, labels = _read(store, model, suspect.subject, sight, [place])
+    device = sight.network.device
+    found = look(sight.network.network, images.to(device), labels.to(device))
+    shown = (slice(None), *brain_window(found.truth | found.predicted))
+    gray = images[:, images.shape[1] // 2].numpy()[shown][0]
+    colors = label_colors(model.classes_of(sight.view))
+    kinds = (np.zeros_like(found.truth), found.truth, found.predicted)
+    row = [overlay(gray, kind[shown][0], colors) for kind in kinds]
+    caption = f"{suspect.subject}: {suspect.why} (score {suspect.score:.1f})"
+    what = f"{sight.view.value} {place}"
+    return f"{caption}. Image, labels, prediction; {what}", png_bytes(
+        draw_rows({what: row}, 3, suspect.subject), 110
+    )

@@ -1,0 +1,81 @@
+"""trinat suspects on a small store in which the labels of two subjects are wrong."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.miniatures import freesurfer_subject, head_labels, write_mgz
+from helpers.overfitted import overfitted_model
+from helpers.prepared import prepare
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.common.exits import Exit
+from segmentation.data.splits import read_split
+from segmentation.errors import ConfigError, DatasetError
+from segmentation.space.views import View
+
+SIDES = {2: 41, 3: 42, 4: 43, 17: 53}
+
+
+def trinat(*words: object) -> str:
+    """What a command printed; its errors are raised."""
+    result = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    assert result.return_value == Exit.OK, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suspects")
+    for number in range(1, 8):
+        freesurfer_subject(folder / "fs", f"sub-{number}")
+    right = head_labels()
+    exchanged = {**SIDES, **{b: a for a, b in SIDES.items()}}
+    swapped = np.vectorize(lambda number: exchanged.get(number, number))(right)
+    write_mgz(folder / "fs/sub-3/mri/aseg.mgz", swapped.astype(np.int32))
+    moved = np.roll(right, 5, axis=2)
+    write_mgz(folder / "fs/sub-6/mri/aseg.mgz", moved.astype(np.int32))
+    views = (View.CORONAL, View.AXIAL)
+    prepare("freesurfer", folder / "fs", folder / "store", views=views)
+    return folder / "store"
+
+
+def test_wrong_labels_are_found_shown_and_left_out_of_the_split(store: Path) -> None:
+    printed = trinat("suspects", store, "--model", overfitted_model(), "--every", 2)
+    with (store / "suspects/suspects.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert len(rows) == 7
+    assert {row["subject"] for row in rows[:2]} == {"sub-3", "sub-6"}
+    (swapped,) = (row for row in rows if row["subject"] == "sub-3")
+    assert float(swapped["sides"]) > 0.9
+    assert float(rows[2]["score"]) < 8 < float(rows[1]["score"])
+    page = (store / "suspects/suspects.html").read_text()
+    assert page.count("<figure") == 7
+    assert "sub-3: " in printed
+    trinat("split", store, "--ratios", 3, 1, 1, "--exclude", store / "suspects/exclude.txt")
+    split = read_split(store / "split.json")
+    placed = {*split.train, *split.validation, *split.test}
+    assert placed == {"sub-1", "sub-2", "sub-4", "sub-5", "sub-7"}
+
+
+def test_a_model_of_other_labels_is_refused(store: Path, tmp_path: Path) -> None:
+    from helpers.small_store import small_store
+
+    other = small_store(tmp_path / "other", dict.fromkeys("abcdef", (16, 16, 16)))
+    with pytest.raises(ConfigError, match="give a model of the same labels"):
+        trinat("suspects", other, "--model", overfitted_model())
+
+
+def test_an_exclusion_list_names_subjects_of_the_store(store: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("# by hand\nsub-9  # blurred\n\n")
+    with pytest.raises(DatasetError, match="no subject 'sub-9' to exclude"):
+        trinat("split", store, "--exclude", names)
+    with pytest.raises(DatasetError, match="is no list of subjects"):
+        trinat("split", store, "--exclude", tmp_path / "missing.txt")
