@@ -79,7 +79,7 @@ def open_data(
 
 
 def usual_readers(device: torch.device, cores: int) -> int:
-    """Processes that read slices ahead, where the recipe gives no number.
+    """Threads that read slices ahead, where the recipe gives no number.
 
     A GPU is idle while a slice is read. On a CPU reading is one or two hundredths of a step, and a
     reader would take time from training.

@@ -136,8 +136,8 @@ class MixedSource(Source):
 class StoreSource(Source):
     """Slices of a store's training part, augmented; rare structures come more often.
 
-    Workers read whole slices as they are stored. Cropping and augmentation are done here, with the
-    batch's own generator, so that the number of workers changes no bit.
+    Readers give whole slices as they are stored. Cropping and augmentation are done here, with the
+    batch's own generator, so that the number of readers changes no bit.
     """
 
     # Share of each epoch that is sampled so that all structures are equally frequent.
@@ -172,11 +172,11 @@ class StoreSource(Source):
         self._orders: dict[tuple[View, int], list[int]] = {}
         # Of whatever view: all have the same subjects.
         files = self.datasets[views[0]].files
-        self._readers = SliceReaders(files, workers, where=store.path)
+        self._readers = SliceReaders(files, workers)
         self._expected: dict[tuple[View, int, int], Order] = {}
 
     def close(self) -> None:
-        """End the workers."""
+        """Read nothing ahead any more."""
         self._readers.close()
 
     def expect(self, view: View, first: int, count: int) -> None:

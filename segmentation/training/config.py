@@ -76,7 +76,7 @@ class StoreConfig(_Config):
     path: Path
     split: Path
     augmentation: AugmentationConfig = AugmentationConfig()
-    # Processes that read ahead; 0: the training process reads. The default depends on the device.
+    # Threads that read ahead; 0: nothing is. The default depends on the device.
     # Not part of a run's identity: it may be resumed with another number.
     workers: int | None = Field(default=None, ge=0, le=64, exclude=True)
 

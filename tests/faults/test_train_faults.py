@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from helpers.tiny_training import NETWORK
 from pipelines.common.exits import Exit, exit_code
 from pipelines.train.job import Watcher
 from pipelines.train.run import read_recipe, train
-from segmentation.errors import DatasetError, IntegrityError, InterruptedRunError
+from segmentation.errors import IntegrityError, InterruptedRunError
 from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.state import read_latest
@@ -88,28 +87,6 @@ def gone_on(store: Path, run: Path) -> Weights:
     return weights(run)
 
 
-def test_a_killed_reader_is_named_and_the_run_goes_on_later(
-    store: Path, tmp_path: Path, straight: Weights
-) -> None:
-    run, killed = tmp_path / "run", []
-
-    def kill_one() -> None:
-        reader = active_children()[0]
-        killed.append(reader.pid)
-        reader.kill()
-
-    with pytest.raises(DatasetError) as caught:
-        train(recipe_of(store, 2), run, at_step(3, kill_one))
-    message = str(caught.value)
-    assert f"the process {killed[0]}, which read ahead, was killed by signal 9" in message
-    assert "slices a:" in message or "slices b:" in message
-    assert exit_code(caught.value) == Exit.ALL_FAILED
-    assert active_children() == []
-    # What was done when it was missed.
-    assert weights(run)[0] >= 3
-    assert gone_on(store, run) == straight
-
-
 def test_a_damaged_slice_ends_the_run_where_it_is_met(
     store: Path, tmp_path: Path, straight: Weights
 ) -> None:
@@ -124,23 +101,16 @@ def test_a_damaged_slice_ends_the_run_where_it_is_met(
     with pytest.raises(IntegrityError, match=r"b\.h5: damaged: axial labels of slices") as caught:
         train(recipe_of(copied, 1), run, at_step(0))
     assert exit_code(caught.value) == Exit.INTEGRITY
-    assert active_children() == []
     shutil.copy(store / "subjects/b.h5", copied / "subjects")
     assert gone_on(copied, run) == straight
 
 
-def test_a_signal_to_all_stops_the_run_and_not_its_readers(
+def test_a_signal_stops_the_run_while_slices_are_read_ahead(
     store: Path, tmp_path: Path, straight: Weights
 ) -> None:
     run = tmp_path / "run"
-
-    def tell_all() -> None:
-        for process in active_children():
-            os.kill(process.pid or 0, signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-
+    stop = at_step(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(InterruptedRunError, match="step 5") as caught:
-        train(recipe_of(store, 2), run, at_step(5, tell_all))
+        train(recipe_of(store, 2), run, stop)
     assert exit_code(caught.value) == Exit.INTERRUPTED
-    assert active_children() == []
     assert gone_on(store, run) == straight

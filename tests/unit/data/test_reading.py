@@ -1,23 +1,18 @@
-"""Slices from reading processes: the same as read here, errors and deaths told, nobody left."""
+"""Slices read ahead by threads: the same as HDF5 itself reads, damage told."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from multiprocessing import active_children
+import zlib
 from pathlib import Path
 
+import h5py
 import numpy as np
-import psutil
 import pytest
 from helpers.small_store import damage, small_store
 
 from segmentation.data.reading import Place, SliceReaders, SubjectFiles
 from segmentation.data.slices import SubjectFile
-from segmentation.errors import DatasetError, IntegrityError
+from segmentation.errors import IntegrityError
 from segmentation.space.views import View
 
 SHAPES = {"a": (16, 18, 20), "b": (17, 15, 13)}
@@ -43,20 +38,11 @@ def files_of(store: Path) -> SubjectFiles:
 
 
 def readers_of(store: Path, workers: int) -> SliceReaders:
-    return SliceReaders(files_of(store), workers, where=store)
+    return SliceReaders(files_of(store), workers)
 
 
-@pytest.fixture(scope="module")
-def two(store: Path) -> Iterator[SliceReaders]:
-    readers = readers_of(store, 2)
-    yield readers
-    readers.close()
-
-
-def test_two_processes_give_what_this_one_reads_in_the_order_asked(
-    store: Path, two: SliceReaders
-) -> None:
-    here = readers_of(store, 0)
+def test_threads_give_what_is_read_here_in_the_order_asked(store: Path) -> None:
+    here, two = readers_of(store, 0), readers_of(store, 2)
     orders = [PLACES[:1], PLACES, PLACES[2:4], []]
     pairs = [(two.order(places), here.order(places)) for places in orders]
     for theirs, ours in reversed(pairs):
@@ -65,25 +51,43 @@ def test_two_processes_give_what_this_one_reads_in_the_order_asked(
         for one, other in zip(got, expected, strict=True):
             assert np.array_equal(one.image.values(), other.image.values())
             assert np.array_equal(one.labels, other.labels)
+    two.close()
 
 
-def test_work_is_divided_evenly_also_of_orders_of_one(two: SliceReaders) -> None:
-    orders = [two.order(PLACES[:1]) for _ in range(4)]
-    readers = [part.reader for order in orders for part in order.parts]
-    assert readers[0] is not readers[1]
-    assert readers[:2] == readers[2:]
-    for order in orders:
-        two.take(order)
+def test_many_threads_share_few_open_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("segmentation.data.reading._OPEN_FILES", 1)
+    readers, places = readers_of(store, 8), 40 * PLACES
+    found = readers.take(readers.order(places))
+    expected = [files_of(store).read(place) for place in PLACES]
+    for n, one in enumerate(found):
+        assert np.array_equal(one.image.codes, expected[n % len(PLACES)].image.codes)
+    readers.close()
 
 
-def test_a_system_without_memory_files_reads_here(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["image", "labels"])
+def test_slices_are_what_hdf5_itself_reads(store: Path, name: str) -> None:
+    mine = SubjectFile(store / "subjects/a.h5")
+    with h5py.File(mine.path, "r") as file:
+        expected = file[f"axial/{name}"][3:7]
+    found = mine.codes(View.AXIAL, 3, 7).codes if name == "image" else mine.labels(View.AXIAL, 3, 7)
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("left_out", [1, 2, 3])  # bits: shuffling, packing
+def test_filters_that_hdf5_left_out_are_not_undone(
+    store: Path, tmp_path: Path, left_out: int
 ) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    readers = readers_of(store, 2)
-    order = readers.order(PLACES)
-    assert not order.parts
-    assert len(readers.take(order)) == len(PLACES)
+    path = tmp_path / "a.h5"
+    path.write_bytes((store / "subjects/a.h5").read_bytes())
+    with h5py.File(path, "r+") as file:
+        image = file["axial/image"]
+        content = np.arange(np.prod(image.shape[1:]), dtype=np.uint16).tobytes()
+        content = content if left_out & 2 else zlib.compress(content)
+        image.id.write_direct_chunk((0, 0, 0), content, left_out)
+    with h5py.File(path, "r") as file:
+        expected = file["axial/image"][0]
+    assert np.array_equal(SubjectFile(path).codes(View.AXIAL, 0, 1).codes[0], expected)
 
 
 def test_a_damaged_slice_is_named_and_the_others_still_read(tmp_path: Path) -> None:
@@ -95,56 +99,3 @@ def test_a_damaged_slice_is_named_and_the_others_still_read(tmp_path: Path) -> N
         readers.take(bad)
     assert len(readers.take(good)) == 1
     readers.close()
-
-
-def test_a_killed_process_is_named_with_what_it_was_to_read(store: Path) -> None:
-    readers = readers_of(store, 1)
-    readers.take(readers.order(PLACES[:1]))
-    (process,) = {p for p in active_children() if p.pid == readers._readers[0]._process.pid}
-    process.kill()
-    process.join()
-    order = readers.order([PLACES[0], PLACES[4]])
-    expected = rf"store: the process {process.pid}.* by signal 9 \(Killed\) at axial slices a:0 a:9"
-    with pytest.raises(DatasetError, match=expected):
-        readers.take(order)
-    readers.close()
-
-
-def test_processes_end_when_they_are_let_go_of(store: Path) -> None:
-    readers = readers_of(store, 1)
-    process = psutil.Process(readers._readers[0]._process.pid)
-    del readers
-    process.wait(20)
-
-
-WAITS = """
-import signal, sys, time
-from pathlib import Path
-from segmentation.data.reading import SliceReaders, SubjectFiles
-if __name__ == "__main__":
-    # A shell that starts tests in the background has them ignore it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    readers = SliceReaders(SubjectFiles([]), 2, where=Path())
-    print(*(reader._process.pid for reader in readers._readers), flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nobody_is_left_when_the_one_they_serve_is_stopped(number: int) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITS],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    ) as served:
-        assert served.stdout is not None
-        left = [psutil.Process(int(pid)) for pid in served.stdout.readline().split()]
-        assert len(left) == 2
-        # The group is told: they are not who decides.
-        for process in left:
-            process.send_signal(signal.SIGTERM)
-        served.send_signal(number)
-    _, alive = psutil.wait_procs(left, 60)
-    assert alive == []
