@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import data, evaluate, models, predict, toolbox, train
+from pipelines.cli import data, evaluate, models, predict, serve, toolbox, train
 from pipelines.cli.options import HELP, Json, ListOptions, show_version
 from pipelines.common.exits import Exit, exit_code
 from segmentation.errors import TrinatError, one_line, reason_of
@@ -75,6 +75,7 @@ for _command in (
     app.command()(_command)
 app.command(cls=ListOptions)(evaluate.evaluate)
 app.command(cls=ListOptions)(data.prepare)
+app.command("serve")(serve.serve_)
 app.add_typer(data.app, name="data")
 
 

@@ -20,7 +20,13 @@ from segmentation.report.page import render
 if TYPE_CHECKING:
     from segmentation.labels.scheme import LabelScheme
 
-__all__ = ["format_aseg_stats", "write_bids_files", "write_label_table", "write_tables"]
+__all__ = [
+    "format_aseg_stats",
+    "write_bids_files",
+    "write_label_table",
+    "write_tables",
+    "write_volumes",
+]
 
 _T = TypeVar("_T")
 
@@ -53,7 +59,7 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
             for e in ordered
         ],
     )
-    _write_volumes(out / "volumes.tsv", shown)
+    write_volumes(out / "volumes.tsv", shown)
     _write_quality(out / "qc.tsv", shown)
     _write_report(out, ordered)
 
@@ -138,7 +144,7 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
     write_tsv(path, ("case", *facts, "reasons", "notes", *names, *columns), rows)
 
 
-def _write_volumes(path: Path, entries: Sequence[Entry]) -> None:
+def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan: volumes in mm³, then each as a share of the total brain."""
     names = _union(entry.result.get("volumes_mm3", ()) for entry in entries)
     rows = []

@@ -66,9 +66,9 @@ def answer(
             server.should_exit = True
 
         shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-        say(f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={token}")
         # uvicorn repeats the signal that ended it, which would end this process as well.
         with stop_signals(stop):
+            say(f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={token}")
             server.run(sockets=[listening])
 
 

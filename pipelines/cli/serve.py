@@ -1,0 +1,83 @@
+"""trinat serve: segmentations over HTTP."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import typer
+
+from pipelines.cli.options import Model, Threads
+from pipelines.cli.predict import engine_on, split_devices
+from segmentation.errors import ConfigError
+
+
+def serve_(
+    model: Model = "",
+    queue: Path = typer.Option(
+        Path("trinat-queue"), help="Folder of the scans that are waited for, and of their results."
+    ),
+    host: str = typer.Option("127.0.0.1", help="Address to listen at."),
+    port: int = typer.Option(8765, min=0, max=65535, help="Port to listen at; 0: any free one."),
+    name: list[str] = typer.Option(
+        [], help="Name that a proxy before this server has. Repeatable."
+    ),
+    keep: float = typer.Option(
+        24,
+        min=0,
+        help="Hours after its end at which a scan is deleted with its results.",
+    ),
+    max_upload: float = typer.Option(1000, min=1, help="Largest upload, in MB."),
+    max_queue: int = typer.Option(200, min=1, help="Number of scans that may wait."),
+    max_client: int = typer.Option(50, min=1, help="Number of scans that one address may have."),
+    device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="As of trinat predict."),
+    workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
+    threads: Threads = None,
+    timeout: float | None = typer.Option(None, min=0, help="Time limit per scan, in seconds."),
+    cluster: str | None = typer.Option(None, help="Dask cluster, as of trinat predict."),
+    cluster_config: Path | None = typer.Option(None, help="As of trinat predict."),
+) -> int:
+    """Segment scans that come over HTTP, in a browser or from a program; see docs/service.md.
+
+    Example: trinat serve --model fast
+    """
+    if importlib.util.find_spec("fastapi") is None:
+        raise ConfigError("trinat serve needs more packages", remedy="pip install 'trinat[serve]'")
+    import logging
+
+    from pipelines.predict.run import Plan
+    from pipelines.serve.queue import Limits
+    from pipelines.serve.worker import serve
+    from pipelines.web.guard import is_loopback
+    from segmentation.models.zoo import default_model
+
+    devices = split_devices(device)
+    engine = None
+    if cluster:
+        engine = engine_on(
+            cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout
+        )
+    plan = Plan(
+        inputs=(),
+        out=queue,
+        model=model or default_model(devices),
+        devices=devices,
+        workers=workers,
+        threads=threads,
+        timeout_s=timeout,
+        engine=engine,
+    )
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("trinat").setLevel(logging.INFO)
+    if not is_loopback(host):
+        typer.echo("anyone on the network can read what is sent: put TLS before it", err=True)
+    serve(
+        plan,
+        Limits(max_queue, max_client, keep * 3600),
+        host=host,
+        port=port,
+        names=name,
+        max_body=int(max_upload * 1e6),
+        say=typer.echo,
+    )
+    return 0
