@@ -45,7 +45,7 @@ __all__ = ["make_app", "read_scheme"]
 _RESULTS = {
     "labels.nii.gz": (Product.LABELS, "", "application/gzip"),
     "labels.mgz": (None, "mgz", "application/gzip"),
-    "seg.dcm": (Product.__members__.get("DICOM_SEG"), "dicom-seg", "application/dicom"),
+    "seg.dcm": (Product.DICOM_SEG, "dicom-seg", "application/dicom"),
     "volumes.tsv": (None, "", "text/tab-separated-values"),
     "qc.png": (Product.PICTURE, "", "image/png"),
 }
@@ -262,10 +262,12 @@ def _take(
     with scan.open("wb") as file:
         shutil.copyfileobj(files[0].file, file, 1 << 20)
     if ending != ".zip":
+        if "dicom-seg" in words:
+            raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
         # A header that is broken, or announces too much, is told at once.
         with Source(scan, packed=has_checksum(scan)) as source:
             (read_mgh if ".mg" in ending else read_nifti)(source)
-    elif find_spec("pydicom") is None:
+    elif find_spec("highdicom") is None:
         raise InputError("DICOM needs more packages", remedy="pip install 'trinat[dicom]'")
     return queue.accept(scan, list(dict.fromkeys(words)), client)
 

@@ -260,6 +260,8 @@ def read_series(
 
 def source_headers(place: Path, names: Sequence[str]) -> Source:
     """All that the headers of a scan's files say, the patient's name among it."""
+    if not names:
+        place, names = _only_series(place)
     files, frames, header, digest, _ = _load(place, names, whole=True)
     numbers = sorted(files)
     slices = [(numbers.index(frame.file), frame.number) for frame in frames]

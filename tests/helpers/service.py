@@ -1,0 +1,107 @@
+"""`trinat serve` as a process of its own, which a test may kill and start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from helpers.miniatures import head_image, head_labels
+from helpers.overfitted import random_model
+from segmentation.io.volume import Volume
+
+_START_S = 120
+AT = "/v1/segmentations"
+
+
+def tiny_scan(path: Path, seed: int = 0) -> Path:
+    """A head of 20 x 24 x 22 voxels, each seed another."""
+    import numpy as np
+
+    Volume(head_image(head_labels()[::2, ::2, ::2], seed), np.diag([4.0, 4, 4, 1])).write(path)
+    return path
+
+
+class Service:
+    def __init__(self, queue: Path, *options: str) -> None:
+        self.queue = queue
+        self._line = [sys.executable, "-m", "trinat", "serve", "--model", str(random_model())]
+        self._line += ["--port", "0", "--threads", "1", "--queue", str(queue), *options]
+        self.log = queue.with_suffix(".log")
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._line, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+            )
+        assert self.process.stdout
+        self.address = self.process.stdout.readline().strip()
+        url, _, self.token = self.address.partition("/?token=")
+        assert self.token, self.log.read_text()
+        headers = {"Authorization": f"Bearer {self.token}"}
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=60)
+
+    def ready(self) -> Self:
+        end = time.monotonic() + _START_S
+        while self.client.get("/readyz").status_code != 200:
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.1)
+        return self
+
+    def send(self, scan: Path | bytes, name: str = "scan.nii.gz", **fields: str) -> httpx.Response:
+        content = scan.read_bytes() if isinstance(scan, Path) else scan
+        return self.client.post(AT, files={"file": (name, content)}, data=fields)
+
+    def state(self, id: str) -> dict[str, Any]:
+        answer = self.client.get(f"{AT}/{id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait(self, id: str, limit_s: float = 120) -> dict[str, Any]:
+        end = time.monotonic() + limit_s
+        while (now := self.state(id))["state"] not in ("done", "failed"):
+            assert time.monotonic() < end, (now, self.log.read_text())
+            time.sleep(0.1)
+        return now
+
+    def kill(self) -> None:
+        """As a power cut does it to the server; its workers die with it."""
+        self.process.kill()
+        self._gone()
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        self._gone()
+        return self.process.returncode
+
+    def _gone(self) -> None:
+        self.client.close()
+        self.process.wait(30)
+        assert self.process.stdout
+        self.process.stdout.close()
+        end = time.monotonic() + 30
+        while _group_lives(self.process.pid):
+            assert time.monotonic() < end, "a worker outlives its server"
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

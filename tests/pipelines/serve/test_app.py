@@ -1,0 +1,218 @@
+"""The HTTP interface with a tiny model: the whole life of a scan, and what is refused at once."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.dicom import write_classic
+from helpers.overfitted import random_model
+from helpers.serial import run_serially
+from helpers.service import AT, Service, tiny_scan
+
+from segmentation.io.volume import Volume
+
+pytestmark = [pytest.mark.slow, pytest.mark.important]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service") / "queue") as running:
+        yield running.ready()
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_scan(tmp_path_factory.mktemp("scans") / "sub-CANARY.nii.gz")
+
+
+@pytest.fixture(scope="module")
+def finished(service: Service, scan: Path) -> str:
+    id = service.send(scan, outputs="mgz, probabilities").json()["id"]
+    assert service.wait(id)["state"] == "done"
+    return id
+
+
+def reason(answer) -> str:  # type: ignore[no-untyped-def]
+    assert "\n" not in answer.text.strip()
+    return answer.json()["reason"]
+
+
+def test_a_scan_from_its_acceptance_to_its_end(service: Service, scan: Path) -> None:
+    answer = service.send(scan)
+    told = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"{AT}/{told['id']}"
+    assert (told["state"], told["place"]) == ("queued", 1)
+    with service.client.stream("GET", f"{AT}/{told['id']}/events") as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        lines = [json.loads(line[6:]) for line in events.iter_lines() if line]
+    assert lines[-1]["state"] == "done"
+    assert lines[-1]["grade"] in ("pass", "look", "reject")
+    progress = [line["progress"] for line in lines]
+    assert progress == sorted(progress)
+    assert progress[-1] == 1
+    assert service.client.delete(f"{AT}/{told['id']}").status_code == 204
+    assert service.client.get(f"{AT}/{told['id']}").status_code == 404
+    assert not (service.queue / "jobs" / told["id"]).exists()
+
+
+def test_results_are_those_of_the_command_line(
+    service: Service, scan: Path, finished: str, tmp_path: Path
+) -> None:
+    run_serially([str(scan)], tmp_path / "out", model=str(random_model()))
+    labels = service.client.get(f"{AT}/{finished}/labels.nii.gz")
+    assert labels.headers["content-type"] == "application/gzip"
+    assert labels.content == (tmp_path / "out/sub-CANARY_dseg.nii.gz").read_bytes()
+    (tmp_path / "labels.mgz").write_bytes(service.client.get(f"{AT}/{finished}/labels.mgz").content)
+    mgz = Volume.read(tmp_path / "labels.mgz", labels=True)
+    nifti = Volume.read(tmp_path / "out/sub-CANARY_dseg.nii.gz", labels=True)
+    np.testing.assert_array_equal(mgz.data, nifti.data)
+    np.testing.assert_allclose(mgz.affine, nifti.affine)
+    ours = service.client.get(f"{AT}/{finished}/volumes.tsv").text.splitlines()
+    theirs = (tmp_path / "out/volumes.tsv").read_text().splitlines()
+    assert ours[0] == theirs[0]
+    assert ours[1].split("\t")[1:] == theirs[1].split("\t")[1:]
+    assert service.client.get(f"{AT}/{finished}/qc.png").content.startswith(b"\x89PNG")
+
+
+def test_probabilities_of_all_structures_are_one(service: Service, finished: str) -> None:
+    total = np.zeros(())
+    for label in service.client.get("/v1/labels").json():
+        answer = service.client.get(f"{AT}/{finished}/probabilities/{label['name']}")
+        if answer.status_code == 200:
+            image = nib.Nifti1Image.from_bytes(gzip.decompress(answer.content))
+            total = total + np.asarray(image.dataobj)
+    np.testing.assert_allclose(total, 1, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("seg.dcm", 404),
+        ("job.json", 404),
+        ("..%2f..%2ftoken", 404),
+        ("probabilities/No-Such", 404),
+        ("probabilities/..%2f..%2ftoken", 404),
+    ],
+)
+def test_no_other_file_is_given(service: Service, finished: str, path: str, status: int) -> None:
+    answer = service.client.get(f"{AT}/{finished}/{path}")
+    assert answer.status_code == status
+    assert service.token not in reason(answer)
+
+
+@pytest.mark.parametrize("id", ["0" * 32, "x", "..", "%2e%2e%2ftoken", "0" * 33, "%00"])
+def test_an_id_that_was_never_given_is_not_found(service: Service, id: str) -> None:
+    for answer in (
+        service.client.get(f"{AT}/{id}/volumes.tsv"),
+        service.client.delete(f"{AT}/{id}"),
+    ):
+        assert answer.status_code in (404, 405, 422)
+        reason(answer)
+
+
+def test_a_damaged_scan_fails_with_its_reason(service: Service, scan: Path) -> None:
+    answer = service.send(scan.read_bytes()[:-900])
+    assert answer.status_code == 202
+    end = service.wait(answer.json()["id"])
+    assert end["state"] == "failed"
+    assert "truncated" in end["reason"]
+    early = service.client.get(f"{AT}/{end['id']}/labels.nii.gz")
+    assert (early.status_code, reason(early)) == (409, "no result: it is failed")
+
+
+def _announces_too_much() -> bytes:
+    header = nib.Nifti1Header()
+    header.set_data_shape((30000, 30000, 30000))
+    return gzip.compress(header.binaryblock + bytes(1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "status"),
+    [
+        ("scan.txt", b"hello", {}, 415),
+        ("scan.nii.gz", b"hello", {}, 422),
+        ("scan.nii.gz", b"", {}, 422),
+        ("scan.nii", b"\x5c\x01\0\0" + bytes(100), {}, 422),
+        ("scan.mgz", gzip.compress(bytes(300)), {}, 422),
+        ("scan.nii.gz", _announces_too_much(), {}, 422),
+        ("scan.nii.gz", None, {"outputs": "everything"}, 422),
+        ("scan.nii.gz", None, {"outputs": "dicom-seg"}, 422),
+        ("scan.nii.gz", None, {"unknown": "1"}, 422),
+        ("scan.nii.gz", None, {"outputs": "x" * 1000}, 400),
+        ("../../scan.exe", b"", {}, 415),
+    ],
+)
+def test_what_is_no_scan_is_told_at_once(
+    service: Service, scan: Path, name: str, content: bytes | None, fields: dict, status: int
+) -> None:
+    before = service.client.get("/metrics").text
+    answer = service.send(scan.read_bytes() if content is None else content, name, **fields)
+    assert answer.status_code == status
+    assert reason(answer)
+    assert str(service.queue) not in answer.text
+    assert service.client.get("/metrics").text == before
+
+
+def test_what_is_no_form_is_told_at_once(service: Service) -> None:
+    for content, kind, status in (
+        (b"{}", "application/json", 415),
+        (b"a=b", "application/x-www-form-urlencoded", 415),
+        (b"hello", "multipart/form-data", 400),
+        (b"hello", "multipart/form-data; boundary=x", 400),
+        (b"--x\r\n", "multipart/form-data; boundary=x", 422),
+        (b"--x--\r\n", "multipart/form-data; boundary=x", 422),
+        (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\na\r\n--x--', None, 422),
+    ):
+        headers = {"Content-Type": kind or "multipart/form-data; boundary=x"}
+        answer = service.client.post(AT, content=content, headers=headers)
+        assert (answer.status_code, bool(reason(answer))) == (status, True), content
+
+
+def test_a_zip_of_dicom_gives_a_dicom_seg(service: Service, scan: Path, tmp_path: Path) -> None:
+    write_classic(tmp_path / "series", Volume.read(scan))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted((tmp_path / "series").rglob("*")):
+            if path.is_file():
+                archive.write(path, path.name)
+    end = service.wait(service.send(packed.getvalue(), "a.zip", outputs="dicom-seg").json()["id"])
+    assert end["state"] == "done", end
+    seg = service.client.get(f"{AT}/{end['id']}/seg.dcm")
+    assert seg.content[128:132] == b"DICM"
+    empty = io.BytesIO()
+    zipfile.ZipFile(empty, "w").close()
+    end = service.wait(service.send(empty.getvalue(), "a.zip").json()["id"])
+    assert end["state"] == "failed"
+
+
+def test_what_it_says_of_itself(service: Service, finished: str) -> None:
+    ask = service.client.get
+    assert ask("/readyz").json() == {"status": "ready"}
+    assert 'trinat_scans{state="done"}' in ask("/metrics").text
+    assert "fast" in [model["name"] for model in ask("/v1/models").json()]
+    thalamus = next(x for x in ask("/v1/labels").json() if x["number"] == 10)
+    assert thalamus["name"].startswith("Left-Thalamus")
+    paths = ask("/openapi.json").json()["paths"]
+    assert {AT, f"{AT}/{{id}}", f"{AT}/{{id}}/events", "/metrics"} <= paths.keys()
+    assert "<!doctype html>" in ask("/").text
+    assert service.client.get("/healthz", headers={"Authorization": ""}).status_code == 200
+    assert service.client.get("/metrics", headers={"Authorization": ""}).status_code == 401
+
+
+def test_the_log_names_no_one(service: Service, finished: str) -> None:
+    log = service.log.read_text()
+    assert f"{finished} done" in log
+    for word in ("CANARY", service.token, str(service.queue), "Traceback"):
+        assert word not in log
+    # Nor does anything that lies in the queue.
+    for path in (service.queue / "jobs").rglob("*.json"):
+        assert "CANARY" not in path.read_text()

@@ -1,0 +1,128 @@
+"""The queue by itself: what a restart finds, whose turn it is, what is refused and deleted."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.predict.ledger import Entry
+from pipelines.serve.queue import FullError, Job, Limits, Queue
+
+
+def accepted(queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()) -> Job:
+    with queue.upload(client) as folder:
+        scan = folder / "scan.nii"
+        scan.write_bytes(b"scan")
+        return queue.accept(scan, list(outputs), client)
+
+
+def ended(queue: Queue, job: Job, status: str = "done") -> None:
+    staged = queue.folder / "staging" / job.id
+    staged.mkdir()
+    (staged / "labels").write_bytes(b"labels")
+    where = str(staged) if status == "done" else ""
+    queue.finish(Entry(job.id, status, reason="why", result={"grade": "pass"}, staged=where))  # type: ignore[arg-type]
+
+
+def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, Limits())
+    first, second, third = (accepted(queue) for _ in range(3))
+    assert [queue.seen(job).place for job in (first, second, third)] == [1, 2, 3]
+    case = queue.next()
+    assert case is not None
+    assert (case.id, case.path.read_bytes()) == (first.id, b"scan")
+    queue.enter(first.id, "reading")
+    queue.enter(first.id, "networks")
+    assert (queue.seen(first).state, queue.seen(first).place) == ("running", 0)
+    assert queue.seen(second).place == 1
+    ended(queue, first)
+    queue.enter(second.id, "reading")
+
+    again = Queue(tmp_path, Limits())
+    states = [again.jobs[job.id].state for job in (first, second, third)]
+    assert states == ["done", "queued", "queued"]
+    assert (again.result(first) / "labels").read_bytes() == b"labels"
+    turns = [case.id for case in iter(again.next, None)]
+    assert turns == [second.id, third.id]
+
+
+def test_what_was_not_accepted_is_gone_after_a_restart(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, Limits())
+    with queue.upload("a") as folder:
+        (folder / "scan.nii").write_bytes(b"half")
+        Queue(tmp_path, Limits())
+        assert not folder.exists()
+    assert not list((tmp_path / "jobs").iterdir())
+
+
+def test_a_scan_that_ends_the_server_again_and_again_fails(tmp_path: Path) -> None:
+    job = accepted(Queue(tmp_path, Limits()))
+    for _ in range(5):
+        queue = Queue(tmp_path, Limits())
+        assert queue.jobs[job.id].state == "queued"
+        queue.next()
+        queue.enter(job.id, "reading")
+    last = Queue(tmp_path, Limits()).jobs[job.id]
+    assert (last.state, last.reason) == ("failed", "the server ended 5 times while it was at work")
+
+
+def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, Limits(queued=3, per_client=2))
+    first = accepted(queue)
+    accepted(queue)
+    with pytest.raises(FullError, match="your scans"), queue.upload("a"):
+        pass
+    with (
+        queue.upload("b"),
+        pytest.raises(FullError, match="the queue is full"),
+        queue.upload("c"),
+    ):
+        pass
+    queue.enter(first.id, "reading")
+    ended(queue, first)
+    accepted(queue)
+
+
+def test_what_ended_is_deleted_after_its_time(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, Limits(keep_s=100))
+    old, new, waiting = (accepted(queue) for _ in range(3))
+    for job in (old, new):
+        ended(queue, job)
+    old.ended = time.time() - 101
+    queue.sweep()
+    assert set(queue.jobs) == {new.id, waiting.id}
+    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {new.id, waiting.id}
+
+
+def test_what_is_deleted_while_it_is_done_leaves_nothing(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, Limits())
+    job = accepted(queue)
+    queue.enter(job.id, "reading")
+    queue.delete(job)
+    ended(queue, job)
+    assert not queue.jobs
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_further_outputs_are_those_of_the_case(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, Limits())
+    accepted(queue, outputs=("mgz", "probabilities", "dicom-seg"))
+    case = queue.next()
+    assert case is not None
+    assert case.also == ("probabilities", "dicom_seg")
+
+
+def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None:
+    token = Queue(tmp_path, Limits()).token()
+    assert len(token) >= 40
+    assert Queue(tmp_path, Limits()).token() == token
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+
+
+def test_a_damaged_record_is_a_failed_scan(tmp_path: Path) -> None:
+    job = accepted(Queue(tmp_path, Limits()))
+    (tmp_path / "jobs" / job.id / "job.json").write_text("{")
+    assert Queue(tmp_path, Limits()).jobs[job.id].state == "failed"
