@@ -97,7 +97,7 @@ def run(app: typer.Typer) -> NoReturn:
         result = app(arguments, prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         sys.exit(_usage(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     except Exception as error:
         if "--debug" in sys.argv:

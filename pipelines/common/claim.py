@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from pipelines.common.lock import run_lock
 from segmentation.errors import OutputError
-from segmentation.io.files import atomic_text
+from segmentation.io.files import atomic_text, remove_leftovers
 
-__all__ = ["claim", "refuse_foreign"]
+__all__ = ["claimed", "refuse_foreign"]
 
 _MARK = ".trinat"
 
@@ -27,10 +29,16 @@ def refuse_foreign(folder: Path, names: Iterable[str], *, or_mark: str = _MARK) 
             )
 
 
-def claim(folder: Path, names: Iterable[str], *, or_mark: str = _MARK) -> None:
-    """Make and mark a folder, before its first file: a run that was killed can be done again."""
+@contextmanager
+def claimed(
+    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), or_mark: str = _MARK
+) -> Iterator[None]:
+    """Hold a folder and mark it before its first file, so that a run that was killed can be done
+    again; what that was writing, also in the folders `within`, goes."""
     refuse_foreign(folder, names, or_mark=or_mark)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / _MARK).is_file():
-        with atomic_text(folder / _MARK) as file:
-            file.write("Files of this folder are replaced when the command runs again.\n")
+    with run_lock(folder / ".lock"):
+        remove_leftovers(folder, *(folder / name for name in within))
+        if not (folder / _MARK).is_file():
+            with atomic_text(folder / _MARK) as file:
+                file.write("Files of this folder are replaced when the command runs again.\n")
+        yield

@@ -11,6 +11,8 @@ from datetime import timedelta
 
 import typer
 
+from segmentation.errors import one_line
+
 __all__ = ["LINE_SECONDS", "Progress", "progress"]
 
 LINE_SECONDS = 3.0  # Between two lines of a log file, however fast the work.
@@ -46,7 +48,7 @@ class Progress:
         """Show `head`; True if it is a line of the log: at the end, or `every_s` after the last."""
         now = self._clock()
         since, before = self._past[0]
-        text = f"{head}, {failed} failed" if failed else head
+        text = one_line(f"{head}, {failed} failed" if failed else head)
         if total and before < done < total:
             left = timedelta(seconds=round((now - since) * (total - done) / (done - before)))
             text += f", {left} left"

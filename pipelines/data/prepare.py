@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.common.claim import claim
+from pipelines.common.claim import claimed
 from pipelines.common.config import check, read_yaml
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
-from pipelines.common.lock import run_lock
 from pipelines.data.unpack import unpack_archives
 from segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table
@@ -41,7 +40,6 @@ from segmentation.data.store import (
     write_participants,
 )
 from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
-from segmentation.io.files import remove_leftovers
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
@@ -218,10 +216,8 @@ def run(
 @contextmanager
 def _store_to_write(out: Path) -> Iterator[None]:
     """Ours alone, and free of what a killed run was writing."""
-    claim(out, _OUTPUTS, or_mark="store.json")
-    (out / "subjects").mkdir(parents=True, exist_ok=True)
-    with run_lock(out / ".lock"):
-        remove_leftovers(out, out / "subjects")
+    with claimed(out, _OUTPUTS, within=["subjects"], or_mark="store.json"):
+        (out / "subjects").mkdir(exist_ok=True)
         yield
 
 

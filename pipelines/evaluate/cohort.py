@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from pipelines.common.claim import claim, refuse_foreign
+from pipelines.common.claim import claimed, refuse_foreign
 from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
@@ -115,18 +115,18 @@ def report(
         )
     sound_files = [result.file for result in sound]
     cohort = cohort_of(_distinct(scans, sound_files), scheme, ranges)
-    claim(settings.out, _OUTPUTS)
-    write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
-    drawings = cohort_drawings(cohort)
-    save_drawings(settings.out / "figures", drawings)
-    done = provenance(started, settings.command, scheme.name)
-    done["predictions"] = str(settings.predictions)
-    if taught := taught_by_models(entries):
-        done["training"] = " ".join(taught)
-    pictures = _pictures(cohort, sound_files, scheme, settings)
-    page = cohort_page(cohort, drawings, pictures, done, failures=failures)
-    write_page(settings.out / "report.html", page, pdf=settings.pdf)
-    return batch_exit(done=len(scans), failed=len(failures))
+    with claimed(settings.out, _OUTPUTS, within=["figures"]):
+        write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
+        drawings = cohort_drawings(cohort)
+        save_drawings(settings.out / "figures", drawings)
+        done = provenance(started, settings.command, scheme.name)
+        done["predictions"] = str(settings.predictions)
+        if taught := taught_by_models(entries):
+            done["training"] = " ".join(taught)
+        pictures = _pictures(cohort, sound_files, scheme, settings)
+        page = cohort_page(cohort, drawings, pictures, done, failures=failures)
+        write_page(settings.out / "report.html", page, pdf=settings.pdf)
+        return batch_exit(done=len(scans), failed=len(failures))
 
 
 def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:

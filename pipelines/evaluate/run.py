@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipelines.common.claim import claim, refuse_foreign
+from pipelines.common.claim import claimed, refuse_foreign
 from pipelines.common.discovery import ScanFile, as_scan, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.naming import safe_component
@@ -144,29 +144,29 @@ def evaluate(
             progress(result, len(done), len(tasks))
     order = {id(task): n for n, task in enumerate(tasks)}
     done.sort(key=lambda result: order[id(result.task)])
-    claim(settings.out, _OUTPUTS)
-    pairs = _pairs_table(done, pairings)
-    write_table(settings.out / "pairs.csv", pairs)
-    for row in pairs[pairs["status"] != "measured"].to_dict("records"):
-        scan = f"{row['subject']} {row['session']}".strip()
-        say(f"{scan}, {row['model']}: {row['note']}")
-    measured = [result for result in done if not result.failure]
-    if not measured:
-        raise EvaluationError(
-            f"none of {len(done)} pairs could be measured; the first: {done[0].failure}",
-            where=settings.out / "pairs.csv",
-        )
-    frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
-    write_table(settings.out / "metrics.csv", frame)
-    entries = [entry for model in settings.models for _, entry in _entries(model.predictions)]
-    notices = taught_by_models(entries)
-    if store and (pseudo := store.pseudo_labels(subjects)):
-        notices.insert(0, f"The truth is no truth: it is {pseudo}.")
-    for notice in notices:
-        say(notice)
-    _write_report(settings, scheme, frame, pairs, measured, images, notices, started)
-    unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
-    return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
+    with claimed(settings.out, _OUTPUTS, within=["figures"]):
+        pairs = _pairs_table(done, pairings)
+        write_table(settings.out / "pairs.csv", pairs)
+        for row in pairs[pairs["status"] != "measured"].to_dict("records"):
+            scan = f"{row['subject']} {row['session']}".strip()
+            say(f"{scan}, {row['model']}: {row['note']}")
+        measured = [result for result in done if not result.failure]
+        if not measured:
+            raise EvaluationError(
+                f"none of {len(done)} pairs could be measured; the first: {done[0].failure}",
+                where=settings.out / "pairs.csv",
+            )
+        frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
+        write_table(settings.out / "metrics.csv", frame)
+        entries = [entry for model in settings.models for _, entry in _entries(model.predictions)]
+        notices = taught_by_models(entries)
+        if store and (pseudo := store.pseudo_labels(subjects)):
+            notices.insert(0, f"The truth is no truth: it is {pseudo}.")
+        for notice in notices:
+            say(notice)
+        _write_report(settings, scheme, frame, pairs, measured, images, notices, started)
+        unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
+        return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
 
 
 def _entries(predictions: Path) -> Iterable[tuple[Path, Entry]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 
+from pipelines.common.claim import refuse_foreign
 from pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from pipelines.common.lock import run_lock
 from pipelines.common.process import prepare_training, stop_signals
@@ -196,6 +198,8 @@ def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
         check_identity(read_data(out), data, out)
         yield
         return
+    folders = [*(stage.name for stage in recipe.stages), "model"]
+    refuse_foreign(out, [*folders, DATA])
     if data:
         with atomic_text(out / DATA) as file:
             json.dump(data, file, indent=1)
@@ -208,6 +212,8 @@ def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
         if not _has_begun(out):
             path.unlink()
             (out / DATA).unlink(missing_ok=True)
+            for name in folders:
+                shutil.rmtree(out / name, ignore_errors=True)
 
 
 def _data_of(recipe: Recipe) -> dict[str, Any]:

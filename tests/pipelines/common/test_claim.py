@@ -2,30 +2,45 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.claim import claim
+from pipelines.common.claim import claimed
 from segmentation.errors import OutputError
 
 
 def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(tmp_path: Path) -> None:
     (tmp_path / "participants.tsv").write_text("mine")
-    with pytest.raises(OutputError, match="not written by this command"):
-        claim(tmp_path, ["participants.tsv"])
+    with (
+        pytest.raises(OutputError, match="not written by this command"),
+        claimed(tmp_path, ["participants.tsv"]),
+    ):
+        pass
     assert [path.name for path in tmp_path.iterdir()] == ["participants.tsv"]
 
 
 def test_a_dangling_link_in_an_outputs_place_refuses_the_folder(tmp_path: Path) -> None:
     (tmp_path / "report.html").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputError):
-        claim(tmp_path, ["report.html"])
+    with pytest.raises(OutputError), claimed(tmp_path, ["report.html"]):
+        pass
 
 
 def test_a_claimed_folder_is_taken_again(tmp_path: Path) -> None:
-    claim(tmp_path / "out", ["metrics.csv"])
-    (tmp_path / "out" / "metrics.csv").write_text("ours")
-    claim(tmp_path / "out", ["metrics.csv"])
+    out = tmp_path / "out"
+    with claimed(out, ["metrics.csv"]):
+        (out / "metrics.csv").write_text("ours")
+    with claimed(out, ["metrics.csv"]):
+        assert (out / "metrics.csv").read_text() == "ours"
 
 
 def test_other_files_may_lie_beside_outputs(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    claim(tmp_path, ["metrics.csv"])
+    with claimed(tmp_path, ["metrics.csv"]):
+        pass
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_what_a_killed_run_was_writing_is_gone(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "figures"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".trinat-0123456789abcdef.tmp").touch()
+    (tmp_path / ".trinat").touch()
+    with claimed(tmp_path, ["figures"], within=["figures"]):
+        assert not list(tmp_path.rglob("*.tmp"))

@@ -320,6 +320,16 @@ def test_a_run_that_was_killed_before_its_first_state_begins_again(tmp_path: Pat
         train(recipe, run, SILENT)
 
 
+def test_a_file_of_the_users_in_the_place_of_a_view_refuses_the_start(tmp_path: Path) -> None:
+    recipe, run = tiny_recipe(tmp_path, views=["coronal"]), tmp_path / "run"
+    theirs = run / recipe.stages[0].name / "coronal" / "metrics.csv"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("by hand")
+    with pytest.raises(TrinatError, match="not written by this command"):
+        train(recipe, run, SILENT)
+    assert theirs.read_text() == "by hand"
+
+
 def test_a_split_in_which_nobody_validates_is_refused_at_once(tmp_path: Path) -> None:
     store = small_store(tmp_path / "store", {"a": (20, 20, 20)})
     data = {"store": {"path": str(store), "split": str(all_train(store))}, "rows": 16}
