@@ -1,0 +1,84 @@
+"""The documentation's site: `scripts/docs` builds it, without a network."""
+
+import os
+import sys
+import warnings
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import matplotlib
+
+matplotlib.use("agg")
+# For the commands that examples start.
+os.environ["PYTHONPATH"] = str(HERE.parent)
+warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
+
+project = "trinat"
+author = "the trinat developers"
+version = release = version_of("trinat")
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["examples/*"]
+# Commands stand in indented blocks, as GitHub shows them too.
+highlight_language = "bash"
+nitpicky = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+autodoc_typehints = "none"  # docstrings name types, shapes and units
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+toc_object_entries_show_parents = "hide"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "trinat"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_sidebars = {"index": []}
+html_theme_options = {
+    "logo": {"text": "trinat"},
+    "header_links_before_dropdown": 6,
+    "navigation_with_keys": False,
+    "show_prev_next": True,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+    "show_nav_level": 1,
+}
+copyright = "the trinat developers; Apache-2.0. For research, not for diagnosis."
+
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "auto_examples",
+    "filename_pattern": "/plot_",
+    "within_subsection_order": "FileNameSortKey",
+    "remove_config_comments": True,
+    "write_computation_times": False,
+    "show_memory": False,
+    "download_all_examples": False,
+    "plot_gallery": not tags.has("quick"),  # noqa: F821
+    "abort_on_example_error": True,
+    "matplotlib_animations": False,
+}
+
+
+def _fill_in(app, docname, content):
+    """Put what the code says of itself where a page asks for it."""
+    import generated
+
+    content[0] = generated.fill_in(content[0])
+
+
+def setup(app):
+    app.connect("source-read", _fill_in)

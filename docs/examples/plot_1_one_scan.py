@@ -1,0 +1,44 @@
+"""
+One scan
+========
+
+Segment a scan, look at the result and save it.
+"""
+
+# %%
+# A synthetic head stands for a scan. It is cut to the middle of the brain, so that this is quick;
+# with a scan of your own, give its path.
+
+import trinat
+
+scan, truth = trinat.phantom(seed=1)
+image = scan.to_nibabel().slicer[48:136, 80:168, 92:172]
+
+result = trinat.segment(image)
+print(result)
+
+# %%
+# Every result has a grade and its reasons. This part of a head has less brain than any person, and
+# the grade says so; a whole head gets *pass*.
+
+print(result.quality.name, *result.quality.reasons, sep="\n")
+
+# %%
+# The scan, the labels and both, in three views:
+
+result.plot()
+
+# %%
+# Volumes, and the grade of each structure. *pass* means: use it; *look*: see the picture first.
+
+result.volumes().head(12)
+
+# %%
+# Labels go to a file in the scan's own space, with FreeSurfer's numbers.
+
+from pathlib import Path
+from tempfile import mkdtemp
+
+folder = Path(mkdtemp())
+result.save(folder / "labels.nii.gz")
+print(sorted(path.name for path in folder.iterdir()))

@@ -1,0 +1,53 @@
+"""
+Many scans on a cluster
+=======================
+
+Split a list of scans between tasks that know nothing of each other, and join what they did.
+"""
+
+# %%
+# Four small scans:
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+
+import nibabel as nib
+import pandas as pd
+
+import trinat
+
+folder = Path(mkdtemp())
+(folder / "scans").mkdir()
+scan, _ = trinat.phantom(seed=6, spacing_mm=(2, 2, 2))
+for number in range(4):
+    start = 26 + number
+    part = scan.to_nibabel().slicer[start : start + 36, 44:80, 46:80]
+    nib.save(part, folder / f"scans/sub-{number}.nii.gz")
+
+
+def run(line):
+    print(f"$ {line}")
+    command = [sys.executable, "-m", *shlex.split(line)]
+    done = subprocess.run(command, cwd=folder, check=True, text=True, stderr=subprocess.PIPE)
+    print(done.stderr.splitlines()[-1] if done.stderr else "")
+
+
+# %%
+# Each task takes its part of the list: here one after the other, on a cluster at the same time. In
+# a SLURM array ``--shard`` is set by itself: ``sbatch --array=1-2 scripts/slurm/array.sh scans``.
+
+for task in ("1/2", "2/2"):
+    run(f"trinat predict scans --out labels --views coronal --no-pictures --shard {task}")
+
+# %%
+# Each task has written a ledger. Joined, they make the tables and the page:
+
+run("trinat merge labels")
+pd.read_csv(folder / "labels/summary.tsv", sep="\t")[["case", "status", "grade"]]
+
+# %%
+# A live queue (``--cluster local:2``, ``tcp://...`` or ``slurm``) hands out one scan at a time; it
+# needs the extra ``cluster``. See the guide on many scans.
