@@ -201,8 +201,8 @@ def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
 
 def others() -> str:
     """Pages that the index does not name: nothing is out of reach because a line was forgotten."""
-    named = (DOCS / "index.md").read_text().splitlines()
-    return "\n".join(sorted(page.stem for page in DOCS.glob("*.md") if page.stem not in (*named, "index")))
+    named = {"index", *(DOCS / "index.md").read_text().splitlines()}
+    return "\n".join(sorted({page.stem for page in DOCS.glob("*.md")} - named))
 
 
 # Labels --------------------------------------------------------------------------------------
