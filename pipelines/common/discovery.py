@@ -280,8 +280,10 @@ def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> 
                 folder = Path(os.path.commonpath([Path(file).parent for file in series.files]))
             name = "/".join(map(safe_component, (*folder.parts, series.name)))
             if series.reason:
-                left_out = f"{LEFT_OUT}{series.reason}" if harmless else series.reason
-                refusals.append(Refusal(name, left_out, harmless))
+                # Without a scan it is what was given; a damaged file may be a part of a scan.
+                part = harmless and not series.damaged
+                reason = f"{LEFT_OUT}{series.reason}" if part else series.reason
+                refusals.append(Refusal(name, reason, part))
             else:
                 yield Case(name, place, name, series=series.files)
 

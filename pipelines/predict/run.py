@@ -328,7 +328,8 @@ class _Run:
             if self.settings.require_checksum and not has_checksum(case.path):
                 self.note(Entry.failed(case, self.settings, NO_CHECKSUM))
                 continue
-            if self.settings.output.dicom_seg and not case.series:
+            wanted = self.settings.output.dicom_seg or "dicom_seg" in case.also
+            if wanted and not case.series:
                 self.note(Entry.failed(case, self.settings, _NO_SERIES))
                 continue
             known = self.ledger.entries.get(case.id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import lzma
 import os
 import re
@@ -109,6 +110,7 @@ class Series:
     name: str
     files: tuple[str, ...]
     reason: str = ""
+    damaged: bool = False  # a file that may belong to any series
 
 
 class Source(NamedTuple):
@@ -176,7 +178,7 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
             except InputError as error:
                 # Names in a zip are a hospital's, and may be a patient's.
                 shown = Path(name).name if place.is_dir() else f"file-{at + 1}"
-                damaged.append(Series(shown, (name,), error.what))
+                damaged.append(Series(shown, (name,), error.what, damaged=True))
     found = []
     for (uid, reason), members in groups.items():
         count = sum(frames for *_, frames in members)
@@ -418,6 +420,12 @@ def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.
 @contextmanager
 def _opened(place: Path) -> Iterator[_Files]:
     """The files in a folder or a zip. Nothing is unpacked to the disk."""
+    try:
+        import pydicom  # noqa: F401
+    except ImportError:
+        raise FormatError(
+            "DICOM needs more packages", where=place, remedy="pip install 'trinat[dicom]'"
+        ) from None
     if place.is_dir():
 
         def read(name: str, limit: int) -> bytes:
@@ -470,12 +478,10 @@ def _has_magic(start: bytes) -> bool:
 @contextmanager
 def _damage_explained(where: Path) -> Iterator[None]:
     """One line for whatever pydicom stumbles over: its own may quote the header."""
-    try:
-        from pydicom import config
-    except ImportError:
-        raise FormatError(
-            "DICOM needs more packages", where=where, remedy="pip install 'trinat[dicom]'"
-        ) from None
+    from pydicom import config
+
+    # It logs what it warns of, the header's words among it, and a log without handlers is printed.
+    logging.getLogger("pydicom").disabled = True
     try:
         # Of several threads that do this, one may leave warnings off: none of ours has any.
         with config.disable_value_validation(), warnings.catch_warnings():
