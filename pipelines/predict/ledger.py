@@ -292,7 +292,7 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
         return entry
     except (ValueError, RecursionError) as error:
         # Only a write that was cut short may be broken: the last, or one before a rerun.
-        if line.endswith(b"}"):
+        if line.endswith(b"}") or not line.startswith((b"{", b"\0")):
             raise IntegrityError(
                 f"line {number} is no entry of a ledger",
                 where=path,

@@ -32,7 +32,9 @@ _OF_COMMANDS = ("surroundings", "blows", "output")
 # A family's turn: as many tries as fit in so long, at least one.
 _TURN_S = 3.0
 _PRELOADED = (
-    "encodings.unicode_escape",  # of templates; another user may not read Python's folder
+    # Another user may not read Python's folder.
+    "encodings.unicode_escape",
+    "encodings.utf_8_sig",
     "pandas",
     "scipy.ndimage",
     "matplotlib.figure",

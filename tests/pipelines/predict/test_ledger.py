@@ -100,3 +100,10 @@ def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path:
             ledger.add(entry)
     ledgers = ledgers_in(tmp_path)
     assert read_entries(ledgers) == read_entries(reversed(ledgers)) == {"a": there}
+
+
+def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"by hand")
+    with pytest.raises(IntegrityError, match="no entry of a ledger"):
+        read_entries([path])
