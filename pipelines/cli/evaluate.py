@@ -12,6 +12,14 @@ import typer
 
 from pipelines.cli.options import Folds, Part, Pdf, Quiet, StoreOption, TrustAffine
 
+RatingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ratings",
+        help="ratings.tsv of trinat view: leave out rejected scans and structures, and write "
+        "raters.csv (agreement, Cohen's kappa).",
+    ),
+]
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. Default: one per processor.")]
 
 
@@ -49,6 +57,7 @@ def evaluate(
         help="Structure that the models cannot predict, such as CSF; repeatable. "
         "For predictions made by trinat it is read from their folder.",
     ),
+    ratings: RatingsFile = None,
     jobs: Jobs = None,
     show_heads: bool = typer.Option(
         False, "--show-heads", help="Show whole heads including faces, not only the brain."
@@ -95,6 +104,7 @@ def evaluate(
         latex=latex,
         csv=csv,
         not_predicted=tuple(not_predicted),
+        ratings=ratings,
         command=_command(),
     )
     with batch_progress(quiet) as progress:
@@ -125,6 +135,7 @@ def report(
     ),
     images: Path | None = typer.Option(None, "--images", help="T1 scans, for pictures."),
     trust_affine: TrustAffine = None,
+    ratings: RatingsFile = None,
     jobs: Jobs = None,
     pdf: Pdf = False,
     quiet: Quiet = False,
@@ -146,6 +157,7 @@ def report(
         trust_affine=trust_affine,
         jobs=jobs,
         pdf=pdf,
+        ratings=ratings,
         command=_command(),
     )
     with batch_progress(quiet) as progress:

@@ -18,6 +18,7 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.isolated import isolated
 from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
+from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
 from pipelines.evaluate.pairing import pair_files
 from pipelines.predict.ledger import entries_in, taught_by_models
 from segmentation.data.sources.base import Facts, facts_of, read_participants
@@ -53,6 +54,7 @@ class Settings:
     trust_affine: TrustAffine | None = None
     jobs: int | None = None
     pdf: bool = False
+    ratings: Path | None = None
     command: str = ""
 
 
@@ -61,13 +63,14 @@ class _Measured:
     file: ScanFile
     volumes_mm3: Mapping[str, float] | None
     failure: str = ""
+    sha256: str = ""
 
     @property
     def subject(self) -> str:
         return self.file.name
 
 
-_OUTPUTS = ("volumes.csv", "figures", "report.html", "report.pdf")
+_OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html", "report.pdf")
 Progress = Callable[[_Measured, int, int], None]
 # A file, the scheme of its labels, and what to trust of its orientation.
 _Task = tuple[ScanFile, str, TrustAffine | None]
@@ -102,7 +105,16 @@ def report(
     told = list(entries_in(settings.predictions))
     entries = [entry for _, entry in told]
     results = {folder / name: entry.result for folder, entry in told for name in entry.outputs}
-    sound = [result for result in measured if not result.failure]
+    ratings = read_given(settings.ratings)
+    rejected = rejections(ratings)
+    for result in measured:
+        if by := rejected.get(result.sha256, {}).get(""):
+            say(f"{result.subject}: left out, rejected by {by}")
+    sound = [
+        _without(result, rejected.get(result.sha256, {}))
+        for result in measured
+        if not result.failure and "" not in rejected.get(result.sha256, {})
+    ]
     scans = [_scan(result, people, results.get(result.file.path, {})) for result in sound]
     failures = [(r.subject, r.failure) for r in measured if r.failure]
     failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
@@ -110,7 +122,8 @@ def report(
         say(f"{name}: {reason}")
     if not scans:
         raise EvaluationError(
-            f"none of {len(files)} label maps could be read; the first: {failures[0][1]}",
+            f"none of {len(files)} label maps could be read; the first: "
+            f"{failures[0][1] if failures else 'rejected'}",
             where=settings.predictions,
         )
     sound_files = [result.file for result in sound]
@@ -121,6 +134,10 @@ def report(
         save_drawings(settings.out / "figures", drawings)
         done = provenance(started, settings.command, scheme.name)
         done["predictions"] = str(settings.predictions)
+        if settings.ratings:
+            done["ratings"] = use_of_ratings(ratings, {result.sha256 for result in measured})
+            write_table(settings.out / "raters.csv", agreement_table(ratings))
+            say(done["ratings"])
         if taught := taught_by_models(entries):
             done["training"] = " ".join(taught)
         pictures = _pictures(cohort, sound_files, scheme, settings)
@@ -182,7 +199,13 @@ def _measure(task: _Task) -> _Measured:
         label.name: float(counts[label.index] * labels.grid.voxel_mm3)
         for label in scheme.labels[1:]
     }
-    return _Measured(file, volumes)
+    return _Measured(file, volumes, sha256=labels.source_sha256 or "")
+
+
+def _without(result: _Measured, rejected: Mapping[str, str]) -> _Measured:
+    """Without the structures that a rater rejected."""
+    volumes = (result.volumes_mm3 or {}).items()
+    return replace(result, volumes_mm3={k: v for k, v in volumes if k not in rejected})
 
 
 def _scan(result: _Measured, people: Mapping[str, Facts], facts: Mapping[str, Any]) -> Scan:

@@ -43,6 +43,8 @@ class Task:
     resample: bool = False
     trust_affine: TrustAffine | None = None
     not_predicted: tuple[str, ...] = ()
+    # By the SHA-256 of a prediction: what of it a rater rejected ("" is all of it), and who.
+    rejected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Done:
     facts: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     failure: str = ""
+    rejected: str = ""  # by whom
 
     @property
     def subject(self) -> str:
@@ -94,8 +97,19 @@ def _killed(task: Task) -> Done:
 def _measure(task: Task) -> Done:
     try:
         truth, true, predicted, facts = read_pair(task)
+        scheme = load_scheme(task.scheme)
+        rejected = task.rejected.get(facts["prediction_sha256"], {})
+        if "" in rejected:
+            return Done(task, (), facts, facts.pop("note"), rejected=rejected[""])
+        predicted[np.isin(scheme.names, list(rejected))[predicted]] = 0
         measured = labelled_slices(true, predicted, truth.spacing_mm)
-        rows = compare(*measured, load_scheme(task.scheme), task.not_predicted).rows()
+        rows = compare(*measured, scheme, (*task.not_predicted, *rejected)).rows()
+        rows = [
+            replace(row, note=f"rejected by {rejected[row.structure]}")
+            if row.structure in rejected
+            else row
+            for row in rows
+        ]
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))

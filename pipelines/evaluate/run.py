@@ -20,6 +20,7 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.naming import safe_component
 from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
+from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
 from pipelines.common.stored import stored_files
 from pipelines.evaluate.measuring import (
     Done,
@@ -73,6 +74,7 @@ class Settings:
     latex: bool = False
     csv: bool = False
     not_predicted: tuple[str, ...] = ()
+    ratings: Path | None = None
     command: str = ""
 
 
@@ -124,9 +126,11 @@ def evaluate(
     # Before hours of measuring, not after.
     for pairing in pairings.values():
         _one_map_a_scan(pairing, settings.truth)
+    ratings = read_given(settings.ratings)
+    rejected = rejections(ratings)
     how = (settings.labels, mappings, settings.resample, settings.trust_affine)
     tasks = [
-        Task(model.name, pair, *how, unknown)
+        Task(model.name, pair, *how, unknown, rejected)
         for model in settings.models
         for unknown in [_not_predicted(model, scheme, settings.not_predicted)]
         for pair in pairings[model.name].pairs
@@ -150,23 +154,29 @@ def evaluate(
         for row in pairs[pairs["status"] != "measured"].to_dict("records"):
             scan = f"{row['subject']} {row['session']}".strip()
             say(f"{scan}, {row['model']}: {row['note']}")
-        measured = [result for result in done if not result.failure]
+        measured = [result for result in done if not result.failure and not result.rejected]
         if not measured:
+            first = done[0].failure or f"rejected by {done[0].rejected}"
             raise EvaluationError(
-                f"none of {len(done)} pairs could be measured; the first: {done[0].failure}",
+                f"none of {len(done)} pairs could be measured; the first: {first}",
                 where=settings.out / "pairs.csv",
             )
         frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
         write_table(settings.out / "metrics.csv", frame)
         entries = [entry for model in settings.models for _, entry in _entries(model.predictions)]
         notices = taught_by_models(entries)
+        if settings.ratings:
+            seen = {result.facts.get("prediction_sha256", "") for result in done}
+            notices.append(use_of_ratings(ratings, seen))
+            write_table(settings.out / "raters.csv", agreement_table(ratings))
         if store and (pseudo := store.pseudo_labels(subjects)):
             notices.insert(0, f"The truth is no truth: it is {pseudo}.")
         for notice in notices:
             say(notice)
         _write_report(settings, scheme, frame, pairs, measured, images, notices, started)
         unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
-        return batch_exit(done=len(measured), failed=len(done) - len(measured) + unpaired)
+        failed = sum(bool(result.failure) for result in done)
+        return batch_exit(done=len(done) - failed, failed=failed + unpaired)
 
 
 def _entries(predictions: Path) -> Iterable[tuple[Path, Entry]]:
@@ -239,7 +249,7 @@ def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
 
 _OUTPUTS = (
     *("pairs.csv", "metrics.csv", "summary.json", "structures.csv", "structures.tex"),
-    *("figures", "report.html", "report.pdf"),
+    *("raters.csv", "figures", "report.html", "report.pdf"),
 )
 _FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
 
@@ -255,8 +265,9 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
                 "truth": pair.truth.path.name,
                 "prediction": pair.prediction.path.name,
                 "paired_by": pair.how,
-                "status": "failed" if result.failure else "measured",
-                "note": result.failure or result.note,
+                "status": _status(result),
+                "note": result.failure
+                or (f"rejected by {result.rejected}" if result.rejected else result.note),
                 **{key: result.facts.get(key, "") for key in _FACTS},
             }
         )
@@ -272,6 +283,10 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
             ]
     columns = ["subject", "session", "model", "status", "note", "paired_by", "truth", "prediction"]
     return pd.DataFrame(rows, columns=[*columns, *_FACTS]).fillna("")
+
+
+def _status(result: Done) -> str:
+    return "failed" if result.failure else "rejected" if result.rejected else "measured"
 
 
 def _write_report(

@@ -49,7 +49,8 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one input. Paths are relative: to the input's root, to the output folder."""
+    """What became of one input. Paths are relative: `input` to the input's root, others to the
+    output folder."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     case: str
@@ -57,6 +58,7 @@ class Entry:
     input: str = ""
     reason: str = ""
     input_sha256: str = ""
+    scan: str = ""  # where the input is
     model: str = ""  # empty: refused before any model was asked
     settings: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)  # path -> sha256
@@ -74,7 +76,11 @@ class Entry:
     def of(cls, case: Case, settings: RunSettings, status: Status, **fields: Any) -> Entry:
         """What a run with these settings made of a case."""
         model, digest = settings.model_sha256, settings.output.digest()
-        return cls(case.id, status, case.shown, model=model, settings=digest, **fields)
+        # As seen from the output, so that no path of this machine is told.
+        scan = os.path.relpath(case.path, settings.out.resolve())
+        return cls(
+            *(case.id, status, case.shown), scan=scan, model=model, settings=digest, **fields
+        )
 
     @classmethod
     def failed(cls, case: Case, settings: RunSettings, reason: str) -> Entry:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines.common.naming import Product, bids_name
+from pipelines.common.ratings import RATINGS
 
 __all__ = [
     "BIDSIGNORE",
@@ -33,7 +34,7 @@ PLAIN_LABEL_TABLE = "labels.tsv"
 
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (
-    *("*.jsonl", *TABLES, "report/", "*.bak*"),
+    *("*.jsonl", *TABLES, RATINGS, "report/", "*.bak*"),
     *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
     f"{WORK}/",
 )

@@ -7,6 +7,8 @@ result says over how many persons it runs.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ __all__ = [
     "PairedTest",
     "bland_altman",
     "bootstrap_interval",
+    "cohen_kappa",
     "holm",
     "icc_2_1",
     "paired_test",
@@ -155,6 +158,19 @@ def icc_2_1(measurements: Values) -> float:
     residual = (rest**2).sum() / ((n - 1) * (k - 1))
     whole = between_persons + (k - 1) * residual + k * (between_raters - residual) / n
     return float((between_persons - residual) / whole) if whole > 0 else float("nan")
+
+
+def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
+    """Agreement of two raters beyond chance over the same items; 1 is full, 0 that of chance.
+
+    NaN for no items, and where both always gave one and the same rating: chance explains that.
+    """
+    if not first:
+        return float("nan")
+    same = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
+    shares = Counter(first), Counter(second)
+    chance = sum(shares[0][name] * shares[1][name] for name in shares[0]) / len(first) ** 2
+    return (same - chance) / (1 - chance) if chance < 1 else float("nan")
 
 
 def within_subject_cv_percent(first: Values, second: Values) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import shutil
 import subprocess
@@ -14,17 +15,20 @@ from typing import Any
 from pipelines.common.printing import HEADLESS
 
 _START_S = 60
+# WebGL on the processor.
+_WEBGL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
 
 
 class Browser:
     """One page in one browser; what it logs and asks of the network is kept."""
 
-    def __init__(self, executable: str) -> None:
+    def __init__(self, executable: str, *, webgl: bool = False) -> None:
+        flags = [f for f in HEADLESS if f != "--disable-gpu"] + _WEBGL if webgl else HEADLESS
         self._profile = Path(tempfile.mkdtemp(prefix="trinat-browser-"))
         self._process = subprocess.Popen(
             [
                 executable,
-                *HEADLESS,
+                *flags,
                 "--remote-debugging-port=0",
                 "--window-size=1300,900",
                 f"--user-data-dir={self._profile}",
@@ -39,8 +43,8 @@ class Browser:
         self.requests: list[str] = []
         self._run(self._connect())
 
-    def open(self, page: Path) -> None:
-        self._send("Page.navigate", url=page.as_uri())
+    def open(self, page: Path | str) -> None:
+        self._send("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
@@ -71,6 +75,19 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """A key of the keyboard, as "n" or "Digit1"."""
+        code = key if len(key) > 1 else f"Key{key.upper()}"
+        shown = {"BracketLeft": "[", "BracketRight": "]"}.get(key, key.removeprefix("Digit"))
+        for kind in ("keyDown", "keyUp"):
+            self._send(
+                "Input.dispatchKeyEvent", type=kind, key=shown, code=code, modifiers=8 * shift
+            )
+
+    def picture(self) -> bytes:
+        """The page as it is shown, as PNG."""
+        return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
         self._socket.close()

@@ -11,6 +11,7 @@ from scipy import stats
 from segmentation.metrics.statistics import (
     bland_altman,
     bootstrap_interval,
+    cohen_kappa,
     holm,
     icc_2_1,
     paired_test,
@@ -150,3 +151,16 @@ def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says() -> None
     low, high = bootstrap_interval(trials, rng, samples=1000)
     covered = ((low < 0) & (high > 0)).mean()
     assert 0.91 < covered < 0.97
+
+
+def test_cohens_kappa_of_ten_ratings_worked_out_by_hand() -> None:
+    first = ["pass"] * 6 + ["look"] * 3 + ["reject"]
+    second = ["pass"] * 4 + ["look"] * 2 + ["look"] * 2 + ["reject"] * 2
+    # Same in 4 + 2 + 1 of 10; by chance 0.6 x 0.4 + 0.3 x 0.4 + 0.1 x 0.2 = 0.38.
+    assert cohen_kappa(first, second) == pytest.approx((0.7 - 0.38) / 0.62)
+
+
+def test_cohens_kappa_is_undefined_where_chance_explains_all() -> None:
+    assert np.isnan(cohen_kappa([], []))
+    assert np.isnan(cohen_kappa(["pass"] * 3, ["pass"] * 3))
+    assert cohen_kappa(["pass", "look"], ["pass", "look"]) == 1

@@ -1,0 +1,1 @@
+"""The job view: results looked at and judged in the browser."""

@@ -1,0 +1,519 @@
+// The page of `trinat view`: the list of scans, the structures of one, and what is said of them.
+import { Picture } from "./picture.js";
+
+const $ = (id) => document.getElementById(id);
+const VERDICT_KEYS = ["1", "2", "3"];
+const LAYOUTS = { all: "All", axial: "A", coronal: "C", sagittal: "S", solid: "3D" };
+const SIDES = [[/^Left-(.*)/, "$1 L"], [/^Right-(.*)/, "$1 R"]];
+
+const page = {
+  study: null, items: [], order: [], number: -1, detail: null, filter: "all", loading: 0,
+  structure: 0, picture: null, entropy: false, counts: null,
+};
+
+// ---- Asking ----
+
+async function ask(path, options) {
+  const answer = await fetch(path, options);
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => ({}));
+    throw new Error(said.reason || `the server answered ${answer.status}`);
+  }
+  return answer;
+}
+
+const askJson = async (path, options) => (await ask(path, options)).json();
+const askBytes = async (path) => (await ask(path)).arrayBuffer();
+
+function tell(text, { busy = false } = {}) {
+  $("message").textContent = text;
+  $("message").hidden = !text;
+  $("message").classList.toggle("busy", busy);
+}
+
+// ---- Building: text only ever by textContent ----
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+function draw(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+const badge = (grade, title) => make("span", { class: "badge", "data-grade": grade, title }, grade);
+const whole = (number) => Math.round(number).toLocaleString("en");
+
+function shortName(name) {
+  for (const [pattern, to] of SIDES) if (pattern.test(name)) return name.replace(pattern, to).replaceAll("-", " ");
+  return name.replaceAll("-", " ");
+}
+
+// ---- Scans ----
+
+function isShown(item) {
+  const words = $("scan-search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const { filter } = page;
+  const fits = filter === "all" || (filter === "unrated" ? item.there && !item.rating : item.grade === filter);
+  return fits && words.every((word) => item.name.toLowerCase().includes(word));
+}
+
+function scanRow(item, number) {
+  const row = make("button", { class: "scan", "data-number": number, onclick: () => open(number) });
+  item.row = make("li", {}, row);
+  fillScanRow(item);
+  return item.row;
+}
+
+function fillScanRow(item) {
+  const { rating } = item;
+  const said = rating && make("span", {
+    class: "said", "data-grade": rating.rating, title: rating.stale ? "Stale: the result has changed since" : rating.remark,
+  }, rating.stale ? `${rating.rating}?` : rating.rating);
+  item.row.firstChild.replaceChildren(
+    make("span", { class: "dot", "data-grade": item.grade, title: item.grade }),
+    make("span", { class: "name", title: item.name }, item.name),
+    said || make("span", {}),
+    make("span", { class: "why soft" }, item.why || (item.agreement ? `views agree ${item.agreement.toFixed(2)}` : item.grade)),
+  );
+}
+
+function filterScans() {
+  page.order = [];
+  page.items.forEach((item, number) => {
+    const shown = isShown(item);
+    item.row.hidden = !shown;
+    if (shown) page.order.push(number);
+  });
+  $("scan-none").hidden = page.order.length > 0;
+  for (const chip of $("filters").children) chip.setAttribute("aria-pressed", chip.dataset.filter === page.filter);
+}
+
+function fillFilters() {
+  const count = (test) => page.items.filter(test).length;
+  const counts = { all: page.items.length, unrated: count((i) => i.there && !i.rating) };
+  for (const grade of ["reject", "look", "pass", "failed", "done", "skipped"]) {
+    const found = count((i) => i.grade === grade);
+    if (found) counts[grade] = found;
+  }
+  $("filters").replaceChildren(...Object.entries(counts).map(([filter, found]) =>
+    make("button", { class: "chip", "data-filter": filter, "data-grade": filter, onclick: () => { page.filter = filter; filterScans(); } },
+      `${filter} `, make("b", {}, String(found)))));
+  const rated = count((i) => i.rating && !i.rating.stale);
+  $("progress").textContent = `${rated} of ${count((i) => i.there)} rated by ${page.study.rater}`;
+}
+
+function go(by) {
+  if (!page.order.length) return;
+  const at = page.order.indexOf(page.number);
+  const to = at < 0 ? 0 : Math.min(Math.max(at + by, 0), page.order.length - 1);
+  if (page.order[to] !== page.number) open(page.order[to]);
+}
+
+// ---- One scan ----
+
+async function open(number) {
+  const turn = ++page.loading;
+  const isOld = () => turn !== page.loading;
+  page.number = number;
+  const item = page.items[number];
+  for (const row of document.querySelectorAll(".scan[aria-current]")) row.removeAttribute("aria-current");
+  item.row.firstChild.setAttribute("aria-current", "true");
+  item.row.scrollIntoView({ block: "nearest" });
+  if (document.body.dataset.tab === "scans") document.body.dataset.tab = "picture";
+  $("name").replaceChildren(item.name, " ", badge(item.grade));
+  $("why").textContent = item.why;
+  tell("", {});
+  const path = `/v1/scans/${number}`;
+  try {
+    const detailed = askJson(path);
+    const coarse = item.there && Promise.all([askBytes(`${path}/scan?step=2`), askBytes(`${path}/labels?step=2`)]);
+    coarse && coarse.catch(() => {});
+    const detail = await detailed;
+    if (isOld()) return;
+    page.detail = detail;
+    page.counts = null;
+    fillDetail();
+    document.body.classList.toggle("empty", !item.there);
+    if (!item.there) {
+      page.picture?.clearSurfaces();
+      tell(item.why || "This scan has no result.");
+      return;
+    }
+    tell("loading", { busy: true });
+    const picture = await started();
+    const [scan, labels] = await coarse;
+    if (isOld()) return;
+    await picture.show(scan, new Uint8Array(labels), { keep: false });
+    tell(detail.scan ? "" : "The scan was not found: name its folder with --images");
+    window.trinatShown = { number, step: 2, time: performance.now() };
+    // Who pages through a study sees every scan at half its resolution, and one that stays at its own.
+    await new Promise((done) => setTimeout(done, 250));
+    if (isOld()) return;
+    const [whole, all] = await Promise.all([askBytes(`${path}/scan`), askBytes(`${path}/labels`)]);
+    if (isOld()) return;
+    await picture.show(whole, new Uint8Array(all));
+    page.counts = picture.counts();
+    fillStructures();
+    if (page.structure) picture.select(page.structure);
+    if (page.entropy) await showEntropy(true);
+    if (picture.state.flipped) await showOther(true);
+    window.trinatShown = { number, step: 1, time: performance.now() };
+    const surfaces = await askBytes(`${path}/surfaces`);
+    if (isOld()) return;
+    await picture.setSurfaces(surfaces);
+    window.trinatShown = { number, step: 0, time: performance.now() };
+  } catch (error) {
+    if (!isOld()) tell(error.message);
+  }
+}
+
+async function started() {
+  if (!page.picture) {
+    const picture = new Picture($("planes"), $("solid"), page.study.structures, located);
+    page.picture = picture;
+    page.starting = picture.start();
+  }
+  await page.starting;
+  return page.picture;
+}
+
+function fillDetail() {
+  const { detail } = page;
+  $("why").textContent = [detail.why, ...detail.notes].filter(Boolean).join("; ");
+  for (const [id, there] of [["entropy", detail.entropy], ["flip", detail.against]]) {
+    $(id).disabled = !there;
+    $(id).hidden = id === "flip" ? !page.study.against : !there && !page.entropy;
+  }
+  if (page.study.against) $("flip").textContent = page.study.against;
+  fillStructures();
+  fillJudge($("judge"), "", "scan");
+  fillCard();
+}
+
+function located({ place, mm }) {
+  const structure = place ? shortName(page.study.structures[place - 1].name) : "";
+  const at = mm.map((v) => v.toFixed(0)).join(", ");
+  const which = page.picture.state.flipped ? ` · ${page.study.against}` : "";
+  $("here").textContent = `${structure ? `${structure} · ` : ""}${at} mm${which}`;
+}
+
+// ---- Structures ----
+
+function volumeOf(structure, place) {
+  const known = page.detail.volumes[structure.name];
+  if (known !== undefined || !page.counts) return known;
+  return page.counts[place] * page.picture.voxelMm3();
+}
+
+// Share of the study's volumes that are smaller, in percent.
+function percentile(structure, volume) {
+  const below = structure.volumes.filter((v) => v < volume).length;
+  const same = structure.volumes.filter((v) => v === volume).length;
+  return (100 * (below + same / 2)) / structure.volumes.length;
+}
+
+// The study's range with its middle half, and where this volume is.
+function strip(structure, volume) {
+  const values = structure.volumes;
+  const svg = draw("svg", { viewBox: "0 0 60 12", class: "strip", "aria-hidden": "true" });
+  if (values.length < 2 || volume === undefined) return svg;
+  const [low, high] = [Math.min(values[0], volume), Math.max(values[values.length - 1], volume)];
+  const x = (v) => 2 + (56 * (v - low)) / (high - low || 1);
+  const quartile = (share) => values[Math.round(share * (values.length - 1))];
+  svg.append(
+    draw("line", { x1: x(values[0]), x2: x(values[values.length - 1]), y1: 6, y2: 6, class: "range" }),
+    draw("rect", { x: x(quartile(0.25)), width: Math.max(1, x(quartile(0.75)) - x(quartile(0.25))), y: 3.5, height: 5, rx: 1.5, class: "half" }),
+    draw("line", { x1: x(volume), x2: x(volume), y1: 0.5, y2: 11.5, class: "mark" }),
+  );
+  return svg;
+}
+
+function structureRow(structure, n) {
+  const place = n + 1;
+  const swatch = make("button", {
+    class: "swatch", "aria-pressed": "true", title: "Show or hide", "aria-label": `Show ${structure.name}`,
+    onclick: () => toggleStructure(place),
+  });
+  swatch.style.setProperty("--color", structure.color);
+  const body = make("button", { class: "structure", onclick: () => select(place) });
+  structure.row = make("li", { "data-place": place }, swatch, body);
+  return structure.row;
+}
+
+function fillStructures() {
+  page.study.structures.forEach((structure, n) => {
+    const volume = volumeOf(structure, n + 1);
+    const grade = page.detail.grades[structure.name];
+    const own = page.detail.ratings.find((r) => r.mine && r.structure === structure.name);
+    const agreement = page.detail.agreement[structure.name];
+    structure.row.classList.toggle("missing", volume === 0);
+    structure.row.lastChild.replaceChildren(
+      make("span", { class: "name", title: structure.name }, shortName(structure.name)),
+      make("span", { class: "volume" }, volume === undefined ? "" : whole(volume)),
+      strip(structure, volume),
+      make("span", { class: "agreement soft", title: "Agreement of views" }, agreement ? agreement.toFixed(2) : ""),
+      make("span", { class: "dot", "data-grade": own ? own.rating : grade || "", "data-own": own ? true : null, title: own ? `you: ${own.rating}` : grade || "" }),
+    );
+  });
+}
+
+function searchStructures() {
+  const words = $("structure-search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const structure of page.study.structures) {
+    const text = `${structure.name} ${shortName(structure.name)} ${structure.abbreviation}`.toLowerCase();
+    structure.row.hidden = !words.every((word) => text.includes(word));
+  }
+}
+
+const found = () => page.study.structures.map((s, n) => (s.row.hidden ? 0 : n + 1)).filter(Boolean);
+
+function showHidden() {
+  page.study.structures.forEach((s, n) =>
+    s.row.firstChild.setAttribute("aria-pressed", !page.picture.hidden.has(n + 1)));
+}
+
+async function toggleStructure(place) {
+  const picture = await started();
+  picture.setHidden(place, !picture.hidden.has(place));
+  showHidden();
+}
+
+async function select(place) {
+  page.structure = place;
+  for (const structure of page.study.structures) structure.row.classList.remove("chosen");
+  if (place) page.study.structures[place - 1].row.classList.add("chosen");
+  fillCard();
+  const picture = page.picture;
+  picture?.select(place);
+  if (place && picture?.labels) picture.move(picture.centre(place));
+}
+
+function fillCard() {
+  const card = $("structure-card");
+  const structure = page.study.structures[page.structure - 1];
+  card.hidden = !structure || !page.detail;
+  if (card.hidden) return;
+  const { detail } = page;
+  const volume = volumeOf(structure, page.structure);
+  const facts = [
+    ["Volume", volume === undefined ? "" : `${whole(volume)} mm³`],
+    ["Of brain", volume !== undefined && detail.brain_mm3 ? `${((100 * volume) / detail.brain_mm3).toFixed(2)} %` : ""],
+    ["In the study", volume !== undefined && structure.count > 1 ? `percentile ${percentile(structure, volume).toFixed(0)} (${structure.count} scans)` : ""],
+    ["Views agree", detail.agreement[structure.name]?.toFixed(3)],
+    ["IoU of samples", detail.iou[structure.name]?.toFixed(3)],
+    ["Volume CV", detail.volume_cv[structure.name]?.toFixed(3)],
+    ["Grade", detail.grades[structure.name]],
+  ].filter(([, value]) => value);
+  const judge = make("div", { class: "judge" });
+  card.replaceChildren(
+    make("div", { class: "head" }, make("h3", {}, shortName(structure.name)),
+      make("button", { class: "plain", title: "Close (Esc)", "aria-label": "Close", onclick: () => select(0) }, "×")),
+    make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
+    judge,
+  );
+  fillJudge(judge, structure.name, "structure");
+}
+
+// ---- Judging ----
+
+function fillJudge(place, structure, what) {
+  const { detail } = page;
+  const own = detail.ratings.find((r) => r.mine && r.structure === structure);
+  const others = detail.ratings.filter((r) => !r.mine && r.structure === structure);
+  const prefix = structure ? "Shift+" : "";
+  const buttons = page.study.verdicts.map((verdict, n) => make("button", {
+    class: "verdict", "data-grade": verdict, "aria-pressed": String(own?.rating === verdict),
+    disabled: !detail.labels, title: `Rate the ${what}: ${prefix}${VERDICT_KEYS[n]}`,
+    onclick: () => rate(structure, own?.rating === verdict ? "" : verdict),
+  }, verdict));
+  const remark = make("input", {
+    type: "text", class: "remark", placeholder: "Remark", "aria-label": `Remark on the ${what}`, maxlength: 2000,
+    disabled: !own, title: own ? null : "Rate first", onchange: () => rate(structure, own.rating, remark.value),
+  });
+  remark.value = own?.remark || "";
+  const lines = others.map((r) => make("li", {}, make("span", { class: "dot", "data-grade": r.rating }),
+    ` ${r.rater}: ${r.rating}${r.stale ? " (stale)" : ""}${r.remark ? ` – ${r.remark}` : ""}`));
+  place.replaceChildren(...[
+    make("div", { class: "segments" }, ...buttons), remark,
+    own?.stale && make("p", { class: "stale" }, "Stale: the result has changed since you rated it."),
+    lines.length && make("ul", { class: "others" }, ...lines),
+  ].filter(Boolean));
+}
+
+async function rate(structure, rating, remark) {
+  const { number, detail } = page;
+  if (!detail?.labels) return;
+  const own = detail.ratings.find((r) => r.mine && r.structure === structure);
+  const body = JSON.stringify({ structure, rating, remark: remark ?? own?.remark ?? "" });
+  try {
+    const saved = await askJson(`/v1/scans/${number}/ratings`, { method: "PUT", body });
+    page.items[number].rating = saved.ratings.find((r) => r.mine && !r.structure) || null;
+    fillScanRow(page.items[number]);
+    fillFilters();
+    filterChips();
+    if (page.number === number) {
+      page.detail = saved;
+      fillDetail();
+    }
+  } catch (error) {
+    tell(`not saved: ${error.message}`);
+  }
+}
+
+// Rows stay in the list until the filter is chosen anew: what one has just judged does not vanish.
+function filterChips() {
+  for (const chip of $("filters").children) chip.setAttribute("aria-pressed", chip.dataset.filter === page.filter);
+}
+
+// ---- Controls ----
+
+function press(id, on) {
+  $(id).setAttribute("aria-pressed", on);
+}
+
+async function showEntropy(on) {
+  page.entropy = on && page.detail.entropy;
+  press("entropy", page.entropy);
+  const bytes = page.entropy ? await askBytes(`/v1/scans/${page.number}/entropy`) : null;
+  await page.picture.setEntropy(bytes);
+}
+
+async function showOther(on) {
+  if (on && !page.detail.against) return;
+  press("flip", on);
+  const bytes = on && !page.picture.against ? new Uint8Array(await askBytes(`/v1/scans/${page.number}/against`)) : page.picture.against;
+  page.picture.flip(on, bytes);
+  page.picture.move(page.picture.at());
+}
+
+function setLayout(name) {
+  $("stage").dataset.layout = name;
+  for (const button of $("layouts").children) button.setAttribute("aria-pressed", button.dataset.layout === name);
+  page.picture?.setLayout(name);
+}
+
+function setOpacity(value) {
+  $("opacity").value = Math.min(1, Math.max(0, value));
+  page.picture?.setOpacity(Number($("opacity").value));
+}
+
+let windowing = 0;
+function setWindow() {
+  cancelAnimationFrame(windowing);
+  windowing = requestAnimationFrame(() => page.picture?.setWindow(Number($("low").value), Number($("high").value)));
+}
+
+const toggle = (id, key, set) => () => {
+  const on = !page.picture.state[key];
+  press(id, on);
+  page.picture[set](on);
+};
+
+const toggleShown = toggle("shown", "shown", "setShown");
+const toggleOutline = toggle("outline", "outline", "setOutline");
+
+const KEYS = [
+  ["N", "next scan", () => go(1)],
+  ["B", "scan before", () => go(-1)],
+  ["1", "pass", () => rate("", "pass")],
+  ["2", "look", () => rate("", "look")],
+  ["3", "reject (Shift: the chosen structure)", () => rate("", "reject")],
+  ["M", "write a remark", () => document.querySelector(".remark:not(:disabled)")?.focus()],
+  ["/", "find a structure", () => { document.body.dataset.tab = "structures"; $("structure-search").focus(); }],
+  ["[", "labels fainter", () => setOpacity(Number($("opacity").value) - 0.1)],
+  ["]", "labels stronger", () => setOpacity(Number($("opacity").value) + 0.1)],
+  ["H", "show or hide labels", toggleShown],
+  ["O", "outline or fill", toggleOutline],
+  ["E", "entropy", () => page.detail?.entropy && showEntropy(!page.entropy)],
+  ["F", "other label map", () => page.detail?.against && showOther(!page.picture.state.flipped)],
+  ["V", "all views", () => setLayout("all")],
+  ["A", "axial plane", () => setLayout("axial")],
+  ["C", "coronal plane", () => setLayout("coronal")],
+  ["S", "sagittal plane", () => setLayout("sagittal")],
+  ["D", "surfaces", () => setLayout("solid")],
+  ["← →", "cross-hair left, right", null],
+  ["↑ ↓", "cross-hair to the front, back", null],
+  ["PgUp PgDn", "cross-hair up, down", null],
+  ["Esc", "leave a field, drop the chosen structure", null],
+  ["?", "these keys", () => $("help").showModal()],
+];
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 1], ArrowDown: [1, -1], PageUp: [2, 1], PageDown: [2, -1] };
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+  const { target } = event;
+  if (event.key === "Escape") {
+    if (target.matches("input")) target.blur();
+    else select(0);
+    return;
+  }
+  const writes = target.matches("input[type=search], input[type=text]");
+  if (writes || (target.matches("input") && event.key in ARROWS)) return;
+  const digit = /^Digit([123])$/.exec(event.code);
+  let act = null;
+  if (digit && event.shiftKey) {
+    const structure = page.study.structures[page.structure - 1];
+    act = structure && (() => rate(structure.name, page.study.verdicts[digit[1] - 1]));
+  } else if (event.key in ARROWS) act = () => page.picture?.step(...ARROWS[event.key]);
+  else act = KEYS.find(([key]) => key === event.key.toUpperCase())?.[2];
+  if (!act) return;
+  event.preventDefault();
+  event.stopPropagation();
+  if (page.picture || !["H", "O"].includes(event.key.toUpperCase())) act();
+}
+
+function wire() {
+  $("layouts").replaceChildren(...Object.entries(LAYOUTS).map(([name, text]) =>
+    make("button", { "data-layout": name, "aria-pressed": String(name === "all"), title: name, onclick: () => setLayout(name) }, text)));
+  $("keys").replaceChildren(...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)]));
+  for (const button of document.querySelectorAll("nav button")) {
+    button.addEventListener("click", () => {
+      document.body.dataset.tab = button.dataset.tab;
+      page.picture?.resize();
+    });
+  }
+  $("help-open").addEventListener("click", () => $("help").showModal());
+  $("previous").addEventListener("click", () => go(-1));
+  $("next").addEventListener("click", () => go(1));
+  $("scan-search").addEventListener("input", filterScans);
+  $("structure-search").addEventListener("input", searchStructures);
+  $("structure-search").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && found().length) select(found()[0]);
+  });
+  $("all-shown").addEventListener("click", async () => { (await started()).showOnly(null); showHidden(); });
+  $("only-found").addEventListener("click", async () => { (await started()).showOnly(new Set(found())); showHidden(); });
+  $("opacity").addEventListener("input", () => setOpacity(Number($("opacity").value)));
+  for (const id of ["low", "high"]) $(id).addEventListener("input", setWindow);
+  $("shown").addEventListener("click", () => page.picture && toggleShown());
+  $("outline").addEventListener("click", () => page.picture && toggleOutline());
+  $("entropy").addEventListener("click", () => showEntropy(!page.entropy));
+  $("flip").addEventListener("click", () => showOther(!page.picture.state.flipped));
+  // Before NiiVue, which has keys of its own.
+  window.addEventListener("keydown", onKey, true);
+}
+
+async function main() {
+  page.study = await askJson("/v1/study");
+  page.items = page.study.scans;
+  $("title").textContent = page.study.title;
+  document.title = `${page.study.title} – trinat view`;
+  $("structure-list").replaceChildren(...page.study.structures.map(structureRow));
+  $("scan-list").replaceChildren(...page.items.map(scanRow));
+  fillFilters();
+  filterScans();
+  wire();
+  const first = page.items.findIndex((item) => item.there);
+  if (page.items.length) await open(Math.max(first, 0));
+  else tell("No scans here.");
+}
+
+main().catch((error) => tell(error.message));

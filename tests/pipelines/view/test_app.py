@@ -1,0 +1,159 @@
+"""The routes of the page: what is asked for by number, ratings that are kept, nothing by a path."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from helpers.studies import write_study
+
+from pipelines.common.ratings import read_ratings
+from pipelines.view.app import make_app
+from pipelines.view.study import Study
+from segmentation.io.files import sha256_of
+from segmentation.io.volume import Volume
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "out", ["a", "b"])
+
+
+class Client:
+    """Asks the application itself, without a port."""
+
+    def __init__(self, out: Path, rater: str) -> None:
+        self._app = make_app(Study(out, rater))
+
+    def get(self, path: str) -> httpx.Response:
+        return asyncio.run(self._ask("GET", path))
+
+    def put(self, path: str, **content: Any) -> httpx.Response:
+        return asyncio.run(self._ask("PUT", path, **content))
+
+    async def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self._app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://page") as asking:
+            return await asking.request(method, path, **content)
+
+
+def client(out: Path, rater: str = "anna") -> Client:
+    return Client(out, rater)
+
+
+def rating(**changes: object) -> dict[str, object]:
+    return {"structure": "", "rating": "look", "remark": "", **changes}
+
+
+def test_the_page_and_its_files_are_there(out: Path) -> None:
+    for path, kind in {
+        "/": "text/html",
+        "/view.css": "text/css",
+        "/view.js": "text/javascript",
+        "/picture.js": "text/javascript",
+        "/niivue.js": "text/javascript",
+    }.items():
+        answer = client(out).get(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+
+
+def test_a_rating_is_saved_with_who_when_and_the_hash_of_what_was_judged(out: Path) -> None:
+    page = client(out)
+    number = [s["name"] for s in page.get("/v1/study").json()["scans"]].index("a")
+    answer = page.put(f"/v1/scans/{number}/ratings", json=rating(remark="-cut\toff\n"))
+    assert [r["rating"] for r in answer.json()["ratings"]] == ["look"]
+    (saved,) = read_ratings(out / "ratings.tsv")
+    assert (saved.scan, saved.structure, saved.rater) == ("a", "", "anna")
+    assert saved.remark == "-cut off"
+    assert saved.sha256 == sha256_of(out / "a_dseg.nii.gz")
+    assert saved.rated.endswith("+00:00")
+
+
+def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(out: Path) -> None:
+    client(out, "berta").put("/v1/scans/0/ratings", json=rating(rating="reject"))
+    for verdict in ("look", "pass"):
+        client(out).put("/v1/scans/0/ratings", json=rating(rating=verdict))
+    structure = rating(structure="Left-Thalamus", rating="reject")
+    client(out).put("/v1/scans/0/ratings", json=structure)
+    found = {(r.rater, r.structure): r.rating for r in read_ratings(out / "ratings.tsv")}
+    assert found == {
+        ("berta", ""): "reject",
+        ("anna", ""): "pass",
+        ("anna", "Left-Thalamus"): "reject",
+    }
+
+
+def test_an_empty_rating_takes_it_back(out: Path) -> None:
+    client(out).put("/v1/scans/0/ratings", json=rating())
+    client(out).put("/v1/scans/0/ratings", json=rating(rating=""))
+    assert read_ratings(out / "ratings.tsv") == []
+
+
+def test_a_rating_is_stale_once_the_result_has_changed(out: Path) -> None:
+    page = client(out)
+    page.put("/v1/scans/0/ratings", json=rating())
+    name = page.get("/v1/scans/0").json()["name"]
+    assert not page.get("/v1/scans/0").json()["ratings"][0]["stale"]
+    path = out / f"{name}_dseg.nii.gz"
+    labels = Volume.read(path, labels=True)
+    labels.data[0, 0, 0] = 10
+    labels.write(path, labels=True)
+    assert page.get("/v1/scans/0").json()["ratings"][0]["stale"]
+    (shown,) = [s for s in page.get("/v1/study").json()["scans"] if s["name"] == name]
+    assert shown["rating"]["stale"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"[" * 10_000,
+        b'{"structure": "", "rating": "fine", "remark": ""}',
+        b'{"structure": "", "rating": "pass"}',
+        b'{"structure": "", "rating": ["pass"], "remark": ""}',
+        b'{"structure": "../..", "rating": "pass", "remark": ""}',
+        b'{"structure": "", "rating": "pass", "remark": "%s"}' % (b"x" * 2001),
+    ],
+)
+def test_what_is_no_rating_is_refused_in_one_line_and_nothing_is_written(
+    out: Path, body: bytes
+) -> None:
+    answer = client(out).put("/v1/scans/0/ratings", content=body)
+    assert answer.status_code == 422
+    assert "\n" not in answer.json()["reason"]
+    assert not (out / "ratings.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/scans/99", 422),
+        ("/v1/scans/-1", 404),
+        ("/v1/scans/0/ledger", 422),
+        ("/v1/scans/0/..%2F..%2Frun.jsonl", 404),
+        ("/run.jsonl", 404),
+        ("/niivue/LICENSE.txt", 404),
+        ("/..%2f..%2f..%2fetc%2fpasswd", 404),
+    ],
+)
+def test_nothing_is_found_by_a_path(out: Path, path: str, status: int) -> None:
+    assert client(out).get(path).status_code == status
+
+
+def test_names_go_out_as_data_alone(tmp_path: Path) -> None:
+    name = "<script>alert(1)<"
+    out = write_study(tmp_path / "out", [name])
+    answer = client(out).get("/v1/study")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["scans"][0]["name"] == name
+    assert name not in client(out).get("/").text
+
+
+def test_a_ratings_file_of_another_make_is_told(out: Path) -> None:
+    (out / "ratings.tsv").write_text("scan\trating\na\tpass\n")
+    assert "no column" in client(out).get("/v1/scans/0").json()["reason"]

@@ -1,0 +1,92 @@
+"""The page in a real browser: twenty scans, keys, a rating that stays; nothing from elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+
+import pytest
+from helpers.browser import Browser
+from helpers.studies import write_study
+
+from pipelines.common.printing import find_chromium
+from pipelines.common.ratings import read_ratings
+from pipelines.view.app import make_app
+from pipelines.view.study import Study
+from pipelines.web import start
+
+EVIL = "sub-<script>document.title='hit'<"
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    out = write_study(tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, 20))])
+    servers, said = [], Queue[str]()
+    server = start.uvicorn.Server
+    monkeypatch.setattr(
+        start.uvicorn, "Server", lambda config: servers.append(server(config)) or servers[-1]
+    )
+    app = make_app(Study(out, "anna"))
+    thread = threading.Thread(target=start.answer, args=(app, "secret"), kwargs={"say": said.put})
+    thread.start()
+    yield said.get(timeout=60)
+    servers[0].should_exit = True
+    thread.join(60)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        page.open(address)
+        page.wait("window.trinatShown?.step === 0", 240)
+        assert page.evaluate("document.querySelectorAll('.scan').length") == 20
+        first = page.evaluate("document.getElementById('name').firstChild.textContent")
+        page.press("n")
+        page.wait("window.trinatShown.number === 1 && window.trinatShown.step === 0", 240)
+        second = page.evaluate("document.getElementById('name').firstChild.textContent")
+        assert second != first
+        # A structure by its name; the cross-hair goes there.
+        page.evaluate(
+            "(() => { const i = document.getElementById('structure-search'); i.value = 'thal r';"
+            " i.dispatchEvent(new Event('input')); })()"
+        )
+        shown = "[...document.querySelectorAll('#structure-list li:not([hidden]) .name')]"
+        assert page.evaluate(f"{shown}.map((x) => x.textContent)") == ["Thalamus R"]
+        page.evaluate(
+            "document.querySelector('#structure-list li:not([hidden]) .structure').click()"
+        )
+        # Its 3 x 3 x 3 voxels of 4 mm are around voxel 13, 9, 7.
+        assert page.evaluate("document.getElementById('here').textContent") == (
+            "Thalamus R · 52, 36, 28 mm"
+        )
+        page.press("BracketRight")
+        assert page.evaluate("document.getElementById('opacity').value") == "0.6"
+        page.press("Digit3")
+        page.wait("!!document.querySelector('#judge [data-grade=reject][aria-pressed=true]')")
+        page.press("Digit2", shift=True)
+        page.wait("!!document.querySelector('#structure-card [data-grade=look][aria-pressed=true]')")
+        found = {
+            (r.scan, r.structure, r.rating) for r in read_ratings(tmp_path / "out/ratings.tsv")
+        }
+        assert found == {(second, "", "reject"), (second, "Right-Thalamus", "look")}
+        page.open(address.partition("?")[0])
+        page.wait("window.trinatShown?.step === 0", 240)
+        said = "document.querySelectorAll('.said[data-grade=reject]').length"
+        assert page.evaluate(said) == 1
+        assert page.evaluate("document.querySelector('script:not([src])')") is None
+        assert page.evaluate(f"document.body.textContent.includes({EVIL!r})")
+        assert "hit" not in page.evaluate("document.title")
+        assert not page.problems
+        host = address.partition("?")[0]
+        assert all(url.startswith((host, "data:", "blob:")) for url in page.requests)
+    finally:
+        page.close()

@@ -1,0 +1,129 @@
+"""A folder of results as the page lists it: the doubtful first, files of the folder alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.studies import write_study
+
+from pipelines.predict.ledger import Ledger, entries_in
+from pipelines.view.study import Study
+from pipelines.view.voxels import Voxels
+from segmentation.errors import ConfigError, InputError
+from segmentation.io.volume import Volume
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "out", ["a", "b", "c", "d"])
+
+
+def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(out: Path) -> None:
+    # Grades go pass, look, reject, pass; agreement falls from a to d.
+    assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
+
+
+def test_the_overview_has_each_structures_volumes_in_order(out: Path) -> None:
+    structures = {x["name"]: x for x in Study(out, "anna").overview()["structures"]}
+    # 64, 65, 66 and 67 voxels of 64 mm³.
+    assert structures["Left-Thalamus"]["volumes"] == [4096, 4160, 4224, 4288]
+    assert structures["Left-Thalamus"]["count"] == 4
+    assert structures["Left-Caudate"]["volumes"] == []
+
+
+def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
+    out: Path, tmp_path: Path
+) -> None:
+    study = Study(out, "anna")
+    (item,) = [item for item in study.items if item.name == "c"]
+    there = study.image(item)
+    assert there is not None
+    assert there.resolve() == tmp_path / "scans" / "scan2.nii.gz"
+    (tmp_path / "scans").rename(tmp_path / "moved")
+    assert study.image(item) is None
+    moved = Study(out, "anna", images=tmp_path / "moved")
+    assert moved.image(item) == tmp_path / "moved" / "scan2.nii.gz"
+
+
+def test_an_output_outside_the_folder_is_none_whatever_the_ledger_says(out: Path) -> None:
+    (out.parent / "secret_dseg.nii.gz").write_bytes(b"secret")
+    with Ledger(out / "run.jsonl") as ledger:
+        for _, entry in list(entries_in(out)):
+            ledger.add(replace(entry, outputs={"../secret_dseg.nii.gz": "0"}))
+    assert all(item.labels is None for item in Study(out, "anna").items)
+
+
+def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
+    (out / "run.jsonl").unlink()
+    study = Study(out, "anna")
+    assert sorted(item.name for item in study.items) == ["a", "b", "c", "d"]
+
+
+def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        _ = Study(tmp_path / "nowhere", "anna").items
+
+
+def test_labels_come_as_places_in_the_table_on_axes_that_run_as_ras(out: Path) -> None:
+    study = Study(out, "anna")
+    number = [item.name for item in study.items].index("a")
+    place = [x.name for x in study.structures].index("Left-Thalamus") + 1
+    data = np.frombuffer(Voxels(study).labels(number, 1), np.uint8)
+    data = data.reshape((20, 24, 18), order="F")
+    assert data[4, 9, 7] == place
+    assert (data == place).sum() == 64
+    assert (np.frombuffer(Voxels(study).labels(number, 2), np.uint8) == place).sum() == 8
+
+
+def test_another_label_map_comes_on_the_grid_of_the_scan(out: Path, tmp_path: Path) -> None:
+    truth = np.zeros((24, 20, 18), np.int16)
+    truth[9, 4, 7] = 10  # at (16, 36, 28) mm, as the scan's voxel 4, 9, 7
+    axes = np.array([[0.0, 4, 0, 0], [4, 0, 0, 0], [0, 0, 4, 0], [0, 0, 0, 1]])
+    (tmp_path / "truth").mkdir()
+    Volume(truth, axes).write(tmp_path / "truth" / "a_dseg.nii.gz", labels=True)
+    study = Study(out, "anna", against=tmp_path / "truth")
+    number = [item.name for item in study.items].index("a")
+    data = np.frombuffer(Voxels(study).labels(number, 1, "against"), np.uint8)
+    data = data.reshape((20, 24, 18), order="F")
+    assert data[4, 9, 7] == [x.name for x in study.structures].index("Left-Thalamus") + 1
+    assert np.count_nonzero(data) == 1
+    others = [item for item in study.items if study.other(item)]
+    assert [item.name for item in others] == ["a"]
+
+
+def test_surfaces_lie_around_their_structures(out: Path) -> None:
+    study = Study(out, "anna")
+    number = [item.name for item in study.items].index("a")
+    content = Voxels(study).surfaces(number)
+    place, points, _ = np.frombuffer(content, "<u4", 3)
+    assert study.structures[place - 1].name == "Left-Thalamus"
+    vertices = np.frombuffer(content, "<f4", 3 * points, 12).reshape(-1, 3)
+    # Voxels 3 to 6 of 4 mm: their faces are at 10 and 26 mm.
+    assert vertices[:, 0].min() == pytest.approx(10, abs=1)
+    assert vertices[:, 0].max() == pytest.approx(26, abs=1)
+
+
+def test_a_scan_without_entropy_says_how_to_get_it(out: Path) -> None:
+    study = Study(out, "anna")
+    for _, entry in list(entries_in(out)):
+        kept = {k: v for k, v in entry.outputs.items() if "entropy" not in k}
+        with Ledger(out / "run.jsonl") as ledger:
+            ledger.add(replace(entry, outputs=kept))
+    with pytest.raises(InputError, match="--entropy"):
+        Voxels(study).entropy(0)
+
+
+def test_a_thousand_scans_are_listed_without_reading_one(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    (line,) = (out / "run.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    lines = [json.dumps({**entry, "case": f"s{n}", "outputs": {}}) for n in range(1000)]
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+    overview = Study(out, "anna").overview()
+    assert len(overview["scans"]) == 1000
+    assert len(overview["structures"][0]["volumes"]) <= 101
+    assert len(json.dumps(overview)) < 400_000
