@@ -90,7 +90,7 @@ class Browser:
         return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
-        self._socket.close()
+        self._run(self._leave())
         self._process.terminate()
         self._process.wait(timeout=30)
         self._loop.run_until_complete(asyncio.sleep(0))
@@ -99,6 +99,9 @@ class Browser:
 
     def _run(self, coroutine: Any) -> Any:
         return self._loop.run_until_complete(coroutine)
+
+    async def _leave(self) -> None:
+        self._socket.close()
 
     async def _connect(self) -> None:
         from tornado.httpclient import AsyncHTTPClient

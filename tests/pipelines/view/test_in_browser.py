@@ -73,7 +73,8 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         page.press("Digit3")
         page.wait("!!document.querySelector('#judge [data-grade=reject][aria-pressed=true]')")
         page.press("Digit2", shift=True)
-        page.wait("!!document.querySelector('#structure-card [data-grade=look][aria-pressed=true]')")
+        look = "#structure-card [data-grade=look][aria-pressed=true]"
+        page.wait(f"!!document.querySelector({look!r})")
         found = {
             (r.scan, r.structure, r.rating) for r in read_ratings(tmp_path / "out/ratings.tsv")
         }
