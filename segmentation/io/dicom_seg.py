@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from segmentation.errors import GeometryError, IntegrityError, LabelError, OutputError
-from segmentation.io.dicom import source_headers
+from segmentation.io.dicom import load
 from segmentation.io.files import atomic_write, read_text
 from segmentation.space.grid import Grid
 
@@ -78,36 +78,37 @@ def write_seg(
 ) -> None:
     """Write the class indices of a scan, on its own grid, as a DICOM SEG of binary segments.
 
-    The scan is the series of the files `names` in `place` (a folder or a zip), as `Volume.read`
-    read it, and `digest` its `source_sha256`. `left_out` are structures that the model was not
-    taught. The file has the patient and study of the series. The same labels get the same UIDs.
+    The scan is the series of the files `names` in `place` (a folder or a zip; without names it is
+    the only one in it), as `Volume.read(place, series=names)` read it, and `digest` its
+    `source_sha256`. `left_out` are structures that the model was not taught. The file has the
+    patient and study of the series. The same labels get the same UIDs.
     """
-    source = source_headers(place, names)
+    source = load(place, names, whole=True)
     if source.digest != digest:
         raise IntegrityError("was changed since it was read", where=place, remedy="run again")
     grid = Grid(source.header.shape, source.header.bare)
     if grid.apart_mm(indices.grid) > _SAME_MM:
         raise GeometryError("labels lie on another grid than the series", where=place)
-    for dataset in source.datasets:
+    datasets = [file.dataset for file in source.files.values()]
+    for dataset in datasets:
         for keyword in _NEEDED:
             if keyword not in dataset:
                 setattr(dataset, keyword, None)
-    first = source.datasets[0]
-    if not first.get("FrameOfReferenceUID"):
+    if not datasets[0].get("FrameOfReferenceUID"):
         raise GeometryError("no frame of reference, which a DICOM SEG needs", where=place)
     labels = [x for x in scheme.labels[1:] if x.name not in left_out]
     numbers = np.zeros(len(scheme), np.uint8)
     numbers[[label.index for label in labels]] = np.arange(1, len(labels) + 1)
     # Frames in the order of the files, rows before columns.
     stack = np.empty(source.header.shape[::-1], np.uint8)
-    order = sorted(range(len(source.slices)), key=source.slices.__getitem__)
-    for frame, at in enumerate(order):
+    in_files = sorted(range(len(stack)), key=lambda at: source.frames[at][:2])
+    for frame, at in enumerate(in_files):
         stack[frame] = numbers[indices.data[..., at].T]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Both quote the patient's name in warnings where it is spelt in an unusual way.
         logging.getLogger("highdicom").disabled = True
-        seg = _segmentation(source.datasets, stack, labels, digest, model)
+        seg = _segmentation(datasets, stack, labels, digest, model)
         with atomic_write(path) as file:
             seg.save_as(file)
 

@@ -329,7 +329,7 @@ CHANGED = {
     "sheared axes": (each(ImageOrientationPatient=[1, 0, 0, 0.6, 0.8, 0]), "right angles"),
     "no unit vectors": (each(ImageOrientationPatient=[2, 0, 0, 0, 2, 0]), "right angles"),
     "colours": (colours, "not grey values"),
-    "several frames of no place": (several_frames, "many frames without their places"),
+    "several frames of no place": (several_frames, "not a place for each frame"),
     "64 bits": (each(BitsAllocated=64, PixelData=bytes(18 * 20 * 8)), "voxels of 64 bits"),
     "huge": (each(Rows=60000, Columns=60000), "its pixels end early"),
     "too large a side": (each(Rows=1, Columns=2000, PixelData=bytes(4000)), "more than 1500"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import nibabel as nib
@@ -162,6 +163,17 @@ def test_structures_that_a_model_was_not_taught_are_left_out(tmp_path: Path) -> 
     found = by_pydicom(tmp_path / "a.dcm", scan())
     np.testing.assert_array_equal(found, np.where(indices(read).data == 1, 0, indices(read).data))
     assert len(pydicom.dcmread(tmp_path / "a.dcm").SegmentSequence) == 31
+
+
+def test_a_zip_of_one_series_needs_no_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in write_classic(tmp_path / "in", scan()):
+            archive.write(file, file.name)
+    read = Volume.read(path)
+    digest = read.source_sha256 or ""
+    write_seg(tmp_path / "a.dcm", indices(read), SCHEME, path, (), digest=digest, model="tiny")
+    np.testing.assert_array_equal(by_pydicom(tmp_path / "a.dcm", scan()), indices(scan()).data)
 
 
 def test_no_frame_of_reference_is_refused(tmp_path: Path) -> None:
