@@ -68,7 +68,6 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "download_all_examples": False,
     "plot_gallery": not tags.has("quick"),  # noqa: F821
-    "abort_on_example_error": True,
     "matplotlib_animations": False,
 }
 

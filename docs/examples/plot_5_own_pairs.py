@@ -46,10 +46,7 @@ run("trinat split store --ratios 3 1 1 --seed 0")
 # A tiny network, one view and 40 steps; ``trinat train quicknat`` is the published network, for a
 # GPU.
 
-run(
-    "trinat train miniature --store store --view coronal --out run --quiet"
-    " --set stages=[{name:coronal,schedule:{steps:40}}]"
-)
+run("trinat train miniature --store store --view coronal --out run --quiet")
 
 # %%
 # The test person is segmented and compared with its labels:

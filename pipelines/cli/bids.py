@@ -11,11 +11,15 @@ import typer
 from pipelines.cli import run
 from pipelines.cli.options import (
     HELP,
+    Entropy,
     FillNonfinite,
     ListOptions,
     Model,
     Overwrite,
+    Probabilities,
+    Stats,
     TrustAffine,
+    Uncertainty,
     show_version,
 )
 
@@ -31,6 +35,12 @@ def command(
         help="Participants to process, as 01 or sub-01. Jobs of different participants may share "
         "OUTPUT_DIR.",
     ),
+    session_label: list[str] = typer.Option(
+        [],
+        "--session_label",
+        "--session-label",
+        help="Sessions to process, as a or ses-a. Default: all.",
+    ),
     model: Model = "",
     device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."),
     n_cpus: int | None = typer.Option(
@@ -41,6 +51,10 @@ def command(
         envvar="TRINAT_THREADS",
         help="Number of CPU threads.",
     ),
+    uncertainty: Uncertainty = 0,
+    stats: Stats = False,
+    entropy: Entropy = False,
+    probabilities: Probabilities = False,
     fill_nonfinite: FillNonfinite = False,
     trust_affine: TrustAffine = None,
     overwrite: Overwrite = False,
@@ -77,11 +91,19 @@ def command(
         inputs=[str(bids_dir)],
         out=output_dir,
         model=model or default_model(devices),
-        output=OutputSettings(fill_nonfinite=fill_nonfinite, trust_affine=trust_affine),
+        output=OutputSettings(
+            samples=uncertainty,
+            stats=stats,
+            entropy=entropy,
+            probabilities=probabilities,
+            fill_nonfinite=fill_nonfinite,
+            trust_affine=trust_affine,
+        ),
         devices=devices,
         threads=n_cpus,
         overwrite=overwrite,
         participants=participant_label,
+        sessions=session_label,
     )
     with listener(quiet=False, as_json=False, interactive=sys.stderr.isatty()) as parts:
         start, entry, end = parts

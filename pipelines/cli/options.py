@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 __all__ = [
     "HELP",
     "Device",
+    "Entropy",
     "FillNonfinite",
     "Folds",
     "Json",
@@ -20,11 +21,14 @@ __all__ = [
     "Overwrite",
     "Part",
     "Pdf",
+    "Probabilities",
     "Quiet",
+    "Stats",
     "StoreOption",
     "Threads",
     "Timings",
     "TrustAffine",
+    "Uncertainty",
     "say_next",
     "show_version",
 ]
@@ -115,3 +119,12 @@ Overwrite = Annotated[
         "--overwrite", help="Replace files that trinat did not write; keep a copy (.bak)."
     ),
 ]
+Uncertainty = Annotated[
+    int,
+    typer.Option(
+        "--uncertainty", min=0, help="Number of dropout samples to estimate uncertainty from."
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
+Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
+Probabilities = Annotated[bool, typer.Option("--probabilities", help="Write probability maps.")]

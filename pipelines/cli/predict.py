@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from pipelines.cli.options import (
+    Entropy,
     FillNonfinite,
     Folds,
     Json,
     Model,
     Overwrite,
     Part,
+    Probabilities,
+    Stats,
     StoreOption,
     Threads,
     Timings,
     TrustAffine,
+    Uncertainty,
     say_next,
 )
 from pipelines.common.naming import FOLD
@@ -64,9 +68,7 @@ def predict(
     mirror: bool = typer.Option(
         False, "--mirror", help="Average with the prediction of the mirrored scan."
     ),
-    uncertainty: int = typer.Option(
-        0, min=0, help="Number of dropout samples to estimate uncertainty from."
-    ),
+    uncertainty: Uncertainty = 0,
     clean: bool = typer.Option(
         False, "--clean", help="Keep the largest component of each structure and fill holes."
     ),
@@ -74,10 +76,10 @@ def predict(
         "aseg", "--format", help="Label numbers: aseg (FreeSurfer's) or index (0 to K)."
     ),
     mgz: bool = typer.Option(False, "--mgz", help="Write .mgz label maps for .mgz scans."),
-    stats: bool = typer.Option(False, "--stats", help="Write aseg.stats for each scan."),
+    stats: Stats = False,
     pictures: bool = typer.Option(True, help="Write a picture of each scan's labels."),
-    entropy: bool = typer.Option(False, "--entropy", help="Write entropy maps."),
-    probabilities: bool = typer.Option(False, "--probabilities", help="Write probability maps."),
+    entropy: Entropy = False,
+    probabilities: Probabilities = False,
     dicom_seg: bool = typer.Option(
         False, "--dicom-seg", help="Write a DICOM SEG of each scan that was given as DICOM."
     ),

@@ -135,12 +135,13 @@ def find_cases(
     *,
     exclude: Path | None = None,
     participants: Collection[str] = (),
+    sessions: Collection[str] = (),
 ) -> Found:
     """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output)."""
     if len(inputs) == 1:
         root = Path(inputs[0])
         if _is_bids(root):
-            return _find_bids(_absolute(root), participants)
+            return _find_bids(_absolute(root), participants, sessions)
         if _is_subjects_dir(root):
             return _find_subjects(_absolute(root))
     # Their scans are told by where they lie, which a walk through all files does not.
@@ -294,8 +295,9 @@ def _is_bids(root: Path) -> bool:
     )
 
 
-def _find_bids(root: Path, participants: Collection[str]) -> Found:
+def _find_bids(root: Path, participants: Collection[str], sessions: Collection[str]) -> Found:
     wanted = {label.removeprefix("sub-") for label in participants}
+    visits = {label.removeprefix("ses-") for label in sessions}
     cases: list[Case] = []
     folders = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
     refusals = [
@@ -312,13 +314,13 @@ def _find_bids(root: Path, participants: Collection[str]) -> Found:
         stem = without_suffix(path).removesuffix("_T1w")
         facts = entities(stem)
         present.add(facts["sub"])
-        if not wanted or facts["sub"] in wanted:
+        if (not wanted or facts["sub"] in wanted) and (not visits or facts.get("ses") in visits):
             cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
     refusals += [
         Refusal(f"sub-{label}", "no such participant with a T1w scan")
         for label in natsorted(wanted - present)
     ]
-    if not cases and not refusals:
+    if not cases and not refusals and not visits:
         raise InputError("no sub-*/[ses-*/]anat/*_T1w.nii[.gz] in this BIDS dataset", where=root)
     return Found.of(cases, refusals, root)
 

@@ -105,6 +105,7 @@ class Plan:
     timings: bool = False  # of the run's processes, for its outcome
     shard: Shard | None = None
     participants: Collection[str] = ()
+    sessions: Collection[str] = ()
     found: Found | None = None  # in place of inputs
     # Another engine than processes on this machine.
     engine: EngineMaker | None = None
@@ -114,11 +115,14 @@ class Plan:
         """What the ledger and the lock of a part of the work are called besides; "" for all."""
         if self.shard:
             return str(self.shard)
-        if not self.participants:
+        if not self.participants and not self.sessions:
             return ""
         # So that jobs of one participant each, as BIDS Apps are run, may share an output folder.
-        labels = natsorted({label.removeprefix("sub-") for label in self.participants})
-        return "." + safe_component("sub-" + "-".join(labels))
+        parts = []
+        for key, given in (("sub-", self.participants), ("ses-", self.sessions)):
+            if given:
+                parts.append(key + "-".join(natsorted({g.removeprefix(key) for g in given})))
+        return "." + safe_component("_".join(parts))
 
     def share_of(self, found: Found) -> tuple[Sequence[Case], Sequence[Refusal]]:
         """The cases of this part, and the refusals that it tells: the first shard tells them."""
@@ -172,7 +176,10 @@ def predict(
     with stage("find"):
         model = find_model(plan.model)
         found = plan.found or find_cases(
-            plan.inputs, exclude=plan.out, participants=plan.participants
+            plan.inputs,
+            exclude=plan.out,
+            participants=plan.participants,
+            sessions=plan.sessions,
         )
     if not found.cases and not found.refusals:
         raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
@@ -208,7 +215,7 @@ def predict(
             on_start(len(cases) + len(refusals))
             run = _Run(settings, ledger, on_entry)
             with _stopping() as stop:
-                if not plan.participants and not (plan.shard and plan.shard.part > 1):
+                if not (plan.participants or plan.sessions or (plan.shard and plan.shard.part > 1)):
                     run.put_right(refusals)
                 run.refuse(refusals)
                 # Looked at first: a run with nothing to do loads no model.

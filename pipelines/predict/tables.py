@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -41,6 +42,7 @@ _BIDS_LABELS = {
     "brainstem": 10,
     "cerebellum": 11,
 }
+_BIDS_CASE = re.compile(r"(?P<sub>sub-[^/]+)/(?:(?P<ses>ses-[^/]+)/)?anat/[^/]+")
 # What is known of each structure: always, then where samples were drawn.
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
@@ -128,35 +130,46 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
         [(measure, name) for measure in _DOUBTS for name in result.get(measure, ())]
         for result in results
     )
+    key_names, keys = _keys(entries)
     facts = ("grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
     rows = [
         (
-            entry.case,
+            *whose,
             *(result.get(name) for name in facts),
             _why(entry),
             "; ".join(result.get("notes", ())),
             *(result.get("structure_grades", {}).get(name) for name in names),
             *(result.get(measure, {}).get(name) for measure, name in measures),
         )
-        for entry, result in zip(entries, results, strict=True)
+        for whose, entry, result in zip(keys, entries, results, strict=True)
     ]
     columns = (f"{name}_{measure}" for measure, name in measures)
-    write_tsv(path, ("case", *facts, "reasons", "notes", *names, *columns), rows)
+    write_tsv(path, (*key_names, *facts, "reasons", "notes", *names, *columns), rows)
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan: volumes in mm³, then each as a share of the total brain."""
     names = _union(entry.result.get("volumes_mm3", ()) for entry in entries)
+    key_names, keys = _keys(entries)
     rows = []
-    for entry in entries:
+    for whose, entry in zip(keys, entries, strict=True):
         volumes = entry.result.get("volumes_mm3", {})
         total = entry.result.get("total_brain_mm3")
         shares = [
             round(volumes[name] / total, 6) if name in volumes and total else None for name in names
         ]
-        rows.append((entry.case, total, *map(volumes.get, names), *shares))
+        rows.append((*whose, total, *map(volumes.get, names), *shares))
     columns = [f"{name}_{unit}" for unit in ("mm3", "share") for name in names]
-    write_tsv(path, ("case", "total_brain_mm3", *columns), rows)
+    write_tsv(path, (*key_names, "total_brain_mm3", *columns), rows)
+
+
+def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
+    """Names and values of the columns that say whose a row is: in a BIDS dataset as BIDS has it."""
+    found = [_BIDS_CASE.fullmatch(entry.case) for entry in entries]
+    if not entries or None in found:
+        return ["case"], [[entry.case] for entry in entries]
+    names = ["participant_id", "session_id", "case"]
+    return names, [[m["sub"], m["ses"], m[0]] for m in found if m]
 
 
 def _union(groups: Iterable[Iterable[_T]]) -> list[_T]:

@@ -45,6 +45,26 @@ def test_participants_then_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
 
 
+def test_sessions_and_further_outputs_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    sessions = [f"sub-01/ses-{name}/anat/sub-01_ses-{name}_T1w.nii.gz" for name in ("a", "b")]
+    write_scans(raw, *sessions)
+    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    options = ("--model", random_model(), "--n_cpus", 1, "--session_label", "ses-b")
+    options += ("--stats", "--entropy", "--probabilities", "--uncertainty", 2)
+    assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
+    (entry,) = read_entries([out / "run.ses-b.jsonl"]).values()
+    assert entry.case == "sub-01/ses-b/anat/sub-01_ses-b"
+    assert len(entry.result["iou"]) > 0
+    endings = {Path(name).name.partition("desc-trinat_")[2] for name in entry.outputs}
+    made = {"dseg.nii.gz", "stats.stats", "entropy.nii.gz", "probseg.nii.gz", "qc.png"}
+    assert endings == made | {"dseg.json", "probseg.json"}
+    other = ("--model", random_model(), "--session_label", "c")
+    assert run(monkeypatch, raw, out, "participant", *other) == Exit.ALL_FAILED
+
+
 def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02")))

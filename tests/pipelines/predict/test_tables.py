@@ -55,6 +55,18 @@ def test_qc_has_the_doubts_of_each_structure_and_samples_only_where_drawn(tmp_pa
     ]
 
 
+def test_tables_of_a_bids_dataset_are_keyed_as_bids_has_it(tmp_path: Path) -> None:
+    cases = ("sub-01/ses-a/anat/sub-01_ses-a_run-1", "sub-02/anat/sub-02")
+    write_tables(tmp_path, [Entry(case, "done", result=SEEN) for case in cases])
+    for name in ("volumes.tsv", "qc.tsv"):
+        rows = [line.split("\t")[:3] for line in (tmp_path / name).read_text().splitlines()]
+        assert rows == [
+            ["participant_id", "session_id", "case"],
+            ["sub-01", "ses-a", cases[0]],
+            ["sub-02", "n/a", cases[1]],
+        ]
+
+
 @pytest.mark.browser
 def test_the_page_has_its_style_and_pictures_and_runs_no_script(out: Path) -> None:
     executable = find_chromium()
