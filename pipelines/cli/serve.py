@@ -67,7 +67,7 @@ def serve_(
         timeout_s=timeout,
         engine=engine,
     )
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)
     if not is_loopback(host):
         typer.echo("anyone on the network can read what is sent: put TLS before it", err=True)

@@ -46,6 +46,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+MAX_HEAD = 1 << 14
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 # A body may take this long, and a second more for each of its next bytes.
@@ -151,6 +152,10 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
+        # uvicorn's own limit counts what comes in several pieces alone.
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise HTTPException(status, "the request's head is too long")
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self._names:
             raise HTTPException(

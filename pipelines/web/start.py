@@ -17,12 +17,11 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pipelines.common.process import stop_signals
-from pipelines.web.guard import POLICY, Guard, Names
+from pipelines.web.guard import MAX_HEAD, POLICY, Guard, Names
 from segmentation.errors import ConfigError
 
 __all__ = ["answer"]
 
-_MAX_HEAD = 1 << 14
 _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512
 _LAST_ANSWERS_S = 3
@@ -56,7 +55,7 @@ def answer(
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            h11_max_incomplete_event_size=_MAX_HEAD,
+            h11_max_incomplete_event_size=MAX_HEAD,
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_LAST_ANSWERS_S,
         )

@@ -6,24 +6,43 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import numpy as np
 
 from helpers.miniatures import head_image, head_labels
-from helpers.overfitted import random_model
 from segmentation.io.volume import Volume
 
 _START_S = 120
 AT = "/v1/segmentations"
 
 
+@cache
+def quick_model() -> Path:
+    """A model of one view that knows nothing, and needs a second a scan."""
+    import torch
+
+    from helpers.overfitted import SMALL
+    from segmentation.models.checkpoint import save_model
+    from segmentation.models.model_info import Description
+    from segmentation.models.quicknat import QuickNat
+    from segmentation.space.views import View
+
+    folder = Path(tempfile.mkdtemp(prefix="trinat-quick-"))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        network = QuickNat(SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33}))
+    save_model(folder, Description(name="quick"), {View.CORONAL: network})
+    return folder
+
+
 def tiny_scan(path: Path, seed: int = 0) -> Path:
     """A head of 20 x 24 x 22 voxels, each seed another."""
-    import numpy as np
-
     Volume(head_image(head_labels()[::2, ::2, ::2], seed), np.diag([4.0, 4, 4, 1])).write(path)
     return path
 
@@ -31,7 +50,7 @@ def tiny_scan(path: Path, seed: int = 0) -> Path:
 class Service:
     def __init__(self, queue: Path, *options: str) -> None:
         self.queue = queue
-        self._line = [sys.executable, "-m", "trinat", "serve", "--model", str(random_model())]
+        self._line = [sys.executable, "-m", "trinat", "serve", "--model", str(quick_model())]
         self._line += ["--port", "0", "--threads", "1", "--queue", str(queue), *options]
         self.log = queue.with_suffix(".log")
         self.start()

@@ -13,9 +13,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.dicom import write_classic
-from helpers.overfitted import random_model
 from helpers.serial import run_serially
-from helpers.service import AT, Service, tiny_scan
+from helpers.service import AT, Service, quick_model, tiny_scan
 
 from segmentation.io.volume import Volume
 
@@ -67,7 +66,7 @@ def test_a_scan_from_its_acceptance_to_its_end(service: Service, scan: Path) -> 
 def test_results_are_those_of_the_command_line(
     service: Service, scan: Path, finished: str, tmp_path: Path
 ) -> None:
-    run_serially([str(scan)], tmp_path / "out", model=str(random_model()))
+    run_serially([str(scan)], tmp_path / "out", model=str(quick_model()))
     labels = service.client.get(f"{AT}/{finished}/labels.nii.gz")
     assert labels.headers["content-type"] == "application/gzip"
     assert labels.content == (tmp_path / "out/sub-CANARY_dseg.nii.gz").read_bytes()

@@ -1,0 +1,205 @@
+"""The service under load, under attack and under kill -9: nothing accepted is lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+from helpers.service import AT, Service, tiny_scan
+
+# By hand more often: TRINAT_KILLS=10.
+KILLS = int(os.environ.get("TRINAT_KILLS", "3"))
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_a_killed_server_loses_nothing_that_it_accepted(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    scans = [tiny_scan(tmp_path / f"{number}.nii.gz", number).read_bytes() for number in range(4)]
+    accepted: list[str] = []
+    with Service(tmp_path / "queue") as service:
+        for number in range(KILLS):
+            service.ready()
+            stop = threading.Event()
+            with ThreadPoolExecutor(2) as clients:
+                for _ in range(2):
+                    clients.submit(_send_until, stop, service, scans, accepted)
+                time.sleep(chance.uniform(0.2, 3))
+                service.kill()
+                stop.set()
+            if number % 2:
+                # As an upload that was cut, or a worker in its work, leaves it.
+                assert (service.queue / "incoming").is_dir()
+            service.start()
+        service.ready()
+        assert len(accepted) > KILLS
+        states = [service.wait(id, 500) for id in accepted]
+        assert {now["state"] for now in states} == {"done"}, states
+        for id in accepted:
+            assert service.client.get(f"{AT}/{id}/labels.nii.gz").status_code == 200
+            service.client.delete(f"{AT}/{id}")
+        # What was accepted while its answer was lost has ended too.
+        assert 'trinat_scans{state="failed"} 0' in service.client.get("/metrics").text
+        assert service.end() == 0
+        assert "Traceback" not in service.log.read_text()
+
+
+def _send_until(
+    stop: threading.Event, service: Service, scans: list[bytes], accepted: list[str]
+) -> None:
+    while not stop.is_set():
+        try:
+            answer = service.send(random.choice(scans))
+        except (httpx.HTTPError, RuntimeError):  # killed; its client is closed
+            return
+        if answer.status_code == 202:
+            accepted.append(answer.json()["id"])
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_200_uploads_by_8_clients(tmp_path: Path) -> None:
+    scan = tiny_scan(tmp_path / "scan.nii.gz").read_bytes()
+    limits = ("--max-queue", "20", "--max-client", "1000")
+    ended: list[tuple[str, float]] = []
+    sent: dict[str, float] = {}
+    refused: list[int] = []
+    memory: list[int] = []
+    with Service(tmp_path / "queue", *limits) as service:
+        server = psutil.Process(service.ready().process.pid)
+        lock = threading.Lock()
+
+        def upload(_: int) -> None:
+            while True:
+                with lock:  # so that the order of acceptance is known
+                    answer = service.send(scan)
+                    if answer.status_code == 202:
+                        sent[answer.json()["id"]] = time.monotonic()
+                if answer.status_code == 202:
+                    break
+                assert answer.status_code == 429, answer.text
+                assert int(answer.headers["retry-after"]) > 0
+                refused.append(1)
+                time.sleep(0.5)
+            memory.append(server.memory_info().rss)
+
+        with ThreadPoolExecutor(8) as clients:
+            list(clients.map(upload, range(200)))
+        for id in sent:
+            assert service.wait(id, 500)["state"] == "done"
+        for id in sent:
+            record = json.loads((service.queue / "jobs" / id / "job.json").read_text())
+            ended.append((id, record["ended"]))
+    assert len(sent) == 200
+    assert refused
+    assert [id for id, _ in sorted(ended, key=lambda one: one[1])] == list(sent)
+    assert max(memory[100:]) - memory[20] < 30e6
+    print(f"memory {memory[20] / 1e6:.0f} to {max(memory) / 1e6:.0f} MB, {len(refused)} refused")
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_300_malformed_requests_get_a_line_each_and_leave_the_server_well(tmp_path: Path) -> None:
+    scan = tiny_scan(tmp_path / "scan.nii.gz").read_bytes()
+    with Service(tmp_path / "queue", "--max-upload", "1") as service:
+        service.ready()
+        for number in range(300):
+            request = malformed(random.Random(number), service, scan)
+            answer = exchange(service, request)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 4"), (number, request[:300], answer[:300])
+            assert json.loads(body)["reason"], (number, request[:300])
+            assert b"\n" not in body.strip()
+        assert service.client.get("/metrics").text.count(" 0\n") == 6
+        assert service.wait(service.send(scan).json()["id"])["state"] == "done"
+        log = service.log.read_text()
+        assert "Traceback" not in log
+        assert "Error" not in log, log
+        assert not list((service.queue / "incoming").iterdir())
+
+
+def malformed(chance: random.Random, service: Service, scan: bytes) -> bytes:
+    """A request that is wrong in one way."""
+    bearer = f"Authorization: Bearer {service.token}"
+    host = f"Host: {urlsplit(service.address).netloc}"
+    kind = "Content-Type: multipart/form-data; boundary=xx"
+    bomb = gzip.compress((348).to_bytes(4, "little") + bytes(10_000_000))
+
+    def post(body: bytes, *head: str, type_: str = kind) -> bytes:
+        head = (host, bearer, type_, f"Content-Length: {len(body)}", "Connection: close", *head)
+        return "\r\n".join((f"POST {AT} HTTP/1.1", *head, "", "")).encode() + body
+
+    def form(content: bytes, name: str = "a.nii.gz", field: str = "file") -> bytes:
+        disposition = f'Content-Disposition: form-data; name="{field}"; filename="{name}"'
+        return f"--xx\r\n{disposition}\r\n\r\n".encode() + content + b"\r\n--xx--\r\n"
+
+    def get(path: str, *head: str) -> bytes:
+        lines = (f"GET {path} HTTP/1.1", *(head or (host, bearer)), "Connection: close", "", "")
+        return "\r\n".join(lines).encode("latin-1")
+
+    noise = chance.randbytes(chance.randrange(1, 2000))
+    cut = chance.randrange(20)
+    attacks: list[Callable[[], bytes]] = [
+        lambda: post(form(noise)),
+        lambda: post(
+            form(noise, f"a{chance.choice(('.nii', '.mgz', '.mgh', '.txt', '', '.hdr'))}")
+        ),
+        lambda: post(form(scan)[: -9 - cut]),
+        lambda: post(form(scan[:cut])),
+        lambda: post(form(bomb)),
+        lambda: post(form(scan, field=chance.choice(("files", "", "outputs", "../file")))),
+        lambda: post(form(scan)[:-4] + form(scan)[4:]),
+        lambda: post(noise),
+        lambda: post(form(scan), type_="Content-Type: multipart/form-data"),
+        lambda: post(form(scan), type_="Content-Type: application/octet-stream"),
+        lambda: post(b"--xx\r\n" + b"X: y\r\n" * 3000 + b"\r\n--xx--\r\n"),
+        lambda: post(b"--xx\r\nX: " + b"y" * 100_000 + b"\r\n\r\n--xx--\r\n"),
+        lambda: post(form(bytes(2_000_000))),
+        lambda: post(form(scan), "Host: other"),
+        lambda: post(form(scan), "Transfer-Encoding: chunked"),
+        lambda: post(form(scan)).replace(b"Content-Length: ", b"Content-Length: -"),
+        lambda: post(form(scan)).replace(bearer.encode(), b"Authorization: Bearer x"),
+        lambda: get("/metrics", host),
+        lambda: get("/metrics", host, "Authorization: Bearer " + "x" * cut),
+        lambda: get("/metrics", "Host: evil.example", bearer),
+        lambda: get("/metrics", host, bearer, "Origin: http://evil.example"),
+        lambda: get("/?token=" + "y" * cut, host),
+        lambda: get(
+            f"{AT}/{chance.choice(('..', '%2e%2e', '%00', 'x' * 5000, '%ff'))}/volumes.tsv"
+        ),
+        lambda: get(f"{AT}/{'0' * 32}/{chance.choice(('../../token', 'events', 'labels.mgz'))}"),
+        lambda: get("/../../etc/passwd"),
+        lambda: get("//etc/passwd"),
+        lambda: get("/%2e%2e/%2e%2e/queue.py"),
+        lambda: get("/metrics", host, bearer, *["X: " + "x" * 900] * 20),
+        lambda: get("/metrics", host, bearer, "X: \x00"),
+        lambda: get("/metrics", host, bearer).replace(b"HTTP/1.1", b"HTTP/x"),
+        lambda: get("/metrics", host, bearer).replace(b"GET", b"G\xffT"),
+        lambda: get("/metrics", host, bearer).replace(b"GET", b"TRACE"),
+        lambda: get("/metrics", host, bearer).replace(b"GET", b"DELETE"),
+        lambda: noise + b"\r\n\r\n",
+    ]
+    return chance.choice(attacks)()
+
+
+def exchange(service: Service, request: bytes) -> bytes:
+    """All that comes back."""
+    place = urlsplit(service.address)
+    with socket.create_connection((place.hostname, place.port or 0), timeout=30) as connection:
+        connection.sendall(request)
+        answer = b""
+        while block := connection.recv(1 << 16):
+            answer += block
+    return answer
