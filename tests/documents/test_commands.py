@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.dicom import write_classic
 from helpers.miniatures import (
     freesurfer_subject,
     head_image,
@@ -210,7 +211,15 @@ def _run_of(view: View) -> Callable[[Path], None]:
     return make
 
 
+def _dicom(folder: Path) -> None:
+    image, affine = turned(head_image(head_labels()), "LPS")
+    volume = Volume(image, affine)
+    write_classic(folder / "t1", volume)
+    write_classic(folder / "scout", volume, "scout", SeriesDescription="scout")
+
+
 DATA: dict[str, Callable[[Path], None]] = {
+    "dicom-study": _dicom,
     "scan.nii.gz": lambda path: _scans(path.parent),
     "study": _scans,
     "scans": _scans,

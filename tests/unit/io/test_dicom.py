@@ -89,6 +89,21 @@ def test_an_oblique_series_keeps_its_place(tmp_path: Path) -> None:
     same(Volume.read(tmp_path), oblique())
 
 
+@pytest.mark.parametrize("make", [small, oblique])
+def test_simpleitk_reads_the_same_voxels_at_the_same_places(tmp_path: Path, make) -> None:
+    import SimpleITK as sitk  # noqa: N813 - as its documents do
+
+    write_classic(tmp_path, make())
+    found = Volume.read(tmp_path)
+    reader = sitk.ImageSeriesReader()
+    reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(tmp_path)))
+    image = reader.Execute()
+    for voxel in np.random.default_rng(3).integers(0, 17, (50, 3)):
+        lps = (np.diag([-1, -1, 1, 1]) @ found.affine @ [*voxel, 1])[:3]
+        at = image.TransformPhysicalPointToIndex(lps)
+        assert image.GetPixel(*at) == found.data[tuple(voxel)]
+
+
 def test_names_and_folders_of_files_do_not_matter(tmp_path: Path) -> None:
     paths = write_classic(tmp_path / "a", small())
     (tmp_path / "b").mkdir()
