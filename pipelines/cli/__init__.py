@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 import typer
 
@@ -38,6 +38,10 @@ def _root(
     ),
     debug: bool = typer.Option(
         False, "--debug", help="Show the traceback of an error; accepted anywhere in the line."
+    ),
+    log_level: Literal["quiet", "normal", "debug"] = typer.Option(
+        "normal",
+        help="quiet: --quiet, for every command that has it; debug: --debug; anywhere in the line.",
     ),
 ) -> None:
     pass
@@ -91,22 +95,45 @@ def run(app: typer.Typer) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # Accepted anywhere: it is mostly added to a line that was just typed.
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    arguments, level = _log_level(sys.argv[1:])
     try:
         name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
-        result = app(arguments, prog_name=name, standalone_mode=False)
+        defaults = _quiet(typer.main.get_command(app)) if level == "quiet" else None
+        result = app(arguments, prog_name=name, standalone_mode=False, default_map=defaults)
     except typer.TyperException as error:
         sys.exit(_usage(error))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     except Exception as error:
-        if "--debug" in sys.argv:
+        if level == "debug":
             raise
         sys.exit(_failure(error))
     if result == _TYPER_INTERRUPTED:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else Exit.OK)
+
+
+def _log_level(words: list[str]) -> tuple[list[str], str]:
+    """What remains of a line, and its level: mostly added to a line that was just typed."""
+    kept, level, rest = [], "normal", iter(words)
+    for word in rest:
+        name, _, value = word.partition("=")
+        if name == "--log-level":
+            level = value or next(rest, "")
+        elif word == "--debug":
+            level = "debug"
+        else:
+            kept.append(word)
+    # An unknown level is left to typer, which says what there is.
+    return (
+        kept if level in ("quiet", "normal", "debug") else [f"--log-level={level}", *kept]
+    ), level
+
+
+def _quiet(command: Any) -> dict[str, Any]:
+    """Defaults for a command and those below it: each that has a --quiet is quiet."""
+    below = getattr(command, "commands", {})
+    return {"quiet": True} | {name: _quiet(each) for name, each in below.items()}
 
 
 def _open_closed_streams() -> None:

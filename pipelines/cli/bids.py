@@ -17,6 +17,7 @@ from pipelines.cli.options import (
     Model,
     Overwrite,
     Probabilities,
+    Quiet,
     Stats,
     TrustAffine,
     Uncertainty,
@@ -58,6 +59,7 @@ def command(
     fill_nonfinite: FillNonfinite = False,
     trust_affine: TrustAffine = None,
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     _version: bool = typer.Option(
         False, "--version", "-v", callback=show_version, is_eager=True, help="Print the version."
     ),
@@ -105,7 +107,7 @@ def command(
         participants=participant_label,
         sessions=session_label,
     )
-    with listener(quiet=False, as_json=False, interactive=sys.stderr.isatty()) as parts:
+    with listener(quiet=quiet, as_json=False, interactive=sys.stderr.isatty()) as parts:
         start, entry, end = parts
         outcome = predict(plan, start, entry)
         end(outcome, output_dir)
