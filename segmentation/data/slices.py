@@ -234,7 +234,7 @@ class SubjectFile:
                 chunks = [dataset.id.read_direct_chunk((number, 0, 0)) for number in numbers]
             slices: NDArray[Any] = np.empty((len(chunks), *shape), kind)
             for empty, (filters_left_out, packed) in zip(slices, chunks, strict=True):
-                empty[...] = _unpacked(packed, filters_left_out, empty, is_shuffled)
+                _unpack(packed, filters_left_out, empty, is_shuffled)
         except (OSError, ValueError, zlib.error) as error:
             last = (len(dataset) if stop is None else stop) - 1
             raise IntegrityError(
@@ -280,19 +280,20 @@ class SubjectFile:
         return self._file
 
 
-def _unpacked(
-    packed: bytes, filters_left_out: int, like: NDArray[Any], is_shuffled: bool
-) -> NDArray[Any]:
-    """A slice of its chunk. Not by HDF5, which lets one thread work at a time; zlib lets all.
+def _unpack(packed: bytes, filters_left_out: int, into: NDArray[Any], is_shuffled: bool) -> None:
+    """Fill a slice from its chunk. HDF5 would let one thread do this at a time; zlib lets all.
 
     HDF5 leaves out a filter that gains nothing, and sets its bit: in the order of writing.
     """
-    data = packed if filters_left_out >> is_shuffled & 1 else zlib.decompress(packed)
+    is_plain = bool(filters_left_out >> is_shuffled & 1)
+    data = packed if is_plain else zlib.decompress(packed, bufsize=into.nbytes)
     if not is_shuffled or filters_left_out & 1:
-        return np.frombuffer(data, like.dtype).reshape(like.shape)
+        into[...] = np.frombuffer(data, into.dtype).reshape(into.shape)
+        return
     # Shuffled: the first bytes of all values, then the second bytes.
-    parts = np.frombuffer(data, np.uint8).reshape(like.itemsize, -1)
-    return np.ascontiguousarray(parts.T).view(like.dtype).reshape(like.shape)
+    values = into.view(np.uint8).reshape(-1, into.itemsize)
+    for byte, part in enumerate(np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)):
+        values[:, byte] = part
 
 
 def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
