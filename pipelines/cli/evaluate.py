@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import Folds, Part, Pdf, Quiet, StoreOption, TrustAffine
+from pipelines.cli.options import Folds, Part, Quiet, StoreOption, TrustAffine
 
 RatingsFile = Annotated[
     Path | None,
@@ -71,7 +71,6 @@ def evaluate(
     csv: bool = typer.Option(
         False, "--csv", help="Also write structures.csv: the numbers of structures.tex."
     ),
-    pdf: Pdf = False,
     quiet: Quiet = False,
 ) -> int:
     """Compare label maps with the truth: Dice, IoU, surface distances, volumes, statistics.
@@ -100,7 +99,6 @@ def evaluate(
         jobs=jobs,
         show_heads=show_heads,
         tables_only=tables_only,
-        pdf=pdf,
         latex=latex,
         csv=csv,
         not_predicted=tuple(not_predicted),
@@ -137,7 +135,6 @@ def report(
     trust_affine: TrustAffine = None,
     ratings: RatingsFile = None,
     jobs: Jobs = None,
-    pdf: Pdf = False,
     quiet: Quiet = False,
 ) -> int:
     """Volumes, asymmetry and outliers of a group of segmentations, without a truth.
@@ -156,7 +153,6 @@ def report(
         images=images,
         trust_affine=trust_affine,
         jobs=jobs,
-        pdf=pdf,
         ratings=ratings,
         command=_command(),
     )

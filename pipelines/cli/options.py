@@ -20,7 +20,6 @@ __all__ = [
     "Model",
     "Overwrite",
     "Part",
-    "Pdf",
     "Probabilities",
     "Quiet",
     "Stats",
@@ -47,7 +46,6 @@ Model = Annotated[
         "Default: quicknat on GPUs once it is shipped, otherwise fast."
     ),
 ]
-Pdf = Annotated[bool, typer.Option("--pdf", help="Also print the report to PDF (uses Chromium).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and failures only.")]
 Timings = Annotated[
     bool, typer.Option("--timings", help="Print where wall and processor time went.")

@@ -53,7 +53,6 @@ class Settings:
     images: Path | None = None
     trust_affine: TrustAffine | None = None
     jobs: int | None = None
-    pdf: bool = False
     ratings: Path | None = None
     command: str = ""
 
@@ -70,7 +69,7 @@ class _Measured:
         return self.file.name
 
 
-_OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html", "report.pdf")
+_OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
 Progress = Callable[[_Measured, int, int], None]
 # A file, the scheme of its labels, and what to trust of its orientation.
 _Task = tuple[ScanFile, str, TrustAffine | None]
@@ -142,7 +141,7 @@ def report(
             done["training"] = " ".join(taught)
         pictures = _pictures(cohort, sound_files, scheme, settings)
         page = cohort_page(cohort, drawings, pictures, done, failures=failures)
-        write_page(settings.out / "report.html", page, pdf=settings.pdf)
+        write_page(settings.out / "report.html", page)
         return batch_exit(done=len(scans), failed=len(failures))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
@@ -32,7 +32,7 @@ from pipelines.evaluate.measuring import (
     scan_of,
 )
 from pipelines.evaluate.pairing import Pairing, pair_files
-from pipelines.predict.ledger import Entry, entries_in, taught_by_models
+from pipelines.predict.ledger import entries_in, taught_by_models
 from segmentation.data.sources.base import without_suffix
 from segmentation.data.splits import Part
 from segmentation.data.store import Store
@@ -70,7 +70,6 @@ class Settings:
     jobs: int | None = None
     show_heads: bool = False
     tables_only: bool = False
-    pdf: bool = False
     latex: bool = False
     csv: bool = False
     not_predicted: tuple[str, ...] = ()
@@ -120,8 +119,10 @@ def evaluate(
         truths = find_files(settings.truth)
         if settings.images:
             images = find_files(settings.images, suffix="T1w")
+    told = {model.name: _told_of(model.predictions) for model in settings.models}
     pairings = {
-        model.name: pair_files(truths, _predictions(model.predictions)) for model in settings.models
+        model.name: pair_files(truths, _predictions(model.predictions, told[model.name]))
+        for model in settings.models
     }
     # Before hours of measuring, not after.
     for pairing in pairings.values():
@@ -132,7 +133,7 @@ def evaluate(
     tasks = [
         Task(model.name, pair, *how, unknown, rejected)
         for model in settings.models
-        for unknown in [_not_predicted(model, scheme, settings.not_predicted)]
+        for unknown in [_not_predicted(told[model.name], scheme, settings.not_predicted)]
         for pair in pairings[model.name].pairs
     ]
     if not tasks:
@@ -163,8 +164,7 @@ def evaluate(
             )
         frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
         write_table(settings.out / "metrics.csv", frame)
-        entries = [entry for model in settings.models for _, entry in _entries(model.predictions)]
-        notices = taught_by_models(entries)
+        notices = sorted({line for of_model in told.values() for line in of_model.taught})
         if settings.ratings:
             seen = {result.facts.get("prediction_sha256", "") for result in done}
             notices.append(use_of_ratings(ratings, seen))
@@ -179,26 +179,38 @@ def evaluate(
         return batch_exit(done=len(done) - failed, failed=failed + unpaired)
 
 
-def _entries(predictions: Path) -> Iterable[tuple[Path, Entry]]:
-    """What the ledger beside predictions, if there is one, says of them, and where."""
-    return entries_in(predictions if predictions.is_dir() else predictions.parent)
+@dataclass(frozen=True)
+class _Told:
+    """What the ledger beside predictions, if there is one, says of them."""
+
+    models: set[str] = field(default_factory=set)
+    structures: set[str] = field(default_factory=set)  # with a volume: the model knows them
+    scans: dict[Path, Path] = field(default_factory=dict)  # label map -> its scan
+    taught: set[str] = field(default_factory=set)
+
+
+def _told_of(predictions: Path) -> _Told:
+    told = _Told()
+    folder = predictions if predictions.is_dir() else predictions.parent
+    for place, entry in entries_in(folder):
+        if entry.outputs:
+            told.models.add(entry.result.get("model", ""))
+        told.structures.update(entry.result.get("volumes_mm3", ()))
+        told.scans.update({place / output: Path(entry.input) for output in entry.outputs})
+        told.taught.update(taught_by_models([entry]))
+    return told
 
 
 def _name_in_ledger(predictions: Path) -> str:
-    names = {entry.result.get("model", "") for _, entry in _entries(predictions) if entry.outputs}
+    names = _told_of(predictions).models
     return str(names.pop()) if len(names) == 1 else ""
 
 
-def _predictions(place: Path) -> list[ScanFile]:
+def _predictions(place: Path, told: _Told) -> list[ScanFile]:
     """Label maps; those of a run whose names had to be made safe, under their scans' own names."""
-    scans = {
-        folder / output: Path(entry.input)
-        for folder, entry in _entries(place)
-        for output in entry.outputs
-    }
 
     def own_name(file: ScanFile) -> ScanFile:
-        scan = scans.get(file.path)
+        scan = told.scans.get(file.path)
         if scan is None or safe_component(without_suffix(scan)) != file.name:
             return file
         return as_scan(file, scan)
@@ -219,16 +231,14 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
 
 
-def _not_predicted(model: Model, scheme: LabelScheme, named: Sequence[str]) -> tuple[str, ...]:
+def _not_predicted(told: _Told, scheme: LabelScheme, named: Sequence[str]) -> tuple[str, ...]:
     """Structures that the model does not know: as named, or by the ledger beside its predictions,
     which has volumes of those alone that it knows."""
     for name in named:
         if name not in scheme.names[1:]:
             raise ConfigError(f"--not-predicted: {scheme.name} has no {name!r}")
-    entries = _entries(model.predictions)
-    known = {name for _, entry in entries for name in entry.result.get("volumes_mm3", ())}
     # A ledger of another label scheme says nothing about this one.
-    known = known if known <= set(scheme.names) else set()
+    known = told.structures if told.structures <= set(scheme.names) else set()
     return tuple(n for n in scheme.names[1:] if n in named or (known and n not in known))
 
 
@@ -249,7 +259,7 @@ def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
 
 _OUTPUTS = (
     *("pairs.csv", "metrics.csv", "summary.json", "structures.csv", "structures.tex"),
-    *("raters.csv", "figures", "report.html", "report.pdf"),
+    *("raters.csv", "figures", "report.html"),
 )
 _FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
 
@@ -344,7 +354,7 @@ def _write_report(
         faces=faces if images else "",
         notices=[*notices, *more],
     )
-    write_page(settings.out / "report.html", page, pdf=settings.pdf)
+    write_page(settings.out / "report.html", page)
 
 
 def _worst_cases(

@@ -17,7 +17,7 @@ from pipelines.train.clock import JobClock, TimeLimit
 from pipelines.train.data import open_data
 from pipelines.train.log import Metrics, append_scores
 from pipelines.train.page import write_examples, write_page
-from pipelines.train.result import BEST, DONE, first_weights, pseudo_labels, teachers
+from pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from segmentation import timing
 from segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
 from segmentation.io.files import atomic_text
@@ -105,7 +105,6 @@ class JobRun:
                 source,
                 self.device,
                 workers,
-                teachers(recipe, job.stage, job.views),
             )
             identity = {
                 "stage": job.stage.model_dump(mode="json"),

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from segmentation.errors import ConfigError, IntegrityError, TrainingError
+from segmentation.errors import IntegrityError, TrainingError
 from segmentation.io.files import read_text
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model, read_info, save_model
-from segmentation.models.model_info import Description, Preprocessing, Training
+from segmentation.models.model_info import Description, Training
 from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, StageConfig
@@ -21,7 +21,7 @@ from segmentation.training.state import State, read_latest, read_state
 
 __all__ = [
     *("BEST", "DATA", "DONE"),
-    *("first_weights", "pseudo_labels", "read_data", "save_run", "teachers"),
+    *("first_weights", "pseudo_labels", "read_data", "save_run"),
 ]
 
 # In a job's folder: when it is finished, and the state that validated best.
@@ -79,26 +79,6 @@ def first_weights(
         return None
     network, other = trained(recipe, before, view, out, say)
     return network, load_scheme(recipe.scheme).seen_in(other)
-
-
-def teachers(recipe: Recipe, stage: StageConfig, views: tuple[View, ...]) -> dict[View, Network]:
-    """Networks whose probabilities are learnt; they must have the same classes and slices."""
-    if stage.distillation is None:
-        return {}
-    where, scheme = stage.distillation.teacher, load_scheme(recipe.scheme)
-    model = load_model(where, views)
-    if model.scheme.names != scheme.names or model.info.preprocessing != Preprocessing():
-        raise ConfigError("has other labels, or other preprocessing", where=where)
-    for view, teacher in model.networks.items():
-        if teacher.config.classes != len(scheme.seen_in(view)):
-            raise ConfigError(f"has other {view.value} classes than are trained", where=where)
-        if teacher.config.channels > recipe.network.channels:
-            raise ConfigError(
-                f"looks at {teacher.config.channels} slices at a time",
-                where=where,
-                remedy=f"set network.channels to {teacher.config.channels} or more",
-            )
-    return dict(model.networks)
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
@@ -180,7 +160,4 @@ def _seen(recipe: Recipe, *, synthetic: bool) -> str:
     # A model is given to others: it must not contain paths of this disk.
     starts = (stage.start for stage in recipe.stages if stage.start is not None)
     started = ["/".join(start.parts[-2:]) for start in starts]
-    seen = ", from the weights of ".join([seen, *started])
-    lessons = (stage.distillation for stage in recipe.stages if stage.distillation is not None)
-    taught = dict.fromkeys("/".join(lesson.teacher.parts[-2:]) for lesson in lessons)
-    return ", taught by ".join([seen, *taught])
+    return ", from the weights of ".join([seen, *started])

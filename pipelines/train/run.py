@@ -243,8 +243,6 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
     for stage in stages:
         if stage.start is not None:
             find_model(stage.start)
-        if stage.distillation is not None:
-            find_model(stage.distillation.teacher)
         synthetic, store = stage.data.synthetic, stage.data.store
         if (
             synthetic is not None

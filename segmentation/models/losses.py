@@ -19,7 +19,6 @@ __all__ = [
     "SegmentationLoss",
     "boundaries",
     "build_loss",
-    "divergence",
     "median_frequency_weights",
 ]
 
@@ -112,15 +111,6 @@ class SegmentationLoss(nn.Module):
 def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> SegmentationLoss:
     """The loss for (K,) pixels per class; called with logits (N, K, H, W) and labels (N, H, W)."""
     return SegmentationLoss(config, median_frequency_weights(counts, config.balance))
-
-
-def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Logits (N, K, H, W) twice -> mean over pixels of sum_k q_k (log q_k - log p_k), float32.
-
-    q are the teacher's probabilities, p the student's; 0 where they are the same.
-    """
-    log_p, log_q = (logits.float().log_softmax(1) for logits in (student, teacher))
-    return (log_q.exp() * (log_q - log_p)).sum(1).mean()
 
 
 def _cross_entropy(log_p: Tensor, target: Tensor, omega: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from segmentation.synthetic.synthesis import SynthesisConfig
 
 __all__ = [
     "DataConfig",
-    "DistillationConfig",
     "OptimiserConfig",
     "Recipe",
     "ScheduleConfig",
@@ -100,13 +99,6 @@ class ValidationConfig(_Config):
     scans: int = Field(default=2, ge=1)  # at most
 
 
-class DistillationConfig(_Config):
-    """The probabilities of a trained model, the teacher, are learnt beside the labels."""
-
-    teacher: Path  # a model's folder or shipped name
-    share: float = Field(default=0.5, gt=0, le=1)  # of the loss
-
-
 class StageConfig(_Config):
     """One stage of a run. With `together`, one network learns all views at once."""
 
@@ -119,7 +111,6 @@ class StageConfig(_Config):
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig
     loss: LossConfig = LossConfig(balance=0.5, boundary=0.1)
-    distillation: DistillationConfig | None = None
     batch: int = Field(default=8, ge=1)
     accumulate: int = Field(default=1, ge=1)  # batches to a step
     # auto: bfloat16 where the device computes in it, else float32.
@@ -159,8 +150,7 @@ class Recipe(_Config):
         """Keys of a stage in the recipe itself apply to all stages, which may override them."""
         if not isinstance(values, Mapping):
             return values
-        # The config.yaml of an older run has this setting, which is gone.
-        values = {k: v for k, v in values.items() if (k, v) != ("mlflow", None)}
+        values = _without_gone(values)
         own = {k: v for k, v in values.items() if k in cls.model_fields}
         shared = {k: v for k, v in values.items() if k in StageConfig.model_fields and k not in own}
         rest = {k: v for k, v in values.items() if k not in own and k not in shared}
@@ -170,7 +160,8 @@ class Recipe(_Config):
         ):
             return values
         own["stages"] = [
-            stage if isinstance(stage, StageConfig) else _merged(shared, stage) for stage in stages
+            stage if isinstance(stage, StageConfig) else _merged(shared, _without_gone(stage))
+            for stage in stages
         ]
         return {**own, **rest}
 
@@ -183,6 +174,12 @@ class Recipe(_Config):
             if stage.views and not set(stage.views) <= set(self.views):
                 raise ValueError(f"stage {stage.name} trains a view that the recipe does not name")
         return self
+
+
+def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what the config.yaml of older runs says of settings that they did not use."""
+    gone = ("mlflow", "distillation")
+    return {k: v for k, v in values.items() if v is not None or k not in gone}
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

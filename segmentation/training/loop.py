@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from segmentation import timing
 from segmentation.errors import DeviceError, TrainingError, TrinatError
-from segmentation.models.base import Network
 from segmentation.models.hardware import computes_bfloat16, training_layout
-from segmentation.models.losses import build_loss, divergence
-from segmentation.models.winograd import save_products
+from segmentation.models.losses import build_loss
 from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe, StageConfig
@@ -64,7 +62,6 @@ class Trainer:
         source: Source,
         device: torch.device,
         workers: Workers = ALONE,
-        teachers: Mapping[View, Network] | None = None,
     ) -> None:
         if stage.batch % workers.count:
             raise TrainingError(
@@ -85,13 +82,6 @@ class Trainer:
         self.bf16 = stage.precision == "bfloat16" or (
             stage.precision == "auto" and computes_bfloat16(device)
         )
-        # Teachers only infer: they are prepared as for a scan.
-        self.teachers = {
-            view: teacher.fold().to(device) for view, teacher in (teachers or {}).items()
-        }
-        if device.type == "cpu" and not self.bf16:
-            for teacher in self.teachers.values():
-                save_products(teacher)
         self.counters = Counters()
         self.epoch_steps = max(
             1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
@@ -219,35 +209,14 @@ class Trainer:
             with timing.stage("forward"):
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                     logits = self._forward(images, counts)
-                    targets = self._teach(images, counts)
                 losses = [
-                    self._loss(view, z, y, q) * (count / share)
-                    for (view, count), z, y, q in zip(counts, logits, labels, targets, strict=True)
+                    self.losses[view](z, y) * (count / share)
+                    for (view, count), z, y in zip(counts, logits, labels, strict=True)
                 ]
                 loss = torch.stack(losses).sum()
             with timing.stage("backward"):
                 (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), batches
-
-    @torch.no_grad()
-    def _teach(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor | None]:
-        """The teacher's logits of each view's slices, from its own number of neighbours."""
-        parts = torch.split(images, [count for _, count in counts])
-        answers: list[Tensor | None] = []
-        for (view, _), part in zip(counts, parts, strict=True):
-            teacher = self.teachers.get(view)
-            if teacher is None:
-                answers.append(None)
-                continue
-            beyond = (part.shape[1] - teacher.config.channels) // 2
-            answers.append(teacher(part[:, beyond : part.shape[1] - beyond]))
-        return answers
-
-    def _loss(self, view: View, logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
-        loss: Tensor = self.losses[view](logits, labels)
-        if teacher is None or self.stage.distillation is None:
-            return loss
-        return torch.lerp(loss, divergence(logits, teacher), self.stage.distillation.share)
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:

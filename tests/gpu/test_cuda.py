@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench._steps import step_of
 from helpers import small_store as stored
 from torch import Tensor
 
-from pipelines.bench._steps import step_of
 from pipelines.train.job import Watcher
 from pipelines.train.run import read_recipe, train
 from segmentation.data.augmentation import AugmentationConfig

@@ -12,11 +12,35 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.common.printing import HEADLESS
-
 _START_S = 60
 # WebGL on the processor.
 _WEBGL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_LIMIT_S = 180
+HEADLESS = (
+    "--headless=new",
+    # Pages are our own, and as root or in a container the sandbox cannot start.
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+)
+
+
+def find_chromium() -> str | None:
+    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+def print_to_pdf(page: Path) -> Path:
+    """The page beside itself as PDF, without a network."""
+    target, browser = page.with_suffix(".pdf"), find_chromium()
+    assert browser is not None
+    with tempfile.TemporaryDirectory() as profile:
+        places = (f"--user-data-dir={profile}", f"--print-to-pdf={target}")
+        command = [browser, *HEADLESS, "--no-pdf-header-footer", *places, page.resolve().as_uri()]
+        subprocess.run(command, capture_output=True, timeout=_LIMIT_S, check=True)
+    return target
 
 
 class Browser:

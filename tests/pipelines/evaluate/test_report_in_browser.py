@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.browser import Browser
+from helpers.browser import Browser, find_chromium, print_to_pdf
 
-from pipelines.common.printing import find_chromium, print_to_pdf
 from pipelines.evaluate.run import Settings, evaluate, named_models
 from segmentation.io.volume import Volume
 

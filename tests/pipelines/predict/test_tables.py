@@ -9,9 +9,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from helpers.browser import Browser
+from helpers.browser import Browser, find_chromium
 
-from pipelines.common.printing import find_chromium
 from pipelines.predict.ledger import Entry
 from pipelines.predict.tables import write_tables
 

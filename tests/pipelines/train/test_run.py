@@ -14,6 +14,7 @@ import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
 from matplotlib.image import imread
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -33,6 +34,7 @@ from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.model_info import Description, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.space.views import View
+from segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FROZEN = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)
@@ -253,30 +255,14 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(tmp_path
     assert [k for k in given.keys() - counters if not torch.equal(given[k], taken[k])] == []
 
 
-def test_a_model_teaches_and_is_named_one_that_cannot_is_refused(tmp_path: Path) -> None:
-    def run(name: str, **changes: Any) -> Path:
-        recipe = tiny_recipe(tmp_path, views=["sagittal"], schedule={"steps": 1}, **changes)
-        return train(recipe, tmp_path / name, SILENT)
-
-    wide = run("teacher", network={**NETWORK, "channels": 3})
-    taught = {"distillation": {"teacher": str(wide)}}
-    pupil = load_model(run("pupil", network={**NETWORK, "channels": 5}, **taught))
-    assert pupil.info.training.data == "synthetic scans, taught by teacher/model"
-    with pytest.raises(ConfigError, match=r"3 slices at a time.*network\.channels"):
-        run("narrow", **taught)
-    with pytest.raises(ConfigError, match="other labels"):
-        run("other", scheme="tissue4", network={**NETWORK, "channels": 3}, **taught)
-
-
 @pytest.mark.parametrize(
     ("lack", "message"),
     [
         ({"data": {"synthetic": {"heads": "nowhere"}}}, "nowhere: no label maps"),
         ({"start": "nowhere"}, "nowhere: no such model"),
-        ({"distillation": {"teacher": "nowhere"}}, "nowhere: no such model"),
         ({"data": {"store": {"path": "nowhere", "split": "s.json"}}}, "nowhere: not a slice store"),
     ],
-    ids=["heads", "start", "teacher", "store"],
+    ids=["heads", "start", "store"],
 )
 def test_what_a_later_stage_lacks_is_said_before_the_first(
     tmp_path: Path, lack: dict[str, Any], message: str
@@ -346,6 +332,15 @@ def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "run/train/axial/events")).Reload()
     assert [event.step for event in events.Scalars("loss")][-1] == 8
     assert [event.step for event in events.Scalars("axial/dice")] == [4, 8]
+
+
+def test_the_settings_of_an_older_run_are_read(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    content = recipe.model_dump(mode="json") | {"mlflow": None}
+    content["stages"][0]["distillation"] = None
+    assert Recipe.model_validate(content) == recipe
+    with pytest.raises(ValidationError, match="distillation"):
+        Recipe.model_validate(content | {"distillation": {"teacher": "fast"}})
 
 
 def test_an_unknown_recipe_is_refused() -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from helpers.browser import Browser
+from helpers.browser import Browser, find_chromium
 from helpers.studies import write_study
 
-from pipelines.common.printing import find_chromium
 from pipelines.common.ratings import read_ratings
 from pipelines.view.app import make_app
 from pipelines.view.study import Study

@@ -19,7 +19,6 @@ from segmentation.models.losses import (
     _sums_one_hot,
     boundaries,
     build_loss,
-    divergence,
     median_frequency_weights,
 )
 
@@ -101,15 +100,6 @@ def test_a_wrong_prediction_has_a_dice_loss_of_1() -> None:
     labels = torch.tensor([[[0, 1], [1, 0]]])
     _, dice = loss([1.0, 1.0]).parts(confident(1 - labels, 2), labels)
     assert dice.item() == pytest.approx(1, abs=1e-6)
-
-
-def test_divergence_is_0_for_the_same_and_the_formula_otherwise() -> None:
-    logits = torch.randn(1, 3, 2, 2)
-    assert divergence(logits, logits + 1).abs() < 1e-6
-    half, sure = torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 3.0]).log1p().view(1, 2, 1, 1)
-    # The teacher says 1/5 and 4/5, the taught a half each.
-    expected = 0.2 * math.log(0.2 / 0.5) + 0.8 * math.log(0.8 / 0.5)
-    assert divergence(half, sure).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_class_absent_from_the_batch_neither_rewards_nor_punishes() -> None:

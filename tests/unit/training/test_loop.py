@@ -9,8 +9,6 @@ import torch
 
 from segmentation.errors import DeviceError, TrainingError
 from segmentation.labels.scheme import load_scheme
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.models.winograd import WinogradConv2d
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps
 from segmentation.training.batches import Batch, Source, SyntheticSource
@@ -35,7 +33,6 @@ def trainer_of(
     maps: HeadMaps,
     views: Sequence[View] = VIEWS,
     source: object = None,
-    teacher: QuickNat | None = None,
 ) -> Trainer:
     torch.manual_seed(recipe.seed)
     stage = recipe.stages[0]
@@ -51,7 +48,6 @@ def trainer_of(
         network,
         source or drawn,  # type: ignore[arg-type]
         torch.device("cpu"),
-        teachers={view: teacher for view in views if teacher is not None},
     )
 
 
@@ -123,45 +119,6 @@ def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
     trainer = trainer_of(changed(recipe, optimiser={"rate": 0.02}, schedule={"steps": 60}), maps)
     losses = [trainer.step().loss for _ in range(60)]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
-
-
-def test_who_is_only_taught_learns_what_the_teacher_says(recipe: Recipe, maps: HeadMaps) -> None:
-    # A teacher that looks at one slice, of three, and calls everything the sixth class.
-    teacher = QuickNat(recipe.network.model_copy(update={"classes": 33, "channels": 1}))
-    torch.nn.init.zeros_(teacher.classifier.weight)
-    teacher.classifier.bias.data.zero_()[5] = 4.0
-    taught = changed(
-        recipe,
-        distillation={"teacher": "x", "share": 1},
-        optimiser={"rate": 0.02},
-        schedule={"steps": 60},
-        precision="float32",
-    )
-    trainer = trainer_of(taught, maps, (View.CORONAL,), teacher=teacher)
-    losses = [trainer.step().loss for _ in range(40)]
-    assert losses[-1] < 0.2 * losses[0]
-    network = trainer.network.extract(View.CORONAL).eval()
-    assert (network(torch.zeros(1, 3, 16, 16)).argmax(1) == 5).all()
-    # The teacher learns nothing, and is no part of the state.
-    assert trainer.teachers[View.CORONAL].classifier.bias[5] == 4
-    assert not [key for key in all_tensors(trainer.state({})) if "teacher" in key]
-
-
-def test_a_wide_teacher_answers_the_faster_way_and_the_same(recipe: Recipe, maps: HeadMaps) -> None:
-    config = QuickNatConfig(classes=33, channels=3, filters=32, kernel=5, depth=2)
-    torch.manual_seed(0)
-    teacher = QuickNat(config).eval()
-    taught = changed(recipe, distillation={"teacher": "x"}, precision="float32")
-    trainer = trainer_of(taught, maps, (View.CORONAL,), teacher=teacher)
-    modules = trainer.teachers[View.CORONAL].modules()
-    assert any(isinstance(module, WinogradConv2d) for module in modules)
-    slices = torch.rand(2, 3, 24, 32)
-    (answer,) = trainer._teach(slices, [(View.CORONAL, 2)])
-    assert answer is not None
-    with torch.no_grad():
-        expected = teacher(slices)
-    # Two values that differ by rounding alone may be pooled the other way.
-    assert (answer - expected).abs().quantile(0.9) < 1e-4 * expected.std()
 
 
 class Poisoned(Source):

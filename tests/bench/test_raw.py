@@ -9,7 +9,7 @@ import pytest
 from helpers.overfitted import miniature
 from nibabel.affines import apply_affine
 
-from pipelines.bench.raw import made_raw, run
+from bench.raw import made_raw, run
 from segmentation.io.volume import Volume
 
 

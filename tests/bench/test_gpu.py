@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.bench import gpu
-from pipelines.bench.gpu import PARTS, Figures, Setting, named, run
+from bench import gpu
+from bench.gpu import PARTS, Figures, Setting, named, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Setting(device="cpu", batch=2, size=32, tiny=True)

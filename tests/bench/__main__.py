@@ -1,4 +1,4 @@
-"""`python -m pipelines.bench SUBJECT`: run one benchmark, or say which there are."""
+"""`python -m bench SUBJECT`: run one benchmark, or say which there are."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import importlib
 import pkgutil
 import sys
 
-import pipelines.bench
+import bench
 from pipelines.common.exits import Exit
 from pipelines.common.process import prepare_process
 
 
 def main(arguments: list[str]) -> int:
-    # Modules that start with an underscore are shared tools, not subjects.
+    # Modules that start with an underscore are shared tools; others are tests of the subjects.
     subjects = sorted(
         module.name
-        for module in pkgutil.iter_modules(pipelines.bench.__path__)
-        if not module.name.startswith("_")
+        for module in pkgutil.iter_modules(bench.__path__)
+        if not module.name.startswith(("_", "test_"))
     )
     if not arguments or arguments[0] not in subjects:
         print(f"usage: scripts/bench {'|'.join(subjects)}", file=sys.stderr)
         return Exit.USAGE
     prepare_process()
-    importlib.import_module(f"pipelines.bench.{arguments[0]}").run(*arguments[1:])
+    importlib.import_module(f"bench.{arguments[0]}").run(*arguments[1:])
     return Exit.OK
 
 

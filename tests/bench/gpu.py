@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from pipelines.bench._steps import operations, step_of
+from bench._steps import operations, step_of
 from pipelines.common.process import prepare_training
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.architectures import FAST, PUBLISHED, build
