@@ -45,10 +45,11 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"index": []}
+html_context = {"default_mode": "auto"}
+html_sidebars = {page: [] for page in ("index", "install", "first-scan", "questions")}
 html_theme_options = {
     "logo": {"text": "trinat"},
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "navigation_with_keys": False,
     "show_prev_next": True,
     "footer_start": ["copyright"],
@@ -56,7 +57,7 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "show_nav_level": 1,
 }
-copyright = "the trinat developers; Apache-2.0. For research, not for diagnosis."
+copyright = "the trinat developers; Apache-2.0. For research, not for diagnosis"
 
 sphinx_gallery_conf = {
     "examples_dirs": "examples",

@@ -9,10 +9,13 @@ Segment a scan, look at the result and save it.
 # A synthetic head stands for a scan. It is cut to the middle of the brain, so that this is quick;
 # with a scan of your own, give its path.
 
+import numpy as np
+
 import trinat
 
 scan, truth = trinat.phantom(seed=1)
-image = scan.to_nibabel().slicer[48:136, 80:168, 92:172]
+centre = np.argwhere(truth.data).mean(0).astype(int)
+image = scan.to_nibabel().slicer[tuple(slice(c - 44, c + 44) for c in centre)]
 
 result = trinat.segment(image)
 print(result)

@@ -14,14 +14,17 @@ from tempfile import mkdtemp
 
 import matplotlib.pyplot as plt
 import nibabel as nib
+import numpy as np
 
 import trinat
 
 folder = Path(mkdtemp())
 (folder / "study").mkdir()
 for seed in (1, 2):
-    scan, _ = trinat.phantom(seed=seed, spacing_mm=(1.5, 1.5, 1.5))
-    nib.save(scan.to_nibabel().slicer[36:88, 56:110, 64:112], folder / f"study/sub-{seed}.nii.gz")
+    scan, truth = trinat.phantom(seed=seed, spacing_mm=(1.5, 1.5, 1.5))
+    centre = np.argwhere(truth.data).mean(0).astype(int)
+    part = scan.to_nibabel().slicer[tuple(slice(c - 28, c + 28) for c in centre)]
+    nib.save(part, folder / f"study/sub-{seed}.nii.gz")
 (folder / "study/sub-3.nii.gz").write_bytes(b"an interrupted download")
 
 # %%

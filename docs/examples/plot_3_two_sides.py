@@ -9,11 +9,13 @@ How much larger is a structure on the left than on the right?
 # The table of volumes has the side of each structure.
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 import trinat
 
 scan, truth = trinat.phantom(seed=3, spacing_mm=(1.5, 1.5, 1.5))
-part = (slice(34, 90), slice(54, 112), slice(60, 112))
+centre = np.argwhere(truth.data).mean(0).astype(int)
+part = tuple(slice(c - 34, c + 34) for c in centre)
 result = trinat.segment(scan.to_nibabel().slicer[part])
 
 table = result.volumes()

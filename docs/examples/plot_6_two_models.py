@@ -15,7 +15,8 @@ import pandas as pd
 import trinat
 
 scan, truth = trinat.phantom(seed=4, spacing_mm=(1.5, 1.5, 1.5))
-part = (slice(34, 90), slice(54, 112), slice(58, 106))
+centre = np.argwhere(truth.data).mean(0).astype(int)
+part = tuple(slice(c - 32, c + 32) for c in centre)
 image = scan.to_nibabel().slicer[part]
 exact = truth.to_nibabel(labels=True).slicer[part]
 
@@ -32,7 +33,7 @@ cut = mask.sum((0, 2)).argmax()
 pictures = {"scan": np.asarray(image.dataobj)}
 pictures |= {way: result.probability(name).data for way, result in found.items()}
 
-figure, axes = plt.subplots(1, 5, figsize=(10, 2.6))
+figure, axes = plt.subplots(1, 5, figsize=(10, 2.4))
 for panel, (title, data) in zip(axes, pictures.items(), strict=False):
     panel.imshow(data[:, cut].T, origin="lower", cmap="gray", vmax=None if title == "scan" else 1)
     panel.set_title(title, fontsize=10)
@@ -58,5 +59,6 @@ dice.round(2)
 
 axes = dice.plot.bar(rot=0, figsize=(6, 3), ylabel="Dice", ylim=(0, 1))
 axes.set_xticklabels(deep, fontsize=8)
-axes.legend(loc="lower left")
+axes.set_xlabel("")
+axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
 plt.tight_layout()

@@ -15,8 +15,9 @@ import pandas as pd
 
 import trinat
 
-scan, _ = trinat.phantom(seed=5, spacing_mm=(1.5, 1.5, 1.5))
-image = scan.to_nibabel().slicer[34:90, 54:112, 60:108]
+scan, truth = trinat.phantom(seed=5, spacing_mm=(1.5, 1.5, 1.5))
+centre = np.argwhere(truth.data).mean(0).astype(int)
+image = scan.to_nibabel().slicer[tuple(slice(c - 28, c + 28) for c in centre)]
 voxels = np.asarray(image.dataobj).astype(float)
 noise = np.random.default_rng(0).normal(0, 0.12 * voxels.max(), voxels.shape)
 

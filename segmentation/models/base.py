@@ -28,10 +28,10 @@ class NetworkConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    classes: int = Field(default=33, ge=2, le=255)
+    classes: int = Field(default=33, ge=2, le=255)  # with background
     # A thick slice: neighbours come along as channels, the slice to segment in the middle.
     channels: Annotated[int, Field(ge=1, le=64), AfterValidator(odd)] = 1
-    filters: int = Field(default=64, ge=1, le=1024)
+    filters: int = Field(default=64, ge=1, le=1024)  # of each convolution
 
     @property
     def multiple(self) -> int:

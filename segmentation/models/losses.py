@@ -29,8 +29,8 @@ class LossConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["quicknat"] = "quicknat"
-    cross_entropy: float = Field(default=1.0, ge=0)
-    dice: float = Field(default=1.0, ge=0)
+    cross_entropy: float = Field(default=1.0, ge=0)  # its weight
+    dice: float = Field(default=1.0, ge=0)  # its weight
     # In units of the largest class weight; 2 is the paper's 2 * median(f) / min(f).
     boundary: float = Field(default=2.0, ge=0)
     # Exponent on the class weights: 1 is median frequency, 0 counts every pixel alike.

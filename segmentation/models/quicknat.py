@@ -20,16 +20,16 @@ class QuickNatConfig(NetworkConfig):
 
     # Files that name no architecture have this one.
     architecture: Literal["quicknat"] = Field(default="quicknat", exclude=True)
-    kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = 5
-    depth: int = Field(default=4, ge=1, le=7)
+    kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = 5  # of the wide convolutions
+    depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
     unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=lambda given: given == 1)
-    excitation: Recalibration = "both"
+    excitation: Recalibration = "both"  # squeeze and excitation
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"
-    order: Order = "norm-activation-convolution"
-    dropout: float = Field(default=0.2, ge=0, lt=1)
+    order: Order = "norm-activation-convolution"  # within a block
+    dropout: float = Field(default=0.2, ge=0, lt=1)  # after each encoder and decoder
 
     @property
     def multiple(self) -> int:

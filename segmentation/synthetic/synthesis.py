@@ -31,10 +31,10 @@ class SynthesisConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    random_contrast: Share = 0.03
-    mirrored: Share = 0.5
-    skull_stripped: Share = 0.4
-    defaced: Share = 0.2
+    random_contrast: Share = 0.03  # in place of that of T1
+    mirrored: Share = 0.5  # sides exchanged, labels too
+    skull_stripped: Share = 0.4  # nothing outside the brain
+    defaced: Share = 0.2  # without a face
     # Part of the slices through a voxel of a random structure; the others lie anywhere in the head.
     balanced: Share = 0.6
     # Part of the planes centred anywhere in the head, not near the brain: faces, necks, air.

@@ -35,8 +35,8 @@ class _Config(BaseModel):
 class OptimiserConfig(_Config):
     """The optimiser and its rates."""
 
-    kind: Literal["adamw", "sgd"] = "adamw"
-    rate: float = Field(default=4e-3, gt=0)
+    kind: Literal["adamw", "sgd"] = "adamw"  # AdamW, or SGD with momentum
+    rate: float = Field(default=4e-3, gt=0)  # learning rate at the start
     weight_decay: float = Field(default=1e-2, ge=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)  # of sgd
     clip: float = Field(default=5.0, gt=0)  # largest norm of the gradient
@@ -47,10 +47,10 @@ class OptimiserConfig(_Config):
 class ScheduleConfig(_Config):
     """How long a stage lasts, by steps or by epochs, and its rates."""
 
-    kind: Literal["cosine", "steps", "constant"] = "cosine"
-    steps: int | None = Field(default=None, ge=1)
-    epochs: int | None = Field(default=None, ge=1)
-    warmup_steps: int = Field(default=0, ge=0)
+    kind: Literal["cosine", "steps", "constant"] = "cosine"  # how the rate falls
+    steps: int | None = Field(default=None, ge=1)  # length of the stage; or
+    epochs: int | None = Field(default=None, ge=1)  # length in epochs
+    warmup_steps: int = Field(default=0, ge=0)  # the rate rises over these
     factor: float = Field(default=0.1, gt=0, le=1)  # kind steps: what each drop leaves
     every_epochs: int = Field(default=10, ge=1)  # kind steps
 
@@ -65,7 +65,7 @@ class SyntheticConfig(_Config):
     """Synthetic scans, made from whole-head label maps during training."""
 
     heads: Path | Literal["phantom"]  # a folder of label maps and priors, or a heads file
-    synthesis: SynthesisConfig = SynthesisConfig()
+    synthesis: SynthesisConfig = SynthesisConfig()  # how scans are made
     held_out: int = Field(default=0, ge=0)  # the last N heads validate
 
 
@@ -83,18 +83,18 @@ class StoreConfig(_Config):
 class DataConfig(_Config):
     """Where batches come from; with both sources, `synthetic_share` of each batch is synthetic."""
 
-    synthetic: SyntheticConfig | None = None
-    store: StoreConfig | None = None
-    synthetic_share: float = Field(default=1.0, ge=0, le=1)
-    rows: int = Field(default=192, ge=16)
-    columns: int = Field(default=192, ge=16)
-    epoch_slices: int = Field(default=8000, ge=1)
+    synthetic: SyntheticConfig | None = None  # made during training
+    store: StoreConfig | None = None  # slices of a store
+    synthetic_share: float = Field(default=1.0, ge=0, le=1)  # where there are both
+    rows: int = Field(default=192, ge=16)  # of a slice, in pixels
+    columns: int = Field(default=192, ge=16)  # of a slice, in pixels
+    epoch_slices: int = Field(default=8000, ge=1)  # of synthetic data; a store: all
 
 
 class ValidationConfig(_Config):
     """Whole scans after every n-th epoch; the weights with the best Dice are kept."""
 
-    every_epochs: int = Field(default=1, ge=1)
+    every_epochs: int = Field(default=1, ge=1)  # n: after every n-th epoch
     patience: int | None = Field(default=None, ge=1)  # validations without a better Dice
     scans: int = Field(default=2, ge=1)  # at most
 
@@ -102,23 +102,23 @@ class ValidationConfig(_Config):
 class StageConfig(_Config):
     """One stage of a run. With `together`, one network learns all views at once."""
 
-    name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")
-    together: bool = False
+    name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")  # its folder in the run
+    together: bool = False  # one network learns all views
     # Views that this stage trains; if not given, all of the run. A view that no stage before has
     # trained starts from another's weights.
     views: tuple[View, ...] | None = Field(default=None, min_length=1)
-    data: DataConfig
+    data: DataConfig  # where slices come from
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig
     loss: LossConfig = LossConfig(balance=0.5, boundary=0.1)
-    batch: int = Field(default=8, ge=1)
+    batch: int = Field(default=8, ge=1)  # slices at a time
     accumulate: int = Field(default=1, ge=1)  # batches to a step
     # auto: bfloat16 where the device computes in it, else float32.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     ema: float = Field(default=0.998, ge=0, lt=1)  # 0: validate and ship the weights themselves
-    compile: bool = False
-    validation: ValidationConfig | None = None
-    checkpoint_every_steps: int = Field(default=500, ge=1)
+    compile: bool = False  # torch.compile, for GPUs
+    validation: ValidationConfig | None = None  # none: the last weights are kept
+    checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     max_bad_steps: int = Field(default=20, ge=1)  # in a row, of NaN or infinite loss
     # Weights to start from: a model's folder or shipped name, or, by default, the stage before.
     start: Path | None = None
@@ -127,15 +127,15 @@ class StageConfig(_Config):
 class Recipe(_Config):
     """A run: one network per view, in one or more stages."""
 
-    name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")
-    scheme: str = "quicknat33"
-    network: Architecture = PUBLISHED
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    views: tuple[View, ...] = tuple(View)
+    name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")  # the name of the model too
+    scheme: str = "quicknat33"  # a label scheme
+    network: Architecture = PUBLISHED  # of each view
+    seed: int = Field(default=0, ge=0, lt=2**31)  # of every random number
+    views: tuple[View, ...] = tuple(View)  # a network for each
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
     events: bool = False  # curves also go to files for TensorBoard
-    stages: tuple[StageConfig, ...] = Field(min_length=1)
+    stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
     @field_validator("views")
     @classmethod
