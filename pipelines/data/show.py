@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +23,9 @@ from segmentation.report.pictures import (
     encoded,
     label_colors,
     overlay,
-    png_bytes,
     three_pictures,
 )
 from segmentation.space.views import View, from_slices, to_slices
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["read_augmentation", "show_augmented", "show_subject"]
 
@@ -62,7 +58,7 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
     if whole_head:
         colors = label_colors(scheme)
         rows = {v.value: _across(to_slices(image, v), to_slices(labels, v), colors) for v in View}
-        picture = _without_date(draw_rows(rows, _ACROSS, subject))
+        picture = encoded(draw_rows(rows, subject), "PNG")
     else:
         volumes = Volume(image, file.affine), Volume(labels, file.affine)
         picture = encoded(draw_mosaic(*volumes, scheme, title=subject), "PNG")
@@ -98,8 +94,7 @@ def show_augmented(
         for start in range(0, count, _ACROSS):
             name = view.value if start == 0 else f"{view.value} {start + 1}"
             rows[name] = pictures[start : start + _ACROSS]
-    figure = draw_rows(rows, _ACROSS, f"{subject}, augmented, seed {seed}")
-    _save(_without_date(figure), path)
+    _save(encoded(draw_rows(rows, f"{subject}, augmented, seed {seed}"), "PNG"), path)
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
@@ -113,11 +108,6 @@ def _across(image: NDArray[Any], labels: NDArray[Any], colors: Picture) -> list[
     """Two slices, each as image, labels and overlay."""
     positions = (len(image) * 2 // 5, len(image) * 3 // 5)
     return [p for n in positions for p in three_pictures(image[n], labels[n], colors)]
-
-
-def _without_date(figure: Figure) -> bytes:
-    """The same picture has the same bytes."""
-    return png_bytes(figure, 110, metadata={"Software": None})
 
 
 def _save(picture: bytes, path: Path) -> None:

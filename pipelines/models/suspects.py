@@ -18,7 +18,7 @@ from segmentation.io.files import atomic_text, write_tsv
 from segmentation.labels.scheme import IGNORE
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.report.page import Column, render, table
-from segmentation.report.pictures import brain_window, draw_rows, label_colors, overlay, png_bytes
+from segmentation.report.pictures import brain_window, draw_rows, encoded, label_colors, overlay
 from segmentation.space.views import View
 from segmentation.training.suspects import MEASURES, Look, Suspect, look, rank, summarise
 
@@ -179,6 +179,5 @@ def _picture(
     row = [overlay(gray, kind[shown][0], colors) for kind in kinds]
     caption = f"{suspect.subject}: {suspect.why} (score {suspect.score:.1f})"
     what = f"{sight.view.value} {place}"
-    return f"{caption}. Image, labels, prediction; {what}", png_bytes(
-        draw_rows({what: row}, 3, suspect.subject), 110
-    )
+    drawn = draw_rows({what: row}, suspect.subject)
+    return f"{caption}. Image, labels, prediction; {what}", encoded(drawn, "PNG")

@@ -84,36 +84,40 @@ def draw_mosaic(
     indices = np.asarray(labels.data)
     colors = label_colors(scheme)
     brightest = float(np.percentile(image.data[indices > 0], 99.5)) if indices.any() else 1.0
-    lines: dict[View, list[Picture]] = {}
+    rows: dict[str, list[Picture]] = {}
     for view in View:
         shown, truth = to_slices(image.data, view), to_slices(indices, view)
         window = brain_window(truth)
-        lines[view] = [
+        rows[view.value] = [
             picture
             for n in _positions(truth, slices_per_view)
             for picture in three_pictures(shown[n][window] / brightest, truth[n][window], colors)
         ]
-    return _tiled_rows(lines, title)
+    return draw_rows(rows, title, {view.value: ends for view, ends in _EDGES.items()})
 
 
-def _tiled_rows(lines: Mapping[View, list[Picture]], title: str) -> NDArray[np.uint8]:
-    """Each view's pictures in a row, their row 0 at the bottom, with its name and its sides."""
+def draw_rows(
+    rows: Mapping[str, Sequence[Picture]],
+    title: str,
+    edges: Mapping[str, tuple[str, str]] | None = None,
+) -> NDArray[np.uint8]:
+    """Pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's sides."""
     from PIL import Image, ImageDraw, ImageFont
 
-    shapes = [row[0].shape for row in lines.values()]
-    zoom = max(1, _LEAST_SIDE // max(max(shape[:2]) for shape in shapes))
-    width = zoom * max(shape[1] for shape in shapes) + _GAP
-    heights = [zoom * shape[0] + _GAP for shape in shapes]
+    pictures = [picture for row in rows.values() for picture in row]
+    zoom = max(1, _LEAST_SIDE // max(max(picture.shape[:2]) for picture in pictures))
+    width = zoom * max(picture.shape[1] for picture in pictures) + _GAP
+    heights = [zoom * max(len(picture) for picture in row) + _GAP for row in rows.values()]
     bottom = 2 * _GAP if title else 0
-    size = _GAP + width * len(next(iter(lines.values()))), bottom + sum(heights)
+    size = _GAP + width * max(map(len, rows.values())), bottom + sum(heights)
     page = Image.new("RGB", size, _PAPER)
     pen, font = ImageDraw.Draw(page), ImageFont.load_default(_LETTER)
     pen.text((size[0] / 2, _GAP), title, _INK, font, "mm")
-    for height, (view, row) in zip(heights, lines.items(), strict=True):
+    for height, (name, row) in zip(heights, rows.items(), strict=True):
         bottom += height
-        name = Image.new("RGB", (height - _GAP, _GAP), _PAPER)
-        ImageDraw.Draw(name).text((name.width / 2, _GAP / 2), view.value, _INK, font, "mm")
-        page.paste(name.transpose(Image.Transpose.ROTATE_90), (0, bottom - name.width))
+        label = Image.new("RGB", (height - _GAP, _GAP), _PAPER)
+        ImageDraw.Draw(label).text((label.width / 2, _GAP / 2), name, _INK, font, "mm")
+        page.paste(label.transpose(Image.Transpose.ROTATE_90), (0, bottom - label.width))
         for column, picture in enumerate(row):
             pixels = np.rint(np.clip(picture[::-1], 0, 1) * 255).astype(np.uint8)
             drawn = Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
@@ -121,40 +125,16 @@ def _tiled_rows(lines: Mapping[View, list[Picture]], title: str) -> NDArray[np.u
             page.paste(drawn, (left, bottom - drawn.height))
             # An outline keeps the letters readable on bright tissue.
             edge = partial(pen.text, fill=_INK, font=font, stroke_width=1, stroke_fill=_PAPER)
-            first, last = _EDGES[view]
+            first, last = (edges or {}).get(name, ("", ""))
             edge((left + 3, bottom - 3), first, anchor="ls")
             edge((left + drawn.width - 3, bottom - 3), last, anchor="rs")
     return np.asarray(page)
-
-
-def draw_rows(rows: Mapping[str, Sequence[Picture]], columns: int, title: str) -> Figure:
-    """Pictures in named rows; a slice's row 0 is at the bottom."""
-    figure, axes = _dark_grid(len(rows), columns, (columns * 1.6, len(rows) * 1.8), title)
-    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
-        for axis in line:
-            axis.set_axis_off()
-        for axis, picture in zip(line, pictures, strict=False):
-            axis.imshow(picture, origin="lower", interpolation="nearest")
-        line[0].set_title(name, color=_INK, fontsize=8, loc="left")
-    return figure
 
 
 def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, **options)
     return buffer.getvalue()
-
-
-def _dark_grid(
-    rows: int, columns: int, size: tuple[float, float], title: str
-) -> tuple[Figure, Any]:
-    # Figure, not pyplot: no global state, and no window system is asked for.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, facecolor=_PAPER, layout="constrained")
-    if title:
-        figure.suptitle(title, color=_INK, fontsize=11)
-    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def brain_window(truth: NDArray[Any], margin: int = 10) -> tuple[slice, slice]:

@@ -8,7 +8,7 @@ import pytest
 from segmentation.errors import GeometryError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
-from segmentation.report.pictures import draw_mosaic, label_colors, overlay
+from segmentation.report.pictures import draw_mosaic, draw_rows, label_colors, overlay
 
 SCHEME = load_scheme("quicknat33")
 
@@ -83,3 +83,16 @@ def test_labels_without_any_structure_still_give_a_picture() -> None:
     image, labels = head()
     empty = Volume(np.zeros_like(labels.data), labels.affine)
     assert draw_mosaic(image, empty, SCHEME, slices_per_view=1).any()
+
+
+def test_rows_are_as_high_as_their_highest_picture_and_all_as_wide_as_the_widest() -> None:
+    rows = {
+        "one": [np.ones((10, 20, 3), np.float32), np.ones((30, 15, 3), np.float32)],
+        "other": [np.ones((5, 5, 3), np.float32)],
+    }
+    drawn = draw_rows(rows, "")
+    # 30 fits thrice into 110; 14 between pictures: 2 (3·20 + 14) + 14 wide, 3·30 + 3·5 + 28 high.
+    assert drawn.shape == (133, 162, 3)
+    # The last row, of 15 by 15 pixels, stands at the bottom, in the middle of its column.
+    assert (drawn[118:, 43:58] == 255).all()
+    assert (drawn[118:, 14 + 74 :] < 255).all()
