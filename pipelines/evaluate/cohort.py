@@ -93,6 +93,8 @@ def report(
     if settings.participants and not table.is_file():
         raise ConfigError("no such table", where=table)
     people = read_participants(table)
+    ratings = read_given(settings.ratings)
+    rejected = rejections(ratings)
     files = find_files(settings.predictions)
     measured = []
     for _, result in _measure_all(files, settings):
@@ -104,8 +106,6 @@ def report(
     told = list(entries_in(settings.predictions))
     entries = [entry for _, entry in told]
     results = {folder / name: entry.result for folder, entry in told for name in entry.outputs}
-    ratings = read_given(settings.ratings)
-    rejected = rejections(ratings)
     for result in measured:
         if by := rejected.get(result.sha256, {}).get(""):
             say(f"{result.subject}: left out, rejected by {by}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib import resources
-from typing import Any
+from typing import Annotated, Literal
 
+from pydantic import BaseModel, StringConstraints, ValidationError
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pipelines.common.ratings import VERDICTS
 from pipelines.view.study import Study
 from pipelines.view.voxels import Voxels
 from segmentation.errors import InputError, TrinatError
@@ -21,13 +21,21 @@ __all__ = ["make_app"]
 
 _PAGE = resources.files("pipelines.view") / "page"
 _FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/view.css": ("view.css", "text/css; charset=utf-8"),
-    "/view.js": ("view.js", "text/javascript; charset=utf-8"),
-    "/picture.js": ("picture.js", "text/javascript; charset=utf-8"),
-    "/niivue.js": ("niivue/niivue.umd.js", "text/javascript; charset=utf-8"),
+    "/": ("index.html", "text/html"),
+    "/view.css": ("view.css", "text/css"),
+    "/view.js": ("view.js", "text/javascript"),
+    "/picture.js": ("picture.js", "text/javascript"),
+    "/niivue.js": ("niivue/niivue.umd.js", "text/javascript"),
 }
-_LONGEST_REMARK = 2000
+
+
+class _Judgement(BaseModel):
+    """`structure` is empty for the whole scan, `rating` to take one back."""
+
+    structure: str
+    sha256: str
+    rating: Literal["pass", "look", "reject", ""]
+    remark: Annotated[str, StringConstraints(max_length=2000)]
 
 
 def make_app(study: Study) -> Starlette:
@@ -42,24 +50,18 @@ def make_app(study: Study) -> Starlette:
 
     def content(request: Request) -> Response:
         number, kind = request.path_params["number"], request.path_params["kind"]
-        step = 2 if request.query_params.get("step") == "2" else 1
-        makers: dict[str, Callable[[], bytes]] = {
-            "scan": lambda: voxels.scan(number, step),
-            "labels": lambda: voxels.labels(number, step),
-            "against": lambda: voxels.labels(number, step, "against"),
-            "entropy": lambda: voxels.entropy(number),
-            "surfaces": lambda: voxels.surfaces(number),
-        }
-        if kind not in makers:
+        if kind not in ("scan", "labels", "against", "entropy", "surfaces"):
             raise InputError(f"no {kind} of scans")
-        return Response(makers[kind](), media_type="application/octet-stream")
+        step = 2 if request.query_params.get("step") == "2" else 1
+        return Response(voxels.content(number, kind, step), media_type="application/octet-stream")
 
     async def rate(request: Request) -> Response:
-        from starlette.concurrency import run_in_threadpool
-
         item = study[request.path_params["number"]]
-        structure, rating, remark = _judgement(await request.body())
-        await run_in_threadpool(study.rate, item, structure, rating, remark)
+        try:
+            given = _Judgement.model_validate_json(await request.body())
+        except ValidationError:
+            raise InputError("not a rating: give structure, rating, remark and sha256") from None
+        await run_in_threadpool(study.rate, item, **given.model_dump())
         return JSONResponse(await run_in_threadpool(study.detail, item))
 
     routes = [Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()]
@@ -74,22 +76,6 @@ def make_app(study: Study) -> Starlette:
 
 def _file(name: str, kind: str) -> Callable[[Request], Response]:
     return lambda _: Response(_PAGE.joinpath(*name.split("/")).read_bytes(), media_type=kind)
-
-
-def _judgement(body: bytes) -> tuple[str, str, str]:
-    """Structure ("" for the scan), rating ("" to take it back) and remark."""
-    try:
-        given: Any = json.loads(body)
-        structure, rating, remark = (given[key] for key in ("structure", "rating", "remark"))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError("not a rating: structure, rating and remark are needed") from None
-    if not all(isinstance(value, str) for value in (structure, rating, remark)):
-        raise InputError("structure, rating and remark of a rating are texts")
-    if rating not in (*VERDICTS, ""):
-        raise InputError(f"a rating is {', '.join(VERDICTS)}, or empty")
-    if len(remark) > _LONGEST_REMARK:
-        raise InputError(f"a remark has {_LONGEST_REMARK} characters at most")
-    return structure, rating, remark
 
 
 def _refused(_: Request, error: Exception) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,10 +21,11 @@ from segmentation.errors import ConfigError, InputError
 from segmentation.io.files import read_rows, sha256_of
 from segmentation.labels.scheme import load_scheme
 
-__all__ = ["Item", "Structure", "Study", "structures_in"]
+__all__ = ["Item", "Structure", "Study", "digest", "structures_in"]
 
 # Of a study's volumes as many quantiles, so that a page of 100,000 scans is not larger.
 _QUANTILES = 101
+_DOUBT = ("reject", "look", "done", "failed", "skipped", "pass")
 
 
 @dataclass(frozen=True)
@@ -37,30 +38,22 @@ class Structure:
 
 @dataclass(frozen=True)
 class Item:
-    """One scan of the list: what the ledger says of it, and its files."""
+    """One scan of the list: what the ledger says of it, and its label map."""
 
     name: str
     folder: Path
     entry: Entry
-    labels: Path | None = None
+    labels: Path | None
 
     @property
-    def grade(self) -> str:
-        return self.entry.result.get("grade") or self.entry.status
+    def facts(self) -> dict[str, Any]:
+        grade = self.entry.result.get("grade") or self.entry.status
+        why = "; ".join(self.entry.result.get("reasons", ())) or self.entry.reason
+        return {"name": self.name, "grade": grade, "why": why}
 
     @property
-    def why(self) -> str:
-        return "; ".join(self.entry.result.get("reasons", ())) or self.entry.reason
-
-    def output(self, product: Product) -> Path | None:
-        """One of its files, which lies in the folder whatever the ledger says."""
-        ending = f"_{product.suffix}"
-        for name in self.entry.outputs:
-            path = self.folder / name
-            inside = path.resolve().is_relative_to(self.folder.resolve())
-            if inside and path.suffix != ".json" and without_suffix(path).endswith(ending):
-                return path
-        return None
+    def agreement(self) -> float | None:
+        return self.entry.result.get("mean_agreement")
 
 
 @dataclass(frozen=True)
@@ -77,21 +70,20 @@ class Study:
     def items(self) -> list[Item]:
         """Scans in the order to look at them: the doubtful first."""
         if not self.folder.is_dir():
-            raise ConfigError(
-                "no such folder", where=self.folder, remedy="give the --out of trinat predict"
+            remedy = "give the --out of trinat predict"
+            raise ConfigError("no such folder", where=self.folder, remedy=remedy)
+        items = [
+            Item(
+                (folder / entry.case).relative_to(self.folder).as_posix(),
+                *(folder, entry, output(folder, entry, Product.LABELS)),
             )
-        items = []
-        for folder, entry in entries_in(self.folder):
-            place = folder.relative_to(self.folder).as_posix()
-            name = entry.case if place == "." else f"{place}/{entry.case}"
-            item = Item(name, folder, entry)
-            if entry.status != "skipped" or entry.is_kept:
-                items.append(Item(name, folder, entry, item.output(Product.LABELS)))
-        if not items:  # label maps of another origin
-            items = [
-                Item(file.name, self.folder, Entry(file.name, "done"), file.path)
-                for file in find_files(self.folder)
-            ]
+            for folder, entry in entries_in(self.folder)
+            if entry.status != "skipped" or entry.is_kept
+        ]
+        items = items or [  # label maps of another origin
+            Item(file.name, self.folder, Entry(file.name, "done"), file.path)
+            for file in find_files(self.folder)
+        ]
         return sorted(items, key=_doubt)
 
     @cached_property
@@ -109,15 +101,17 @@ class Study:
 
     def image(self, item: Item) -> Path | None:
         """Its scan, if it is where it was, or among the images that were named."""
-        if self.images:
-            named = self.images / item.entry.input
-            return named if item.entry.input and named.is_file() else self._images.get(item.name)
-        path = item.folder / item.entry.scan
-        return path if item.entry.scan and path.is_file() else None
+        if self.images and not item.entry.input:
+            return self._images.get(item.name)
+        seen = self.images / item.entry.input if self.images else item.folder / item.entry.scan
+        return seen if seen.is_file() else self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
         """The label map of the same scan in the folder to compare with."""
         return self._others.get(item.name)
+
+    def entropy(self, item: Item) -> Path | None:
+        return output(item.folder, item.entry, Product.ENTROPY)
 
     def overview(self) -> dict[str, Any]:
         """The list of scans and the distribution of each structure's volumes."""
@@ -125,25 +119,20 @@ class Study:
         for item in self.items:
             for name, volume in item.entry.result.get("volumes_mm3", {}).items():
                 volumes.setdefault(name, []).append(volume)
-        ratings = self.ratings()
-        mine = {r["scan"]: r for r in ratings if r["mine"] and not r["structure"]}
+        mine = {r["scan"]: r for r in self.ratings() if r["mine"] and not r["structure"]}
         return {
             "title": self.folder.resolve().name,
             "rater": self.rater,
             "against": self.against.resolve().name if self.against else "",
             "verdicts": VERDICTS,
             "structures": [
-                {
-                    **{"name": x.name, "abbreviation": x.abbreviation, "color": x.color},
-                    "volumes": _quantiles(volumes[x.name]),
-                    "count": len(volumes[x.name]),
-                }
+                {**asdict(x), "volumes": _quantiles(volumes[x.name]), "count": len(volumes[x.name])}
                 for x in self.structures
             ],
             "scans": [
                 {
-                    **{"name": item.name, "grade": item.grade, "why": item.why},
-                    "agreement": item.entry.result.get("mean_agreement"),
+                    **item.facts,
+                    "agreement": item.agreement,
                     "there": bool(item.labels),
                     "rating": mine.get(item.name),
                 }
@@ -153,51 +142,38 @@ class Study:
 
     def detail(self, item: Item) -> dict[str, Any]:
         """All that is known of one scan."""
-        result = item.entry.result
-        measures = ("agreement", "iou", "pairwise_dice", "volume_cv")
         return {
-            **{"name": item.name, "grade": item.grade, "why": item.why},
-            "notes": list(result.get("notes", ())),
-            "model": result.get("model", ""),
-            "brain_mm3": result.get("total_brain_mm3"),
-            "volumes": result.get("volumes_mm3", {}),
-            "grades": result.get("structure_grades", {}),
-            **{name: result.get(name, {}) for name in measures},
-            "labels": bool(item.labels),
+            **item.facts,
+            "result": item.entry.result,
+            "sha256": digest(item.labels),
             "scan": bool(self.image(item)),
-            "entropy": bool(item.output(Product.ENTROPY)),
+            "entropy": bool(self.entropy(item)),
             "against": bool(self.other(item)),
             "ratings": [r for r in self.ratings() if r["scan"] == item.name],
         }
 
-    def rate(self, item: Item, structure: str, rating: str, remark: str) -> None:
-        """Keep the rater's judgement of what is there now."""
-        if item.labels is None:
-            raise InputError("has no result to judge", where=item.name)
+    def rate(self, item: Item, structure: str, rating: str, remark: str, sha256: str) -> None:
+        """Keep the rater's judgement of a label map with this digest."""
+        if not sha256 or digest(item.labels) != sha256:
+            raise InputError("has changed since it was shown", where=item.name, remedy="reload")
         if structure and structure not in {x.name for x in self.structures}:
             raise InputError(f"no structure {structure!r} in this study")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        judged = Rating(
-            *(item.name, structure, rating, " ".join(remark.split())),
-            *(self.rater, now, _digest(item.labels)),
-        )
-        save_rating(self.folder / RATINGS, judged, lock=self.folder / WORK / "lock.ratings")
+        judged = (item.name, structure, rating, " ".join(remark.split()))
+        saved = Rating(*judged, self.rater, now, sha256)
+        save_rating(self.folder / RATINGS, saved, lock=self.folder / WORK / "lock.ratings")
 
     def ratings(self) -> list[dict[str, Any]]:
         """Every rating, whether it is the rater's own, and whether its result has changed."""
         paths = {item.name: item.labels for item in self.items}
-        rows = []
-        for r in read_ratings(self.folder / RATINGS):
-            path = paths.get(r.scan)
-            rows.append(
-                {
-                    **{"scan": r.scan, "structure": r.structure, "rating": r.rating},
-                    **{"remark": r.remark, "rater": r.rater, "rated": r.rated},
-                    "mine": r.rater == self.rater,
-                    "stale": path is None or _digest(path) != r.sha256,
-                }
-            )
-        return rows
+        return [
+            {
+                **asdict(r),
+                "mine": r.rater == self.rater,
+                "stale": digest(paths.get(r.scan)) != r.sha256,
+            }
+            for r in read_ratings(self.folder / RATINGS)
+        ]
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
@@ -211,7 +187,7 @@ class Study:
         """By the name of a scan: the one of these files that is of it."""
         from pipelines.evaluate.pairing import pair_files
 
-        own = {item.name: _named(item) for item in self.items if item.labels}
+        own = {item.name: _named(item, item.labels) for item in self.items if item.labels}
         names = {id(file): name for name, file in own.items()}
         return {
             names[id(p.truth)]: p.prediction.path for p in pair_files(own.values(), files).pairs
@@ -231,17 +207,23 @@ def structures_in(folder: Path) -> list[Structure]:
     ]
 
 
+def output(folder: Path, entry: Entry, product: Product) -> Path | None:
+    """One of a scan's files, which lies in the folder whatever the ledger says."""
+    for path in map(folder.joinpath, entry.outputs):
+        fits = path.suffix != ".json" and without_suffix(path).endswith(f"_{product.suffix}")
+        if fits and path.resolve().is_relative_to(folder.resolve()):
+            return path
+    return None
+
+
 def _doubt(item: Item) -> tuple[int, float, Any]:
-    order = ("reject", "look", "done", "failed", "skipped", "pass")
-    grade = order.index(item.grade) if item.grade in order else len(order)
-    agreement = item.entry.result.get("mean_agreement")
-    return grade, 1.0 if agreement is None else agreement, natural_order(item.name)
+    agreement = 1.0 if item.agreement is None else item.agreement
+    return _DOUBT.index(item.facts["grade"]), agreement, natural_order(item.name)
 
 
-def _named(item: Item) -> ScanFile:
+def _named(item: Item, labels: Path) -> ScanFile:
     """Its label map, under its scan's own name where that had to be made safe."""
-    assert item.labels is not None
-    (file,), scan = find_files(item.labels), Path(item.entry.input)
+    (file,), scan = find_files(labels), Path(item.entry.input)
     return as_scan(file, scan) if safe_component(without_suffix(scan)) == file.name else file
 
 
@@ -251,12 +233,11 @@ def _quantiles(values: Sequence[float]) -> list[float]:
     return [float(v) for v in np.quantile(values, np.linspace(0, 1, _QUANTILES))]
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path | None) -> str:
     """SHA-256 of a label map as it is now; "" of one that is gone."""
-    try:
-        status = path.stat()
-    except OSError:
+    if path is None or not path.is_file():
         return ""
+    status = path.stat()
     return _digest_of(path, status.st_mtime_ns, status.st_size, status.st_ino)
 
 

@@ -32,6 +32,7 @@ from helpers.miniatures import (
 )
 from helpers.overfitted import overfitted_model
 
+from pipelines.common.ratings import Rating, save_rating
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.model_info import Description
@@ -218,11 +219,19 @@ def _dicom(folder: Path) -> None:
     write_classic(folder / "scout", volume, "scout", SeriesDescription="scout")
 
 
+def _ratings(path: Path) -> None:
+    """One rating, of a label map that is no longer there."""
+    rating = Rating("scan", "", "look", "", "anna", "2026-01-01T00:00:00+00:00", "0" * 64)
+    path.parent.mkdir(parents=True)
+    save_rating(path, rating, lock=path.with_name("lock"))
+
+
 DATA: dict[str, Callable[[Path], None]] = {
     "dicom-study": _dicom,
     "scan.nii.gz": lambda path: _scans(path.parent),
     "study": _scans,
     "scans": _scans,
+    "results/ratings.tsv": _ratings,
     "manual": lambda path: _scans(path, truth=True),
     "bids": _bids,
     "BIDS_DIR": _bids,

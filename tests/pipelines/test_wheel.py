@@ -29,6 +29,9 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path
     shipped = ROOT / "segmentation" / "models" / "zoo"
     wanted = {str(path.relative_to(ROOT)) for path in shipped.rglob("*.*") if path.suffix != ".pyc"}
     assert len(wanted) > 5
+    page = ROOT / "pipelines" / "view" / "page"
+    wanted |= {str(path.relative_to(ROOT)) for path in page.rglob("*.*")}
+    assert "pipelines/view/page/niivue/LICENSE.txt" in wanted
     assert not wanted - held
     assert {"trinat.py", "segmentation/synthetic/anatomy.npz"} <= held
     assert "configs/train/fast.yaml" in held

@@ -188,7 +188,7 @@ async function started() {
 
 function fillDetail() {
   const { detail } = page;
-  $("why").textContent = [detail.why, ...detail.notes].filter(Boolean).join("; ");
+  $("why").textContent = [detail.why, ...(detail.result.notes || [])].filter(Boolean).join("; ");
   for (const [id, there] of [["entropy", detail.entropy], ["flip", detail.against]]) {
     $(id).disabled = !there;
     $(id).hidden = id === "flip" ? !page.study.against : !there && !page.entropy;
@@ -209,7 +209,7 @@ function located({ place, mm }) {
 // ---- Structures ----
 
 function volumeOf(structure, place) {
-  const known = page.detail.volumes[structure.name];
+  const known = page.detail.result.volumes_mm3?.[structure.name];
   if (known !== undefined || !page.counts) return known;
   return page.counts[place] * page.picture.voxelMm3();
 }
@@ -252,9 +252,9 @@ function structureRow(structure, n) {
 function fillStructures() {
   page.study.structures.forEach((structure, n) => {
     const volume = volumeOf(structure, n + 1);
-    const grade = page.detail.grades[structure.name];
+    const grade = page.detail.result.structure_grades?.[structure.name];
     const own = page.detail.ratings.find((r) => r.mine && r.structure === structure.name);
-    const agreement = page.detail.agreement[structure.name];
+    const agreement = page.detail.result.agreement?.[structure.name];
     structure.row.classList.toggle("missing", volume === 0);
     structure.row.lastChild.replaceChildren(
       make("span", { class: "name", title: structure.name }, shortName(structure.name)),
@@ -302,16 +302,16 @@ function fillCard() {
   const structure = page.study.structures[page.structure - 1];
   card.hidden = !structure || !page.detail;
   if (card.hidden) return;
-  const { detail } = page;
+  const { result } = page.detail;
   const volume = volumeOf(structure, page.structure);
   const facts = [
     ["Volume", volume === undefined ? "" : `${whole(volume)} mm³`],
-    ["Of brain", volume !== undefined && detail.brain_mm3 ? `${((100 * volume) / detail.brain_mm3).toFixed(2)} %` : ""],
+    ["Of brain", volume !== undefined && result.total_brain_mm3 ? `${((100 * volume) / result.total_brain_mm3).toFixed(2)} %` : ""],
     ["In the study", volume !== undefined && structure.count > 1 ? `percentile ${percentile(structure, volume).toFixed(0)} (${structure.count} scans)` : ""],
-    ["Views agree", detail.agreement[structure.name]?.toFixed(3)],
-    ["IoU of samples", detail.iou[structure.name]?.toFixed(3)],
-    ["Volume CV", detail.volume_cv[structure.name]?.toFixed(3)],
-    ["Grade", detail.grades[structure.name]],
+    ["Views agree", result.agreement?.[structure.name]?.toFixed(3)],
+    ["IoU of samples", result.iou?.[structure.name]?.toFixed(3)],
+    ["Volume CV", result.volume_cv?.[structure.name]?.toFixed(3)],
+    ["Grade", result.structure_grades?.[structure.name]],
   ].filter(([, value]) => value);
   const judge = make("div", { class: "judge" });
   card.replaceChildren(
@@ -332,7 +332,7 @@ function fillJudge(place, structure, what) {
   const prefix = structure ? "Shift+" : "";
   const buttons = page.study.verdicts.map((verdict, n) => make("button", {
     class: "verdict", "data-grade": verdict, "aria-pressed": String(own?.rating === verdict),
-    disabled: !detail.labels, title: `Rate the ${what}: ${prefix}${VERDICT_KEYS[n]}`,
+    disabled: !detail.sha256, title: `Rate the ${what}: ${prefix}${VERDICT_KEYS[n]}`,
     onclick: () => rate(structure, own?.rating === verdict ? "" : verdict),
   }, verdict));
   const remark = make("input", {
@@ -351,11 +351,13 @@ function fillJudge(place, structure, what) {
 
 async function rate(structure, rating, remark) {
   const { number, detail } = page;
-  if (!detail?.labels) return;
+  if (!detail?.sha256) return;
   const own = detail.ratings.find((r) => r.mine && r.structure === structure);
-  const body = JSON.stringify({ structure, rating, remark: remark ?? own?.remark ?? "" });
+  const body = JSON.stringify({ structure, rating, remark: remark ?? own?.remark ?? "", sha256: detail.sha256 });
   try {
     const saved = await askJson(`/v1/scans/${number}/ratings`, { method: "PUT", body });
+    // What is judged next is what is shown now, whatever the server has by then.
+    saved.sha256 = detail.sha256;
     page.items[number].rating = saved.ratings.find((r) => r.mine && !r.structure) || null;
     fillScanRow(page.items[number]);
     fillFilters();

@@ -44,8 +44,10 @@ def client(out: Path, rater: str = "anna") -> Client:
     return Client(out, rater)
 
 
-def rating(**changes: object) -> dict[str, object]:
-    return {"structure": "", "rating": "look", "remark": "", **changes}
+def rate(page: Client, number: int = 0, **changes: str) -> httpx.Response:
+    shown = page.get(f"/v1/scans/{number}").json()["sha256"]
+    body = {"structure": "", "rating": "look", "remark": "", "sha256": shown, **changes}
+    return page.put(f"/v1/scans/{number}/ratings", json=body)
 
 
 def test_the_page_and_its_files_are_there(out: Path) -> None:
@@ -64,7 +66,7 @@ def test_the_page_and_its_files_are_there(out: Path) -> None:
 def test_a_rating_is_saved_with_who_when_and_the_hash_of_what_was_judged(out: Path) -> None:
     page = client(out)
     number = [s["name"] for s in page.get("/v1/study").json()["scans"]].index("a")
-    answer = page.put(f"/v1/scans/{number}/ratings", json=rating(remark="-cut\toff\n"))
+    answer = rate(page, number, remark="-cut\toff\n")
     assert [r["rating"] for r in answer.json()["ratings"]] == ["look"]
     (saved,) = read_ratings(out / "ratings.tsv")
     assert (saved.scan, saved.structure, saved.rater) == ("a", "", "anna")
@@ -74,11 +76,10 @@ def test_a_rating_is_saved_with_who_when_and_the_hash_of_what_was_judged(out: Pa
 
 
 def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(out: Path) -> None:
-    client(out, "berta").put("/v1/scans/0/ratings", json=rating(rating="reject"))
+    rate(client(out, "berta"), rating="reject")
     for verdict in ("look", "pass"):
-        client(out).put("/v1/scans/0/ratings", json=rating(rating=verdict))
-    structure = rating(structure="Left-Thalamus", rating="reject")
-    client(out).put("/v1/scans/0/ratings", json=structure)
+        rate(client(out), rating=verdict)
+    rate(client(out), structure="Left-Thalamus", rating="reject")
     found = {(r.rater, r.structure): r.rating for r in read_ratings(out / "ratings.tsv")}
     assert found == {
         ("berta", ""): "reject",
@@ -88,14 +89,14 @@ def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(out: Pa
 
 
 def test_an_empty_rating_takes_it_back(out: Path) -> None:
-    client(out).put("/v1/scans/0/ratings", json=rating())
-    client(out).put("/v1/scans/0/ratings", json=rating(rating=""))
+    rate(client(out))
+    rate(client(out), rating="")
     assert read_ratings(out / "ratings.tsv") == []
 
 
 def test_a_rating_is_stale_once_the_result_has_changed(out: Path) -> None:
     page = client(out)
-    page.put("/v1/scans/0/ratings", json=rating())
+    rate(page)
     name = page.get("/v1/scans/0").json()["name"]
     assert not page.get("/v1/scans/0").json()["ratings"][0]["stale"]
     path = out / f"{name}_dseg.nii.gz"
@@ -107,6 +108,13 @@ def test_a_rating_is_stale_once_the_result_has_changed(out: Path) -> None:
     assert shown["rating"]["stale"]
 
 
+def test_what_has_changed_since_it_was_shown_is_not_judged_unseen(out: Path) -> None:
+    answer = rate(client(out), sha256="0" * 64)
+    assert answer.status_code == 422
+    assert "has changed since it was shown" in answer.json()["reason"]
+    assert not (out / "ratings.tsv").exists()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -116,8 +124,8 @@ def test_a_rating_is_stale_once_the_result_has_changed(out: Path) -> None:
         b'{"structure": "", "rating": "fine", "remark": ""}',
         b'{"structure": "", "rating": "pass"}',
         b'{"structure": "", "rating": ["pass"], "remark": ""}',
-        b'{"structure": "../..", "rating": "pass", "remark": ""}',
-        b'{"structure": "", "rating": "pass", "remark": "%s"}' % (b"x" * 2001),
+        b'{"structure": "../..", "rating": "pass", "remark": "", "sha256": "0"}',
+        b'{"structure": "", "rating": "pass", "remark": "%s", "sha256": "0"}' % (b"x" * 2001),
     ],
 )
 def test_what_is_no_rating_is_refused_in_one_line_and_nothing_is_written(

@@ -72,11 +72,11 @@ def test_labels_come_as_places_in_the_table_on_axes_that_run_as_ras(out: Path) -
     study = Study(out, "anna")
     number = [item.name for item in study.items].index("a")
     place = [x.name for x in study.structures].index("Left-Thalamus") + 1
-    data = np.frombuffer(Voxels(study).labels(number, 1), np.uint8)
+    data = np.frombuffer(Voxels(study).content(number, "labels", 1), np.uint8)
     data = data.reshape((20, 24, 18), order="F")
     assert data[4, 9, 7] == place
     assert (data == place).sum() == 64
-    assert (np.frombuffer(Voxels(study).labels(number, 2), np.uint8) == place).sum() == 8
+    assert (np.frombuffer(Voxels(study).content(number, "labels", 2), np.uint8) == place).sum() == 8
 
 
 def test_another_label_map_comes_on_the_grid_of_the_scan(out: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_another_label_map_comes_on_the_grid_of_the_scan(out: Path, tmp_path: Pa
     Volume(truth, axes).write(tmp_path / "truth" / "a_dseg.nii.gz", labels=True)
     study = Study(out, "anna", against=tmp_path / "truth")
     number = [item.name for item in study.items].index("a")
-    data = np.frombuffer(Voxels(study).labels(number, 1, "against"), np.uint8)
+    data = np.frombuffer(Voxels(study).content(number, "against", 1), np.uint8)
     data = data.reshape((20, 24, 18), order="F")
     assert data[4, 9, 7] == [x.name for x in study.structures].index("Left-Thalamus") + 1
     assert np.count_nonzero(data) == 1
@@ -98,7 +98,7 @@ def test_another_label_map_comes_on_the_grid_of_the_scan(out: Path, tmp_path: Pa
 def test_surfaces_lie_around_their_structures(out: Path) -> None:
     study = Study(out, "anna")
     number = [item.name for item in study.items].index("a")
-    content = Voxels(study).surfaces(number)
+    content = Voxels(study).content(number, "surfaces", 1)
     place, points, _ = np.frombuffer(content, "<u4", 3)
     assert study.structures[place - 1].name == "Left-Thalamus"
     vertices = np.frombuffer(content, "<f4", 3 * points, 12).reshape(-1, 3)
@@ -107,14 +107,14 @@ def test_surfaces_lie_around_their_structures(out: Path) -> None:
     assert vertices[:, 0].max() == pytest.approx(26, abs=1)
 
 
-def test_a_scan_without_entropy_says_how_to_get_it(out: Path) -> None:
+def test_a_scan_without_entropy_says_so(out: Path) -> None:
     study = Study(out, "anna")
     for _, entry in list(entries_in(out)):
         kept = {k: v for k, v in entry.outputs.items() if "entropy" not in k}
         with Ledger(out / "run.jsonl") as ledger:
             ledger.add(replace(entry, outputs=kept))
-    with pytest.raises(InputError, match="--entropy"):
-        Voxels(study).entropy(0)
+    with pytest.raises(InputError, match="has no entropy"):
+        Voxels(study).content(0, "entropy", 1)
 
 
 def test_a_thousand_scans_are_listed_without_reading_one(tmp_path: Path) -> None:

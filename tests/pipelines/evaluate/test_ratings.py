@@ -1,0 +1,91 @@
+"""What raters reject is left out of evaluate and report, and how they agree is a table."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers.studies import write_study
+
+from pipelines.common.exits import Exit
+from pipelines.common.ratings import Rating, save_rating
+from pipelines.evaluate import cohort, run
+from segmentation.errors import ConfigError
+from segmentation.io.files import sha256_of
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three results. anna rejects b, and a structure of c; berta rejects nothing of b."""
+    root = tmp_path_factory.mktemp("study")
+    out = write_study(root / "out", ["a", "b", "c"])
+    for name in "abc":
+        (root / "truth").mkdir(exist_ok=True)
+        shutil.copy(out / f"{name}_dseg.nii.gz", root / "truth")
+    for scan, structure, rating, rater in (
+        ("a", "", "pass", "anna"),
+        ("b", "", "reject", "anna"),
+        ("c", "Left-Thalamus", "reject", "anna"),
+        ("a", "", "pass", "berta"),
+        ("b", "", "look", "berta"),
+    ):
+        digest = sha256_of(out / f"{scan}_dseg.nii.gz")
+        saved = Rating(scan, structure, rating, "", rater, "2026-01-01", digest)
+        save_rating(root / "ratings.tsv", saved, lock=root / "lock")
+    old = Rating("a", "", "reject", "", "carl", "2026-01-01", "0" * 64)
+    save_rating(root / "ratings.tsv", old, lock=root / "lock")
+    return root
+
+
+def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) -> None:
+    settings = run.Settings(
+        truth=study / "truth",
+        models=(run.Model("fast", study / "out"),),
+        out=study / "evaluation",
+        jobs=1,
+        tables_only=True,
+        ratings=study / "ratings.tsv",
+    )
+    said: list[str] = []
+    assert run.evaluate(settings, say=said.append) == Exit.OK
+    pairs = pd.read_csv(study / "evaluation/pairs.csv").set_index("subject")
+    assert dict(pairs["status"]) == {"a": "measured", "b": "rejected", "c": "measured"}
+    assert pairs.loc["b", "note"] == "rejected by anna"
+    rows = pd.read_csv(study / "evaluation/metrics.csv").set_index(
+        ["subject", "structure", "metric"]
+    )
+    assert set(rows.index.get_level_values("subject")) == {"a", "c"}
+    assert rows.loc[("a", "Left-Thalamus", "dice"), "value"] == 1
+    assert pd.isna(rows.loc[("c", "Left-Thalamus", "dice"), "value"])
+    assert rows.loc[("c", "Left-Thalamus", "dice"), "note"] == "rejected by anna"
+    assert rows.loc[("c", "Right-Thalamus", "dice"), "value"] == 1
+    # One rating of carl's is of other bytes.
+    assert any("1 scans and 1 structures were left out; 1 are of other" in line for line in said)
+
+
+def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
+    settings = cohort.Settings(
+        study / "out", study / "report", jobs=1, ratings=study / "ratings.tsv"
+    )
+    assert cohort.report(settings) == Exit.OK
+    volumes = pd.read_csv(study / "report/volumes.csv")
+    known = volumes.dropna(subset="value").query("metric == 'volume'")
+    thalami = known[known["structure"].str.endswith("-Thalamus")]
+    assert sorted(zip(thalami["subject"], thalami["structure"], strict=True)) == [
+        ("a", "Left-Thalamus"),
+        ("a", "Right-Thalamus"),
+        ("c", "Right-Thalamus"),
+    ]
+    (row,) = pd.read_csv(study / "report/raters.csv").to_dict("records")
+    # Of two scans one is equal; by chance (1/2)(1/2) for pass: kappa is (1/2 - 1/4) / (3/4).
+    assert (row["rater"], row["other_rater"], row["rated_by_both"]) == ("anna", "berta", 2)
+    assert row["kappa"] == pytest.approx(1 / 3)
+
+
+def test_ratings_that_are_not_there_are_told_before_anything_is_measured(study: Path) -> None:
+    settings = cohort.Settings(study / "out", study / "none", ratings=study / "no.tsv")
+    with pytest.raises(ConfigError, match="trinat view"):
+        cohort.report(settings)
+    assert not (study / "none").exists()
