@@ -98,7 +98,7 @@ class Bench:
     def check(self, what: str) -> None:
         """What is there is what an undisturbed run leaves: same files, same bytes."""
         unchanged(self.given, self.inputs, what)
-        now = digests(self.out)
+        now = _results(self.out)
         expected = self.known["files"]
         if missing := expected.keys() - now.keys():
             raise wrong(f"{what}: {min(missing)} is missing")
@@ -122,6 +122,11 @@ class Bench:
             self.recover(what)
             raise
         self.check(f"said to be done, with {what}")
+
+
+def _results(folder: Path) -> dict[str, str]:
+    """All files but states of training, which are kept of where a run was stopped too."""
+    return {name: d for name, d in digests(folder).items() if not name.endswith(".state")}
 
 
 def checked_zero(done: Done, what: str) -> Done:
@@ -150,7 +155,7 @@ def learn(attempt: Callable[[str], Try], sound: Path) -> None:
             seconds = time.monotonic() - begun
             checked_zero(done, f"{job.name}, undisturbed")
             unchanged(bench.given, bench.inputs, job.name)
-            seen.append(digests(bench.out))
+            seen.append(_results(bench.out))
             time.sleep(1.1)  # so that times of whole seconds differ too
         first, second = seen
         files = {name: first[name] if first[name] == second[name] else "" for name in first}

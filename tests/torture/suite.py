@@ -33,8 +33,7 @@ _OF_COMMANDS = ("surroundings", "blows", "output")
 _TURN_S = 3.0
 _PRELOADED = (
     # Another user may not read Python's folder.
-    "encodings.unicode_escape",
-    "encodings.utf_8_sig",
+    *("encodings.unicode_escape", "encodings.utf_8_sig", "encodings.cp437", "encodings.idna"),
     "pandas",
     "scipy.ndimage",
     "matplotlib.figure",
