@@ -201,7 +201,7 @@ def _expand(given: str, exclude: Path | None, refusals: list[Refusal]) -> tuple[
         dicom = {file for file in files if not _is_scan(file) and is_dicom(file)}
         scans = natsorted((f for f in files if f in dicom or _is_scan(f)), key=str)
         if dicom and (count := len(files) - len(scans)):
-            left_out = f"{LEFT_OUT}{count} files that are neither DICOM nor scans"
+            left_out = f"{LEFT_OUT}files that are neither DICOM nor scans: {count}"
             refusals.append(Refusal(f"{path.name}/", left_out, harmless=True))
         if scans:
             return path, scans

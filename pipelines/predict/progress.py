@@ -43,7 +43,7 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
 
         def on_entry(entry: Entry) -> None:
             counts[entry.status] += 1
-            if entry.status == "failed" or entry.is_kept or entry.is_left_out:
+            if entry.status == "failed" or entry.is_kept or (entry.is_left_out and not quiet):
                 complain(_complaint(entry))
             if entry.status == "skipped":
                 # What was done before says nothing of the time that is left.

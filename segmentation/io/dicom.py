@@ -14,6 +14,7 @@ import lzma
 import os
 import re
 import struct
+import threading
 import warnings
 import zipfile
 import zlib
@@ -44,16 +45,25 @@ from segmentation.io.streams import refuse_bomb
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["Loaded", "Series", "find_series", "holds_dicom", "is_dicom", "load", "read_series"]
+__all__ = [
+    "Loaded",
+    "Series",
+    "find_series",
+    "holds_dicom",
+    "is_dicom",
+    "load",
+    "quiet",
+    "read_series",
+]
 
 _MAGIC_AT = 128
 _MR = "1.2.840.10008.5.1.4.1.1.4"  # MR, enhanced MR and legacy converted enhanced MR images
 _MR_CLASSES = (_MR, f"{_MR}.1", f"{_MR}.4")
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
-# An enhanced header of 1,500 frames has a few MB. What pydicom makes of 16 MiB is bounded, but for
-# empty items, of which millions fit in there.
-_MAX_HEADER = 16 * 2**20
-_MAX_ITEMS = 200_000
+# An enhanced header of 1,500 frames has a few MB. pydicom makes up to 50 bytes in memory of each
+# byte, and of an item, which may be empty, a kilobyte.
+_MAX_HEADER = 8 * 2**20
+_MAX_ITEMS = 100_000
 _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 # A zip's table of contents: some 40,000 files.
 _MAX_CONTENTS = 4 * 2**20
@@ -98,6 +108,7 @@ _ZIP_DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError),
     *(ValueError, RuntimeError),
 )
+_QUIET = threading.RLock()
 _REMAKE = "export the series again"
 
 
@@ -367,7 +378,7 @@ def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.
         problem = f"unequal spacing of slices, {gaps.min():.4g} to {gaps.max():.4g} mm"
         missing = np.rint(gaps / usual) - 1
         if np.abs(gaps - usual * (missing + 1)).max() <= slack:
-            problem = f"{int(missing.sum())} slices are missing within it"
+            problem = f"slices are missing within it: {missing.sum():.0f}"
     elif np.abs(places - places[0] - np.outer(np.arange(len(places)), step)).max() > slack:
         problem = "slices are not in a line"
     elif np.linalg.norm(step - normal * (step @ normal)) > MAX_SHEAR * usual:
@@ -435,16 +446,23 @@ def _has_magic(start: bytes) -> bool:
 
 
 @contextmanager
-def _damage_explained(where: Path) -> Iterator[None]:
-    """One line for whatever pydicom stumbles over: its own may quote the header."""
+def quiet() -> Iterator[None]:
+    """Keep pydicom and highdicom from printing, in warnings and logs, what a header says."""
     from pydicom import config
 
-    # It logs what it warns of, the header's words among it, and a log without handlers is printed.
-    logging.getLogger("pydicom").disabled = True
+    for name in ("pydicom", "highdicom"):
+        logging.getLogger(name).disabled = True
+    # One thread at a time: what is set here holds for all.
+    with _QUIET, config.disable_value_validation(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _damage_explained(where: Path) -> Iterator[None]:
+    """One line for whatever pydicom stumbles over: its own may quote the header."""
     try:
-        # Of several threads that do this, one may leave warnings off: none of ours has any.
-        with config.disable_value_validation(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             yield
     except (InputError, MemoryError):
         raise

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import logging
-import warnings
+import io
 from collections.abc import Collection, Sequence
 from functools import cache
 from importlib import resources
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from segmentation.errors import GeometryError, IntegrityError, LabelError, OutputError
-from segmentation.io.dicom import load
+from segmentation.io.dicom import load, quiet
 from segmentation.io.files import atomic_write, read_text
 from segmentation.space.grid import Grid
 
@@ -104,20 +103,16 @@ def write_seg(
     in_files = sorted(range(len(stack)), key=lambda at: source.frames[at][:2])
     for frame, at in enumerate(in_files):
         stack[frame] = numbers[indices.data[..., at].T]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # Both quote the patient's name in warnings where it is spelt in an unusual way.
-        logging.getLogger("highdicom").disabled = True
-        seg = _segmentation(datasets, stack, labels, digest, model)
-        with atomic_write(path) as file:
-            seg.save_as(file)
+    with quiet():
+        content = _encoded(datasets, stack, labels, digest, model)
+    with atomic_write(path) as file:
+        file.write(content)
 
 
-def _segmentation(
+def _encoded(
     sources: list[Any], stack: Any, labels: Sequence[Label], digest: str, model: str
-) -> Any:
+) -> bytes:
     import highdicom as hd
-    from pydicom import config
     from pydicom.sr.codedict import codes
     from pydicom.uid import generate_uid
 
@@ -142,26 +137,28 @@ def _segmentation(
             (property_type,) = segment.SegmentedPropertyTypeCodeSequence
             property_type.SegmentedPropertyTypeModifierCodeSequence = [side]
         segments.append(segment)
+    buffer = io.BytesIO()
     try:
-        with config.disable_value_validation():
-            return hd.seg.Segmentation(
-                sources,
-                stack,
-                hd.seg.SegmentationTypeValues.BINARY,
-                segments,
-                generate_uid(entropy_srcs=["series", digest, made]),
-                1000 + int(sources[0].get("SeriesNumber") or 0),
-                generate_uid(entropy_srcs=["instance", digest, made]),
-                1,
-                _MADE_BY,
-                model,
-                version("trinat"),
-                made[:16],
-                content_label="TRINAT",
-                series_description="trinat segmentation",
-            )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        # Their words may be the header's.
+        hd.seg.Segmentation(
+            sources,
+            stack,
+            hd.seg.SegmentationTypeValues.BINARY,
+            segments,
+            generate_uid(entropy_srcs=["series", digest, made]),
+            1000 + int(sources[0].get("SeriesNumber") or 0),
+            generate_uid(entropy_srcs=["instance", digest, made]),
+            1,
+            _MADE_BY,
+            model,
+            version("trinat"),
+            made[:16],
+            content_label="TRINAT",
+            series_description="trinat segmentation",
+        ).save_as(buffer)
+    except MemoryError:
+        raise
+    except Exception:  # of many kinds, and their words may be the header's
         raise OutputError(
             "no DICOM SEG can be made of this series' header", remedy="leave out --dicom-seg"
         ) from None
+    return buffer.getvalue()

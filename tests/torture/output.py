@@ -10,7 +10,9 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+from helpers.dicom import write_classic
 
+from segmentation.io.volume import Volume
 from torture.jobs import Bench
 from torture.verdicts import Refused, lost, wrong
 from torture.workshop import Try, checked, tiny_scan
@@ -117,6 +119,8 @@ def canaries(attempt: Try) -> None:
         + ["--tables-only"] * (attempt.number % 4 != 0),
         ["report", work / "labels", "--out", out, "--jobs", "1"],
     )
+    image, _, affine = tiny_scan(2)
+    write_classic(work / "scans/c", Volume(image.astype(np.int16), affine))
     (work / "prepare.yaml").write_text(f"source: pairs\nroot: {work}\ngrid: [32, 32, 32]\n")
     line = lines[attempt.number % len(lines)]
     if chance.random() < 0.3:

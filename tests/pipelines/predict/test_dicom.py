@@ -105,8 +105,8 @@ def test_what_is_left_out_is_named_with_its_reason(runs: Path) -> None:
     entries = read_entries([runs / "out/run.jsonl"]).values()
     left_out = [entry.reason for entry in entries if entry.status == "skipped"]
     assert sorted(left_out) == [
-        "left out: 1 files that are neither DICOM nor scans",
         "left out: a localiser",
+        "left out: files that are neither DICOM nor scans: 1",
     ]
     summary = (runs / "out/summary.tsv").read_text()
     assert all(reason in summary for reason in left_out)

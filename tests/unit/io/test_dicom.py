@@ -202,7 +202,7 @@ def test_series_are_told_apart_by_uid_and_named_without_the_patient(tmp_path: Pa
     reasons = {r.shown.rpartition("-")[0]: (r.reason, r.harmless) for r in found.refusals}
     assert reasons == {
         "q/series-5": ("left out: a localiser", True),
-        "": ("left out: 1 files that are neither DICOM nor scans", True),
+        "": ("left out: files that are neither DICOM nor scans: 1", True),
     }
     for case in found.cases:
         volume = Volume.read(case.path, series=case.series)
@@ -327,7 +327,10 @@ CHANGED = {
     "another kind that says MR": (each(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"), "no MR image"),
     "a name for a modality": (each(Modality="CANARY"), "no MR image"),
     "few slices": (lambda images: images.__delitem__(slice(0, 5)), "12 images, fewer than 16"),
-    "slices missing": (lambda images: images.__delitem__(slice(7, 8)), "1 slices are missing"),
+    "slices missing": (
+        lambda images: images.__delitem__(slice(7, 8)),
+        "slices are missing within it: 1",
+    ),
     "uneven spacing": (uneven, "unequal spacing of slices, 1.5 to 1.9 mm"),
     "two echoes": (twice, "17 slices where another is"),
     "two orientations": (one(ImageOrientationPatient=[0, 1, 0, 0, 0, -1]), "several orientations"),
