@@ -88,7 +88,7 @@ class DataConfig(_Config):
     synthetic_share: float = Field(default=1.0, ge=0, le=1)  # where there are both
     rows: int = Field(default=192, ge=16)  # of a slice, in pixels
     columns: int = Field(default=192, ge=16)  # of a slice, in pixels
-    epoch_slices: int = Field(default=8000, ge=1)  # of synthetic data; a store: all
+    epoch_slices: int = Field(default=8000, ge=1)  # length of an epoch
 
 
 class ValidationConfig(_Config):
