@@ -33,6 +33,7 @@ nitpicky = False
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
+default_role = "code"
 autodoc_typehints = "none"  # docstrings name types, shapes and units
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
@@ -80,5 +81,11 @@ def _fill_in(app, docname, content):
     content[0] = generated.fill_in(content[0])
 
 
+def _no_signature(app, what, name, *_):
+    """Results and segmenters are not made by hand."""
+    return ("", None) if name in ("trinat.Result", "trinat.Segmenter") else None
+
+
 def setup(app):
     app.connect("source-read", _fill_in)
+    app.connect("autodoc-process-signature", _no_signature)

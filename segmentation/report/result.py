@@ -36,7 +36,7 @@ class Result(Segmentation):
     """One scan's segmentation, in the scan's own space.
 
     A structure is named by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
-    FreeSurfer number (17). Maps are `Volume`s (X, Y, Z): `.data` is the array, `.affine` takes
+    FreeSurfer number (17). A map is a `Volume` (X, Y, Z): `.data` is the array, `.affine` takes
     voxel indices to RAS mm, `.write(path)` saves.
 
     Attributes
