@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pipelines.common.lock import run_lock
 from segmentation.errors import ConfigError, DatasetError, LockedError
 from segmentation.io.files import read_text, write_tsv
+from segmentation.report.page import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,19 +102,11 @@ def read_given(path: Path | None) -> list[Rating]:
 def use_of_ratings(ratings: Collection[Rating], seen: Collection[str]) -> str:
     """What became of ratings, given the SHA-256 of the label maps that were looked at."""
     fresh = [rating for rating in ratings if rating.sha256 in seen]
-    scans, structures = (
-        len(
-            {
-                (r.sha256, r.structure)
-                for r in fresh
-                if r.rating == "reject" and bool(r.structure) is of
-            }
-        )
-        for of in (False, True)
-    )
+    rejected = {(r.sha256, r.structure) for r in fresh if r.rating == "reject"}
+    scans = sum(not structure for _, structure in rejected)
     return (
-        f"By {len(fresh)} ratings {scans} scans and {structures} structures were left out; "
-        f"{len(ratings) - len(fresh)} are of other or changed label maps."
+        f"Left out by ratings: {count(scans, 'scan')}, {count(len(rejected) - scans, 'structure')}."
+        f" Of other or changed label maps: {count(len(ratings) - len(fresh), 'rating')}."
     )
 
 

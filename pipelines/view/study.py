@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ __all__ = ["Item", "Structure", "Study", "digest", "structures_in"]
 
 # Of a study's volumes as many quantiles, so that a page of 100,000 scans is not larger.
 _QUANTILES = 101
+_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 _DOUBT = ("reject", "look", "done", "failed", "skipped", "pass")
 
 
@@ -53,7 +55,8 @@ class Item:
 
     @property
     def agreement(self) -> float | None:
-        return self.entry.result.get("mean_agreement")
+        value = self.entry.result.get("mean_agreement")
+        return value if isinstance(value, float) else None
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def structures_in(folder: Path) -> list[Structure]:
     return [
         Structure(int(row["index"]), row["name"], row.get("abbreviation", ""), row["color"])
         for row in rows
-        if row["index"].isdecimal() and row["index"] != "0"
+        if row["index"].isdecimal() and row["index"] != "0" and _COLOR.fullmatch(row["color"])
     ]
 
 
@@ -217,8 +220,9 @@ def output(folder: Path, entry: Entry, product: Product) -> Path | None:
 
 
 def _doubt(item: Item) -> tuple[int, float, Any]:
-    agreement = 1.0 if item.agreement is None else item.agreement
-    return _DOUBT.index(item.facts["grade"]), agreement, natural_order(item.name)
+    grade, agreement = item.facts["grade"], item.agreement
+    order = _DOUBT.index(grade) if grade in _DOUBT else len(_DOUBT)
+    return order, 1.0 if agreement is None else agreement, natural_order(item.name)
 
 
 def _named(item: Item, labels: Path) -> ScanFile:

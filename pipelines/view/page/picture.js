@@ -5,7 +5,7 @@ const GREY = [0.42, 0.72, 0.98, 0.9];
 const COMMON = {
   logLevel: "error", backColor: [0, 0, 0, 1], crosshairColor: GREY, dragAndDropEnabled: false,
   isColorbar: false, viewModeHotKey: "", clipPlaneHotKey: "", cycleClipPlaneHotKey: "",
-  isAntiAlias: true, fontColor: [0.62, 0.67, 0.73, 1],
+  fontColor: [0.62, 0.67, 0.73, 1],
 };
 const PLANES = { axial: 0, coronal: 1, sagittal: 2 };
 const QUARTERS = [
@@ -29,7 +29,7 @@ export class Picture {
     this.nv = new niivue.Niivue({
       ...COMMON, crosshairGap: 12, crosshairWidth: 0.6, crosshairWidthUnit: "mm", multiplanarShowRender: 0, dragMode: 3,
     });
-    await this.nv.attachToCanvas(this.canvas, true);
+    await this.nv.attachToCanvas(this.canvas);
     // Gradients serve NiiVue's volume rendering, which is not used here, and cost most of the time
     // that a scan takes to appear without a graphics card: their passes copy instead.
     this.nv.blurShader = this.nv.sobelFirstOrderShader = this.nv.passThroughShader;
@@ -227,7 +227,7 @@ export class Picture {
       this.solid = new niivue.Niivue({
         ...COMMON, show3Dcrosshair: true, crosshairWidth: 1, crosshairWidthUnit: "mm", sliceType: 4,
       });
-      await this.solid.attachToCanvas(this.solidCanvas, true);
+      await this.solid.attachToCanvas(this.solidCanvas);
       this.solid.scene.renderAzimuth = 120;
       this.solid.scene.renderElevation = 15;
     }

@@ -137,6 +137,7 @@ async function open(number) {
     const detailed = askJson(path);
     const coarse = item.there && Promise.all([askBytes(`${path}/scan?step=2`), askBytes(`${path}/labels?step=2`)]);
     coarse && coarse.catch(() => {});
+    const starting = item.there && started();
     const detail = await detailed;
     if (isOld()) return;
     page.detail = detail;
@@ -149,7 +150,7 @@ async function open(number) {
       return;
     }
     tell("loading", { busy: true });
-    const picture = await started();
+    const picture = await starting;
     const [scan, labels] = await coarse;
     if (isOld()) return;
     await picture.show(scan, new Uint8Array(labels), { keep: false });
