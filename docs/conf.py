@@ -67,6 +67,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "remove_config_comments": True,
     "write_computation_times": False,
+    "default_thumb_file": str(HERE / "images/demo.png"),
     "show_memory": False,
     "download_all_examples": False,
     "plot_gallery": not tags.has("quick"),  # noqa: F821

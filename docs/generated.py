@@ -201,7 +201,7 @@ def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
 
 def others() -> str:
     """Pages that no table of contents names: none is out of reach for want of a line."""
-    named = {"index"}
+    named = {"index", "first-scan", "questions"}
     for contents in ("index", "guides", "reference", "background"):
         named.update((DOCS / f"{contents}.md").read_text().splitlines())
     return "\n".join(sorted({page.stem for page in DOCS.glob("*.md")} - named))
