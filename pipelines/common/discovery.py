@@ -269,7 +269,7 @@ def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> 
     for place, names in [*((path, None) for path in zips), *([(root, loose)] if loose else [])]:
         try:
             found = find_series(place, names)
-        except InputError as error:
+        except (InputError, OSError) as error:
             refusals.append(Refusal(place.name, reason_of(error, where=False)))
             continue
         if not found:

@@ -182,7 +182,8 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
                 with _damage_explained(place / name):
                     dataset, _ = _parse(raw, place / name)
                     uid, number = str(dataset.SeriesInstanceUID), str(dataset.get("SeriesNumber"))
-                    groups[uid, _left_out(dataset)].append((name, number, _count(dataset)))
+                    reason, count = _left_out(dataset), _count(dataset)
+                groups[uid, reason].append((name, number, count))
             except InputError as error:
                 # Names in a zip are a hospital's, and may be a patient's.
                 shown = Path(name).name if names else f"file-{at + 1}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -532,3 +533,28 @@ def test_a_damaged_file_beside_a_scan_may_be_a_part_of_it_and_has_failed(tmp_pat
     (refusal,) = found.refusals
     assert (refusal.shown, refusal.reason) == ("a.dcm", "damaged DICOM file")
     assert not refusal.harmless
+
+
+@pytest.mark.parametrize("make", ["classic", "enhanced"])
+def test_damage_anywhere_in_a_header_is_read_over_or_refused_in_one_line(
+    tmp_path: Path, make: str, capfd
+) -> None:
+    """Bytes changed, taken away or doubled, at random but the same each time."""
+    if make == "classic":
+        path = write_classic(tmp_path, small())[8]
+    else:
+        path = save(enhanced(small()), tmp_path / "a.dcm")
+    sound = path.read_bytes()
+    header = sound.index(b"\xe0\x7f\x10\0")
+    chance = np.random.default_rng(5)
+    for _ in range(60):
+        raw = bytearray(sound)
+        for at in chance.integers(132, header, chance.integers(1, 6)):
+            kind = chance.integers(3)
+            end = at + int(chance.integers(1, 9))
+            raw[at:end] = (chance.bytes(end - at), b"", raw[at:end] * 2)[kind]
+        path.write_bytes(raw)
+        for case in find_cases([tmp_path]).cases:
+            with contextlib.suppress(InputError):
+                Volume.read(case.path, series=case.series)
+    assert "CANARY" not in "".join(capfd.readouterr())
