@@ -45,11 +45,14 @@ def serve_(
         raise ConfigError("trinat serve needs more packages", remedy="pip install 'trinat[serve]'")
     import logging
 
+    from pipelines.common.lock import run_lock
     from pipelines.predict.run import Plan
-    from pipelines.serve.queue import Limits
-    from pipelines.serve.worker import serve
+    from pipelines.serve.app import make_app, read_scheme
+    from pipelines.serve.queue import Queue
+    from pipelines.serve.worker import Worker
     from pipelines.web.guard import is_loopback
-    from segmentation.models.zoo import default_model
+    from pipelines.web.start import answer
+    from segmentation.models.zoo import default_model, find_model
 
     devices = split_devices(device)
     engine = None
@@ -67,17 +70,31 @@ def serve_(
         timeout_s=timeout,
         engine=engine,
     )
+    # Others may quote what they were sent.
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)
     if not is_loopback(host):
         typer.echo("anyone on the network can read what is sent: put TLS before it", err=True)
-    serve(
-        plan,
-        Limits(max_queue, max_client, keep * 3600),
-        host=host,
-        port=port,
-        names=name,
-        max_body=int(max_upload * 1e6),
-        say=typer.echo,
-    )
+    folder = find_model(plan.model)
+    queue.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with run_lock(queue / "lock"):
+        waiting = Queue(queue, queued=max_queue, per_client=max_client, keep_s=keep * 3600)
+        worker = Worker(waiting, plan, folder)
+
+        def say(address: str) -> None:
+            worker.start()
+            typer.echo(address)
+
+        answer(
+            make_app(waiting, worker, plan.model, read_scheme(folder)),
+            waiting.token(),
+            host=host,
+            port=port,
+            names=name,
+            max_body=int(max_upload * 1e6),
+            say=say,
+        )
+        worker.stop()
+    if worker.error:
+        raise worker.error
     return 0

@@ -154,5 +154,5 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
     return LockedError(
         f"{who} is at work here",
         where=path.parent,
-        remedy="wait for it, stop it, or choose another folder with --out",
+        remedy="wait for it, stop it, or choose another folder",
     )

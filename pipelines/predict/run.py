@@ -131,6 +131,23 @@ class Plan:
         refusals = found.refusals if self.shard.part == 1 else ()
         return found.cases[self.shard.part - 1 :: self.shard.of], refusals
 
+    def settings(self, model: Path, staging: Path, *, bids: bool = False) -> RunSettings:
+        # Another engine knows its own machines.
+        own = None if self.engine else max(1, cpu_count() // len(self.worker_devices))
+        return RunSettings(
+            out=self.out,
+            model=model,
+            model_sha256=sha256_of(model / MODEL_FILE),
+            staging=staging,
+            output=self.output,
+            bids=bids,
+            threads=self.threads or own,
+            batch=self.batch,
+            allow_cpu=self.allow_cpu,
+            require_checksum=self.require_checksum,
+            timings=self.timings,
+        )
+
     def local_engine(self, settings: RunSettings) -> Engine:
         return LocalEngine(settings, self.worker_devices, timeout_s=self.limit_s)
 
@@ -185,21 +202,8 @@ def predict(
         raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
     cases, refusals = plan.share_of(found)
     part = plan.part
-    settings = RunSettings(
-        out=plan.out,
-        model=model,
-        model_sha256=sha256_of(model / MODEL_FILE),
-        staging=plan.out / WORK / f"staging{part}",
-        output=plan.output,
-        bids=found.bids_root is not None,
-        # Another engine knows its own machines.
-        threads=plan.threads
-        or (None if plan.engine else max(1, cpu_count() // len(plan.worker_devices))),
-        batch=plan.batch,
-        allow_cpu=plan.allow_cpu,
-        require_checksum=plan.require_checksum,
-        timings=plan.timings,
-    )
+    staging = plan.out / WORK / f"staging{part}"
+    settings = plan.settings(model, staging, bids=found.bids_root is not None)
     with run_lock(plan.out / WORK / f"lock{part}"):
         shutil.rmtree(settings.staging, ignore_errors=True)
         own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else (PLAIN_LABEL_TABLE,)))

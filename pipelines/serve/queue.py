@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +28,7 @@ from pipelines.web.guard import new_token
 from segmentation.errors import reason_of
 from segmentation.io.files import atomic_text, read_text, sync
 
-__all__ = ["OUTPUTS", "FullError", "Job", "Limits", "Queue", "Segmentation", "State"]
+__all__ = ["OUTPUTS", "FullError", "Job", "Queue", "Segmentation", "State"]
 
 State = Literal["queued", "running", "done", "failed"]
 
@@ -41,13 +41,6 @@ _MAX_BEGUN = 5
 
 class FullError(Exception):
     """No more is accepted for now."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    queued: int = 200
-    per_client: int = 50
-    keep_s: float = 86400.0
 
 
 class Segmentation(BaseModel):
@@ -77,8 +70,11 @@ class Job(Segmentation):
 class Queue:
     """Used by the server's threads and by that of the engine."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self.folder, self.limits = folder, limits
+    def __init__(
+        self, folder: Path, *, queued: int = 200, per_client: int = 50, keep_s: float = 86400
+    ) -> None:
+        self.folder, self.keep_s = folder, keep_s
+        self._queued, self._per_client = queued, per_client
         self.ended = {"done": 0, "failed": 0}  # since the start, as is:
         self.busy_s = 0.0
         self._uploading: list[str] = []
@@ -109,9 +105,9 @@ class Queue:
         """A folder for an upload, gone after the block unless it was accepted."""
         with self._lock:
             mine = sum(not job.ended and job.client == client for job in self.jobs.values())
-            if len(self.waiting) + len(self._uploading) >= self.limits.queued:
+            if len(self.waiting) + len(self._uploading) >= self._queued:
                 raise FullError("the queue is full")
-            if mine + self._uploading.count(client) >= self.limits.per_client:
+            if mine + self._uploading.count(client) >= self._per_client:
                 raise FullError("as many of your scans wait as may")
             self._uploading.append(client)
         folder = self.folder / "incoming" / secrets.token_hex(16)
@@ -199,7 +195,7 @@ class Queue:
 
     def sweep(self) -> None:
         """Delete what ended so long ago that it is not kept."""
-        before = time.time() - self.limits.keep_s
+        before = time.time() - self.keep_s
         for job in [job for job in list(self.jobs.values()) if job.ended]:
             if job.ended <= before:
                 self.delete(job)

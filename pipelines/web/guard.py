@@ -70,10 +70,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """Under which names a server that listens at `host` and `port` is asked for.
-
-    `public` are names that a proxy before it has, with whatever port.
-    """
+    """What a server at `host` and `port` is called; `public` by proxies before it, on any port."""
 
     host: str
     port: int
@@ -85,24 +82,19 @@ class Names:
         if not found:
             return False
         name, port = found[1].lower(), int(found[2] or 80)
-        if name in {public.lower() for public in self.public}:
-            return True
-        return port == self.port and (name in _LOOPBACK or self._is_own(name))
-
-    def _is_own(self, name: str) -> bool:
-        bare = name.strip("[]")
-        if self.host not in ("0.0.0.0", "::"):
-            return bare == self.host.lower()
-        # Asked for by an address, a machine cannot have been mistaken for another.
-        with suppress(ValueError):
-            return bool(ipaddress.ip_address(bare))
-        return name in {socket.gethostname().lower(), socket.getfqdn().lower()}
+        known = {*_LOOPBACK, self.host.lower(), f"[{self.host.lower()}]"}
+        if self.host in ("0.0.0.0", "::"):
+            known.add(socket.gethostname().lower())
+            # Asked for by an address, a machine cannot have been mistaken for another.
+            if name.startswith("[") or name.replace(".", "").isdecimal():
+                known.add(name)
+        return name in map(str.lower, self.public) or (port == self.port and name in known)
 
 
 class Guard:
     """ASGI middleware; its answers and those to its refusals are JSON of one line.
 
-    A browser that opens one of `pages` with `?token=` gets a cookie in its place. The cookie is not
+    A browser that opens the page with `?token=` gets a cookie in its place. The cookie is not
     the token: browsers send it to every server on this machine, whatever its port.
     """
 
@@ -114,12 +106,9 @@ class Guard:
         *,
         max_body: int = 1 << 16,
         policy: str = POLICY,
-        pages: Collection[str] = ("/",),
-        public: Collection[str] = ("/healthz",),
     ) -> None:
         self._app, self._token, self._names = app, token, names
         self._max_body, self._policy = max_body, policy
-        self._pages, self._public = frozenset(pages), frozenset(public)
         self._cookie_name = f"trinat-{names.port}"
         self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
@@ -157,13 +146,13 @@ class Guard:
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise HTTPException(status, "the request's head is too long")
         host, origin = headers.get("host", ""), headers.get("origin")
-        if host not in self._names:
+        if not self._is_ours(scope):
             raise HTTPException(
                 HTTPStatus.MISDIRECTED_REQUEST, "this server has another name: see --name"
             )
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
-        if path in self._public:
+        if path == "/healthz":
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _same(given.strip(), self._token):
@@ -182,17 +171,15 @@ class Guard:
 
     def _exchange(self, scope: Scope) -> str:
         """Where a browser that came with the token goes on, without it; "" if it did not."""
-        query = scope["query_string"]
-        if b"token=" not in query or scope["method"] != "GET" or scope["path"] not in self._pages:
-            return ""
-        pairs = parse_qsl(query.decode("latin-1"))
-        if Headers(scope=scope).get("host", "") not in self._names:
-            return ""
-        if not any(name == "token" and _same(value, self._token) for name, value in pairs):
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"))
+        asked = (scope["method"], scope["path"]) == ("GET", "/") and self._is_ours(scope)
+        if not (asked and any(n == "token" and _same(v, self._token) for n, v in pairs)):
             return ""
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-        path: str = scope["path"]
-        return f"{path}?{rest}" if rest else path
+        return f"/?{rest}" if rest else "/"
+
+    def _is_ours(self, scope: Scope) -> bool:
+        return Headers(scope=scope).get("host", "") in self._names
 
 
 class _Body:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.predict.ledger import Entry
-from pipelines.serve.queue import FullError, Job, Limits, Queue
+from pipelines.serve.queue import FullError, Job, Queue
 
 
 def accepted(queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()) -> Job:
@@ -28,7 +28,7 @@ def ended(queue: Queue, job: Job, status: str = "done") -> None:
 
 
 def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, Limits())
+    queue = Queue(tmp_path)
     first, second, third = (accepted(queue) for _ in range(3))
     assert [queue.seen(job).place for job in (first, second, third)] == [1, 2, 3]
     case = queue.next()
@@ -41,7 +41,7 @@ def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(tmp_path: Pa
     ended(queue, first)
     queue.enter(second.id, "reading")
 
-    again = Queue(tmp_path, Limits())
+    again = Queue(tmp_path)
     states = [again.jobs[job.id].state for job in (first, second, third)]
     assert states == ["done", "queued", "queued"]
     assert (again.result(first) / "labels").read_bytes() == b"labels"
@@ -50,27 +50,27 @@ def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(tmp_path: Pa
 
 
 def test_what_was_not_accepted_is_gone_after_a_restart(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, Limits())
+    queue = Queue(tmp_path)
     with queue.upload("a") as folder:
         (folder / "scan.nii").write_bytes(b"half")
-        Queue(tmp_path, Limits())
+        Queue(tmp_path)
         assert not folder.exists()
     assert not list((tmp_path / "jobs").iterdir())
 
 
 def test_a_scan_that_ends_the_server_again_and_again_fails(tmp_path: Path) -> None:
-    job = accepted(Queue(tmp_path, Limits()))
+    job = accepted(Queue(tmp_path))
     for _ in range(5):
-        queue = Queue(tmp_path, Limits())
+        queue = Queue(tmp_path)
         assert queue.jobs[job.id].state == "queued"
         queue.next()
         queue.enter(job.id, "reading")
-    last = Queue(tmp_path, Limits()).jobs[job.id]
+    last = Queue(tmp_path).jobs[job.id]
     assert (last.state, last.reason) == ("failed", "the server ended 5 times while it was at work")
 
 
 def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, Limits(queued=3, per_client=2))
+    queue = Queue(tmp_path, queued=3, per_client=2)
     first = accepted(queue)
     accepted(queue)
     with pytest.raises(FullError, match="your scans"), queue.upload("a"):
@@ -87,7 +87,7 @@ def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_ended_is_deleted_after_its_time(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, Limits(keep_s=100))
+    queue = Queue(tmp_path, keep_s=100)
     old, new, waiting = (accepted(queue) for _ in range(3))
     for job in (old, new):
         ended(queue, job)
@@ -98,7 +98,7 @@ def test_what_ended_is_deleted_after_its_time(tmp_path: Path) -> None:
 
 
 def test_what_is_deleted_while_it_is_done_leaves_nothing(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, Limits())
+    queue = Queue(tmp_path)
     job = accepted(queue)
     queue.enter(job.id, "reading")
     queue.delete(job)
@@ -108,7 +108,7 @@ def test_what_is_deleted_while_it_is_done_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_further_outputs_are_those_of_the_case(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, Limits())
+    queue = Queue(tmp_path)
     accepted(queue, outputs=("mgz", "probabilities", "dicom-seg"))
     case = queue.next()
     assert case is not None
@@ -116,13 +116,13 @@ def test_further_outputs_are_those_of_the_case(tmp_path: Path) -> None:
 
 
 def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None:
-    token = Queue(tmp_path, Limits()).token()
+    token = Queue(tmp_path).token()
     assert len(token) >= 40
-    assert Queue(tmp_path, Limits()).token() == token
+    assert Queue(tmp_path).token() == token
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
 def test_a_damaged_record_is_a_failed_scan(tmp_path: Path) -> None:
-    job = accepted(Queue(tmp_path, Limits()))
+    job = accepted(Queue(tmp_path))
     (tmp_path / "jobs" / job.id / "job.json").write_text("{")
-    assert Queue(tmp_path, Limits()).jobs[job.id].state == "failed"
+    assert Queue(tmp_path).jobs[job.id].state == "failed"
