@@ -122,7 +122,7 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
         except ClientDisconnect:
             raise HTTPException(400, "the upload was cut short") from None
         response.headers["Location"] = f"/v1/segmentations/{job.id}"
-        return queue.seen(job)
+        return job
 
     @app.get("/v1/segmentations/{id}")
     def state(job: Job = Depends(known)) -> Segmentation:
@@ -245,8 +245,8 @@ def _require(job: Job, asked: str) -> None:
 
 def _take(
     queue: Queue, parts: list[tuple[str, UploadFile | str]], folder: Path, client: str
-) -> Job:
-    """The job of a form whose scan has come; its header is looked at, and it becomes the queue's"""
+) -> Segmentation:
+    """Take the scan of a form into the queue, once its header is looked at."""
     files = [part for name, part in parts if name == "file" and isinstance(part, UploadFile)]
     texts = [part for name, part in parts if name == "outputs" and isinstance(part, str)]
     if len(files) != 1 or len(files) + len(texts) != len(parts):

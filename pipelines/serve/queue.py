@@ -118,7 +118,7 @@ class Queue:
             self._uploading.remove(client)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def accept(self, scan: Path, outputs: list[str], client: str) -> Job:
+    def accept(self, scan: Path, outputs: list[str], client: str) -> Segmentation:
         """Take a file scan.ENDING in the folder of an upload; from now on it is not lost."""
         sync(scan)
         with self._lock:
@@ -131,7 +131,7 @@ class Queue:
             scan.parent.rename(self._place(job))
             sync(self.folder / "jobs")
             self.jobs[job.id] = job
-        return job
+            return self.seen(job)
 
     def next(self) -> Case | None:
         """The next scan for the engine."""

@@ -27,7 +27,7 @@ from torture.workshop import PATIENCE_S, Try, make_sound, time_limit
 
 Attack = Callable[[Try], None]
 
-_IN_PROCESS = ("scans", "texts", "bombs", "downloads", "models")
+_IN_PROCESS = ("scans", "texts", "bombs", "downloads", "models", "web")
 _OF_COMMANDS = ("surroundings", "blows", "output")
 # A family's turn: as many tries as fit in so long, at least one.
 _TURN_S = 3.0
@@ -46,6 +46,8 @@ _PRELOADED = (
     "pipelines.data.prepare",
     "pipelines.data.report",
     "pipelines.models.bundle",
+    "pipelines.serve.app",
+    "pipelines.web.start",
     "pipelines.train.launch",
     "pipelines.train.page",
     "segmentation.report.evaluation",

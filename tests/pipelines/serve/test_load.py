@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
-import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 from helpers.service import AT, Service, tiny_scan
+from torture.web import exchange, malformed
 
 # By hand more often: TRINAT_KILLS=10.
 KILLS = int(os.environ.get("TRINAT_KILLS", "3"))
@@ -116,8 +113,8 @@ def test_300_malformed_requests_get_a_line_each_and_leave_the_server_well(tmp_pa
     with Service(tmp_path / "queue", "--max-upload", "1") as service:
         service.ready()
         for number in range(300):
-            request = malformed(random.Random(number), service, scan)
-            answer = exchange(service, request)
+            request = malformed(random.Random(number), service.address, scan)
+            answer = exchange(service.address, request)
             head, _, body = answer.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 4"), (number, request[:300], answer[:300])
             assert json.loads(body)["reason"], (number, request[:300])
@@ -128,78 +125,3 @@ def test_300_malformed_requests_get_a_line_each_and_leave_the_server_well(tmp_pa
         assert "Traceback" not in log
         assert "Error" not in log, log
         assert not list((service.queue / "incoming").iterdir())
-
-
-def malformed(chance: random.Random, service: Service, scan: bytes) -> bytes:
-    """A request that is wrong in one way."""
-    bearer = f"Authorization: Bearer {service.token}"
-    host = f"Host: {urlsplit(service.address).netloc}"
-    kind = "Content-Type: multipart/form-data; boundary=xx"
-    bomb = gzip.compress((348).to_bytes(4, "little") + bytes(10_000_000))
-
-    def post(body: bytes, *head: str, type_: str = kind) -> bytes:
-        head = (host, bearer, type_, f"Content-Length: {len(body)}", "Connection: close", *head)
-        return "\r\n".join((f"POST {AT} HTTP/1.1", *head, "", "")).encode() + body
-
-    def form(content: bytes, name: str = "a.nii.gz", field: str = "file") -> bytes:
-        disposition = f'Content-Disposition: form-data; name="{field}"; filename="{name}"'
-        return f"--xx\r\n{disposition}\r\n\r\n".encode() + content + b"\r\n--xx--\r\n"
-
-    def get(path: str, *head: str) -> bytes:
-        lines = (f"GET {path} HTTP/1.1", *(head or (host, bearer)), "Connection: close", "", "")
-        return "\r\n".join(lines).encode("latin-1")
-
-    noise = chance.randbytes(chance.randrange(1, 2000))
-    cut = chance.randrange(20)
-    attacks: list[Callable[[], bytes]] = [
-        lambda: post(form(noise)),
-        lambda: post(
-            form(noise, f"a{chance.choice(('.nii', '.mgz', '.mgh', '.txt', '', '.hdr'))}")
-        ),
-        lambda: post(form(scan)[: -9 - cut]),
-        lambda: post(form(scan[:cut])),
-        lambda: post(form(bomb)),
-        lambda: post(form(scan, field=chance.choice(("files", "", "outputs", "../file")))),
-        lambda: post(form(scan)[:-4] + form(scan)[4:]),
-        lambda: post(noise),
-        lambda: post(form(scan), type_="Content-Type: multipart/form-data"),
-        lambda: post(form(scan), type_="Content-Type: application/octet-stream"),
-        lambda: post(b"--xx\r\n" + b"X: y\r\n" * 3000 + b"\r\n--xx--\r\n"),
-        lambda: post(b"--xx\r\nX: " + b"y" * 100_000 + b"\r\n\r\n--xx--\r\n"),
-        lambda: post(form(bytes(2_000_000))),
-        lambda: post(form(scan), "Host: other"),
-        lambda: post(form(scan), "Transfer-Encoding: chunked"),
-        lambda: post(form(scan)).replace(b"Content-Length: ", b"Content-Length: -"),
-        lambda: post(form(scan)).replace(bearer.encode(), b"Authorization: Bearer x"),
-        lambda: get("/metrics", host),
-        lambda: get("/metrics", host, "Authorization: Bearer " + "x" * cut),
-        lambda: get("/metrics", "Host: evil.example", bearer),
-        lambda: get("/metrics", host, bearer, "Origin: http://evil.example"),
-        lambda: get("/?token=" + "y" * cut, host),
-        lambda: get(
-            f"{AT}/{chance.choice(('..', '%2e%2e', '%00', 'x' * 5000, '%ff'))}/volumes.tsv"
-        ),
-        lambda: get(f"{AT}/{'0' * 32}/{chance.choice(('../../token', 'events', 'labels.mgz'))}"),
-        lambda: get("/../../etc/passwd"),
-        lambda: get("//etc/passwd"),
-        lambda: get("/%2e%2e/%2e%2e/queue.py"),
-        lambda: get("/metrics", host, bearer, *["X: " + "x" * 900] * 20),
-        lambda: get("/metrics", host, bearer, "X: \x00"),
-        lambda: get("/metrics", host, bearer).replace(b"HTTP/1.1", b"HTTP/x"),
-        lambda: get("/metrics", host, bearer).replace(b"GET", b"G\xffT"),
-        lambda: get("/metrics", host, bearer).replace(b"GET", b"TRACE"),
-        lambda: get("/metrics", host, bearer).replace(b"GET", b"DELETE"),
-        lambda: noise + b"\r\n\r\n",
-    ]
-    return chance.choice(attacks)()
-
-
-def exchange(service: Service, request: bytes) -> bytes:
-    """All that comes back."""
-    place = urlsplit(service.address)
-    with socket.create_connection((place.hostname, place.port or 0), timeout=30) as connection:
-        connection.sendall(request)
-        answer = b""
-        while block := connection.recv(1 << 16):
-            answer += block
-    return answer

@@ -16,7 +16,7 @@ def accepted(queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()) -> 
     with queue.upload(client) as folder:
         scan = folder / "scan.nii"
         scan.write_bytes(b"scan")
-        return queue.accept(scan, list(outputs), client)
+        return queue.jobs[queue.accept(scan, list(outputs), client).id]
 
 
 def ended(queue: Queue, job: Job, status: str = "done") -> None:
