@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import random
 import socket
 import threading
@@ -34,6 +35,8 @@ def http_requests(attempt: Try) -> None:
         request = bytearray(malformed(chance, address, scan))
     answer = exchange(address, bytes(request))
     head, _, body = answer.partition(b"\r\n\r\n")
+    # Where its length was damaged, what is left is another request with an answer of its own.
+    body = body.partition(b"HTTP/1.1 ")[0]
     what = f"{bytes(request[:200])!r}: {answer[:200]!r}"
     if found := raw_in(answer.decode("latin-1")):
         raise raw(found)
@@ -57,6 +60,7 @@ def _server(sound: Path) -> str:
     from pipelines.serve.worker import Worker
     from pipelines.web import guard, start
 
+    logging.getLogger("python_multipart").disabled = True
     guard._PATIENCE_S = start._HEAD_S = 1.0
     folder = sound.with_name(f"queue-{threading.get_native_id()}")
     folder.mkdir()
