@@ -14,11 +14,14 @@ import numpy as np
 import pydicom
 import pytest
 from helpers.dicom import enhanced, save, write_classic
-from helpers.overfitted import miniature, overfitted_model
+from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially
 
+from pipelines.common.discovery import Case
 from pipelines.common.exits import Exit
+from pipelines.predict.engine import SerialEngine
 from pipelines.predict.ledger import read_entries
+from pipelines.predict.outputs import RunSettings
 from pipelines.predict.progress import listener
 from segmentation.io.volume import Volume
 
@@ -136,6 +139,17 @@ def test_a_dicom_seg_of_another_format_is_refused_in_one_line(tmp_path: Path, ca
         entry(entries[0])
     assert outcome.exit == Exit.ALL_FAILED
     assert "no DICOM series, which --dicom-seg needs" in capsys.readouterr().err
+
+
+def test_a_zip_that_was_not_looked_into_gets_the_dicom_seg_that_its_case_asks_for(tmp_path) -> None:
+    with zipfile.ZipFile(tmp_path / "scan.zip", "w") as archive:
+        for path in write_classic(tmp_path / "in", head("LPS")):
+            archive.write(path, path.name)
+    settings = RunSettings(tmp_path, random_model(), "", tmp_path / "staging", QUICK, threads=1)
+    case = Case("a", tmp_path / "scan.zip", "a", also=("dicom_seg",))
+    (entry,) = SerialEngine(settings).run([case], lambda: False)
+    assert (entry.status, entry.reason) == ("done", "")
+    assert pydicom.dcmread(Path(entry.staged) / "a_seg.dcm").Modality == "SEG"
 
 
 def unpacked(path: Path) -> bytes:
