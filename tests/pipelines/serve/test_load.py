@@ -67,6 +67,7 @@ def _send_until(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_200_uploads_by_8_clients(tmp_path: Path) -> None:
     scan = tiny_scan(tmp_path / "scan.nii.gz").read_bytes()
     limits = ("--max-queue", "20", "--max-client", "1000")
