@@ -75,8 +75,9 @@ _COSINES = 1e-4
 _PHASES = frozenset({"P", "PHASE", "PHASE MAP", "R", "REAL", "I", "IMAGINARY"})
 _DERIVED = frozenset({"DERIVED", "SECONDARY", "MPR", "PROJECTION IMAGE", "REFORMATTED"})
 _T1 = re.compile(r"t1|mp2?rage|spgr|bravo|tfe")
+# Where a word begins: "headcoil" has "adc" in it.
 _OTHER = re.compile(
-    r"t2|flair|swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase|ciss|fiesta"
+    "(?<![a-z])(t2|flair|swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase|ciss|fiesta)"
 )
 _SCOUT = re.compile(r"locali[sz]er|scout|survey")
 

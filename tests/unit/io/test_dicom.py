@@ -211,6 +211,12 @@ def test_series_are_told_apart_by_uid_and_named_without_the_patient(tmp_path: Pa
         assert volume.source_sha256 == sha256_of(*case.files)
 
 
+@pytest.mark.parametrize("words", ["Sag T1 FLAIR", "3D headcoil", "MPRAGE after BOLD", None])
+def test_a_description_that_names_no_other_contrast_is_no_reason(tmp_path: Path, words) -> None:
+    write_classic(tmp_path, small(), SeriesDescription=words)
+    assert len(find_cases([tmp_path]).cases) == 1
+
+
 def test_scans_beside_dicom_are_found_as_before(tmp_path: Path) -> None:
     write_classic(tmp_path / "d", small())
     small().write(tmp_path / "a.nii.gz")
