@@ -22,7 +22,7 @@ print(result)
 
 # %%
 # Every result has a grade and its reasons. This part of a head has less brain than any person, and
-# the grade says so; a whole head gets *pass*.
+# the grade says so.
 
 print(result.quality.name, *result.quality.reasons, sep="\n")
 
