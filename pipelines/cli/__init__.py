@@ -58,10 +58,12 @@ def doctor(json_: Json = False) -> int:
 
 
 for _command in (
+    toolbox.average,
     models.bundle,
     models.calibrate,
     predict.demo,
     doctor,
+    toolbox.explain,
     models.export,
     models.fuse_weights,
     models.import_weights,
@@ -70,6 +72,7 @@ for _command in (
     models.models,
     data.phantom,
     predict.predict,
+    toolbox.profile,
     evaluate.report,
     data.split,
     toolbox.suspects,

@@ -75,6 +75,9 @@ def bundle(
     prior: Path = typer.Option(
         None, help="Folder of label maps to make the model's anatomical prior from."
     ),
+    ensemble: bool = typer.Option(
+        False, "--ensemble", help="Sources of the same view become members whose mean counts."
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
 ) -> int:
     """Combine views that were trained separately, and their fusion weights, into one model.
@@ -90,6 +93,7 @@ def bundle(
         weights=weights,
         licence=licence,
         label_maps=prior,
+        ensemble=ensemble,
         overwrite=overwrite,
     )
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")

@@ -59,7 +59,7 @@ def predict(
     workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
     threads: Threads = None,
     batch: int | None = typer.Option(None, min=1, help="Number of slices per batch."),
-    precision: Literal["auto", "float32", "bfloat16"] = typer.Option(
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="Floating-point type that the networks compute in."
     ),
     views: str = typer.Option(

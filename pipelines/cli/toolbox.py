@@ -1,14 +1,97 @@
-"""trinat suspects: a researcher's tools around training."""
+"""trinat average, explain, profile and suspects: a researcher's tools around training."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
-from pipelines.cli.options import Device, Quiet, Threads, say_next
+from pipelines.cli.options import Device, Model, Quiet, Threads, say_next
 
 _STORE = typer.Argument(help="Slice store.")
+
+
+def average(
+    runs: list[Path] = typer.Argument(help="Runs of one recipe; after the first also models."),
+    out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
+    soup: bool = typer.Option(
+        False, "--soup", help="Keep a member only if the mean validates no worse with it."
+    ),
+    batches: int = typer.Option(
+        50, min=1, help="Training batches from which the norms' statistics are computed again."
+    ),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Average the weights of several runs of one architecture; print what validation gained.
+
+    Example: trinat average runs/a runs/b runs/c --soup --out models/soup
+    """
+    from pipelines.common.process import prepare_process
+    from pipelines.models.average import average
+
+    prepare_process(threads)
+    average(
+        runs,
+        out,
+        greedy=soup,
+        batches=batches,
+        device=device,
+        overwrite=overwrite,
+        say=typer.echo,
+    )
+    typer.echo(out)
+
+
+def explain(
+    scan: Path = typer.Argument(help="T1 scan."),
+    structure: str = typer.Option(..., help="Name, abbreviation or FreeSurfer number."),
+    model: Model = "fast",
+    view: Literal["coronal", "axial", "sagittal"] = typer.Option("coronal", help="Network."),
+    out: Path = typer.Option(Path("explained"), "--out", "-o", help="Output folder."),
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Show which voxels make a network see a structure: integrated gradients and occlusion.
+
+    Example: trinat explain scan.nii.gz --structure left-hippocampus
+    """
+    from pipelines.common.process import prepare_process
+    from pipelines.models.explain import explain
+    from segmentation.space.views import View
+
+    prepare_process(threads)
+    found = explain(scan, structure, out, model=model, view=View(view), device=device)
+    typer.echo(f"{out}: {view} slice {found.number}, {' and '.join(found.maps)}")
+
+
+def profile(
+    name: str = typer.Argument(
+        metavar="MODEL|RECIPE", help="A model's or a recipe's name or path."
+    ),
+    out: Path = typer.Option(Path("profile"), "--out", "-o", help="Output folder."),
+    steps: int = typer.Option(5, min=1, help="Steps to measure, after one that is not."),
+    against: Path = typer.Option(None, help="Folder of an earlier profile to compare with."),
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Measure where a network's time goes: a page, tables and a trace for Perfetto.
+
+    Of a model the forward pass of a slice, of a recipe a batch forward and backward.
+
+    Example: trinat profile fast --steps 10 --out profile
+    """
+    from pipelines.common.process import prepare_process
+    from pipelines.models.profile import PAGE, write_profile
+
+    prepare_process(threads)
+    found = write_profile(name, out, device=device, steps=steps, against=against)
+    typer.echo(f"{1e3 * found.seconds:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward")
+    for row in sorted(found.modules, key=lambda row: -row.share)[:5]:
+        typer.echo(f"{row.share:6.1%} {row.name or '(network)'} {row.kind}")
+    typer.echo(out / PAGE)
 
 
 def suspects(

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipelines.common.config import check, read_yaml
 from segmentation.errors import ConfigError, ModelError
 from segmentation.inference.prior import build_template, default_prior
+from segmentation.models.base import Network
 from segmentation.models.checkpoint import (
     MODEL_FILE,
     Model,
@@ -17,6 +18,7 @@ from segmentation.models.checkpoint import (
     load_model,
     save_model,
 )
+from segmentation.models.ensemble import Ensemble, EnsembleConfig
 from segmentation.models.model_info import (
     Description,
     Fusion,
@@ -28,7 +30,7 @@ from segmentation.models.model_info import (
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
 
-__all__ = ["DEFAULT", "bundle"]
+__all__ = ["DEFAULT", "bundle", "check_out", "find_source"]
 
 # In place of a weights file: the weights that a model has when nothing else is said.
 DEFAULT = "default"
@@ -57,18 +59,22 @@ def bundle(
     weights: str | Path | None = None,
     licence: str = "",
     label_maps: Path | None = None,
+    ensemble: bool = False,
     overwrite: bool = False,
 ) -> ModelInfo:
     """Write to `out` a model of all views that runs or model folders hold.
+
+    With `ensemble`, those that hold the same view become members of one network for it.
 
     `weights` is a file that fuse-weights wrote, or "default"; else the sources' own. `licence`
     is what the weights may be used under, where a source does not say it. From `label_maps` an
     anatomical prior is made; else the model has that of the first source, if it has one.
     """
-    _check_out(out, overwrite)
-    sources = [_Source(place, load_model(_find(place))) for place in given]
+    check_out(out, overwrite)
+    sources = [_Source(place, load_model(find_source(place))) for place in given]
     first = sources[0]
-    by_view = _by_view(sources)
+    members = _by_view(sources, ensemble)
+    by_view = {view: found[0] for view, found in members.items()}
     for source in sources[1:]:
         _check_fits(first, source)
     fusion = _fusion(sources, weights)
@@ -76,7 +82,7 @@ def bundle(
     class_weights(fusion, first.model.scheme, views, weights or first.given)
     # What was measured of one model with its weights holds for the same again.
     alone = first.info if len(sources) == 1 else None
-    origins = {view: _origin(by_view[view], view) for view in views}
+    origins = {view: _joined_origin(members[view], view) for view in views}
     template, prior = first.model.template, first.info.prior
     if label_maps is not None:
         template = build_template(load_heads(label_maps), first.model.scheme)
@@ -106,7 +112,7 @@ def bundle(
     return save_model(
         out,
         description,
-        {view: by_view[view].model.networks[view] for view in views},
+        {view: _joined_network(members[view], view) for view in views},
         label_table=table if table.name in first.info.files else None,
         template=template,
         # Half precision is stored again as it was; no weight is rounded here.
@@ -117,7 +123,7 @@ def bundle(
     )
 
 
-def _check_out(out: Path, overwrite: bool) -> None:
+def check_out(out: Path, overwrite: bool) -> None:
     """Nothing but a model is replaced, and that only when asked for."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -129,7 +135,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         )
 
 
-def _find(given: Path) -> Path:
+def find_source(given: Path) -> Path:
     """The model folder of a run, or a model folder."""
     if (given / "model" / MODEL_FILE).is_file() and not (given / MODEL_FILE).is_file():
         return given / "model"
@@ -138,18 +144,33 @@ def _find(given: Path) -> Path:
     return given
 
 
-def _by_view(sources: Sequence[_Source]) -> dict[View, _Source]:
-    found: dict[View, _Source] = {}
+def _by_view(sources: Sequence[_Source], ensemble: bool) -> dict[View, list[_Source]]:
+    found: dict[View, list[_Source]] = {}
     for source in sources:
         for view in source.views:
-            if view in found:
+            if view in found and not ensemble:
                 raise ModelError(
-                    f"has the {view.value} network, and so has {found[view].given}",
+                    f"has the {view.value} network, and so has {found[view][0].given}",
                     where=source.given,
-                    remedy="give one source for each view",
+                    remedy="give one source for each view, or add --ensemble",
                 )
-            found[view] = source
+            found.setdefault(view, []).append(source)
     return found
+
+
+def _joined_network(sources: Sequence[_Source], view: View) -> Network:
+    networks = [source.model.networks[view] for source in sources]
+    if len(networks) == 1:
+        return networks[0]
+    for source, network in zip(sources, networks, strict=True):
+        same_licence = source.info.training.licence == sources[0].info.training.licence
+        if network.config != networks[0].config or not same_licence:
+            raise ModelError(
+                f"has another {view.value} network or licence than {sources[0].given}",
+                where=source.given,
+                remedy="join members of one recipe",
+            )
+    return Ensemble(EnsembleConfig.of(networks[0].config, len(networks)), networks)
 
 
 def _check_fits(first: _Source, other: _Source) -> None:
@@ -216,6 +237,19 @@ def _origin(source: _Source, view: View) -> Origin:
         metrics=info.metrics,
         versions=info.versions,
     )
+
+
+def _joined_origin(sources: Sequence[_Source], view: View) -> Origin:
+    """The first member's, with the data of all."""
+    all_ = [_origin(source, view) for source in sources]
+    if len(all_) == 1:
+        return all_[0]
+    said = {
+        key: "; ".join(filter(None, dict.fromkeys(getattr(o.training, key) for o in all_)))
+        for key in ("data", "pseudo_labels")
+    }
+    training = all_[0].training.model_copy(update=said)
+    return all_[0].model_copy(update={"training": training, "metrics": {}})
 
 
 def _training(origins: Mapping[View, Origin], licence: str) -> Training:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.common.claim import claimed
 from pipelines.common.printing import write_page
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError
@@ -25,6 +26,7 @@ from segmentation.training.suspects import MEASURES, Look, Suspect, look, rank, 
 __all__ = ["EXCLUDE", "LIMIT", "find_suspects"]
 
 EXCLUDE = "exclude.txt"
+_FILES = ("suspects.tsv", "suspects.html")
 # Robust standard deviations; five measures and all structures look for the worst.
 LIMIT = 8.0
 _FEWEST = 5
@@ -72,7 +74,8 @@ def find_suspects(
         found[subject] = summarise(looks, _partners(model, sights))
         finished(number, len(subjects))
     ranked = rank(found, model.classes_of(sights[0].view).names)
-    _write(store, model, out, ranked, sights, limit)
+    with claimed(out, (*_FILES, EXCLUDE)):
+        _write(store, model, out, ranked, sights, limit)
     return ranked
 
 
@@ -126,7 +129,6 @@ def _write(
     sights: Sequence[_Sight],
     limit: float,
 ) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     titles = ("subject", "score", "why", "structure", *MEASURES)
     rows = [
         (s.subject, s.score, s.why, s.structure, *(s.evidence.measures[m] for m in MEASURES))
@@ -149,6 +151,7 @@ def _write(
         ],
         text="The score is the largest distance from the other subjects, in robust standard "
         "deviations. Look at each suspect: unusual anatomy has a high score too.",
+        drawings=[],
         pictures=[_picture(store, model, s, sights) for s in ranked[:_SHOWN]],
         tables=[
             table(

@@ -57,7 +57,7 @@ class OutputSettings:
     dicom_seg: bool = False
     fill_nonfinite: bool = False
     trust_affine: Literal["sform", "qform", "header"] | None = None
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     def wants(self, product: Product) -> bool:
         """Label maps always; each other product by the setting of its name."""

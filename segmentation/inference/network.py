@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from segmentation.errors import DeviceError
 from segmentation.models.base import Network
+from segmentation.models.ensemble import Ensemble
 from segmentation.models.hardware import computes_bfloat16
 from segmentation.models.winograd import save_products
 from segmentation.space.views import SliceAxes, to_slices
 
 __all__ = ["Part", "Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
 
-Precision = Literal["auto", "float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 # A class that the model was never taught must not win by chance.
 _NEVER = -1e4
@@ -44,10 +45,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
-    """bfloat16 where the device computes in it, else float32."""
-    if name != "auto":
-        return torch.bfloat16 if name == "bfloat16" else torch.float32
-    return torch.bfloat16 if computes_bfloat16(device) else torch.float32
+    """bfloat16 where the device computes in it, else float32; float16 on GPUs alone."""
+    if name == "float16" and device.type == "cpu":
+        raise DeviceError("processors do not compute in float16", remedy="use bfloat16 or float32")
+    if name == "auto":
+        return torch.bfloat16 if computes_bfloat16(device) else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 class Part(NamedTuple):
@@ -137,11 +140,18 @@ class ViewNetwork:
         )
         return rows, columns
 
-    def drop_out(self, active: bool) -> None:
-        """Dropout as in training, or not; all else stays in evaluation mode."""
+    def vary(self, sample: int | None) -> None:
+        """For a sample by number: an ensemble's next member, else dropout as in training.
+
+        None: all members and no dropout again.
+        """
+        if isinstance(self.network, Ensemble):
+            members = len(self.network.networks)
+            self.network.only = None if sample is None else sample % members
+            return
         for module in self.network.modules():
             if isinstance(module, nn.Dropout2d):
-                module.train(active)
+                module.train(sample is not None)
 
     def _run(self, batch: Tensor) -> Tensor:
         with torch.inference_mode():

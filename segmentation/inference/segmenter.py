@@ -98,7 +98,8 @@ class Segmenter:
     ) -> Segmentation:
         """Labels of a scan in its own space, and what there is to doubt about them.
 
-        `mirror` averages with the mirrored scan; `samples` predictions use dropout.
+        `mirror` averages with the mirrored scan; `samples` predictions use dropout, or
+        an ensemble's members in turn.
         """
         return self.infer(self.prepare(volume), mirror=mirror, samples=samples, seed=seed)
 
@@ -226,23 +227,23 @@ class Segmenter:
     def _sample(
         self, image: Tensor, room: Room, count: int, seed: int, plan: ConformPlan
     ) -> Uncertainty:
-        """Segment `count` times with dropout; one map a sample is kept."""
+        """Segment `count` times, with dropout or each by one member; one map a sample is kept."""
         samples: Samples | None = None
         # Dropout draws from torch's own generator: it is set, and given back as it was.
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
-            for network in self._networks.values():
-                network.drop_out(True)
             try:
-                for _ in range(count):
+                for sample in range(count):
+                    for network in self._networks.values():
+                        network.vary(sample)
                     fused, _maps = self._fuse(image, room, mirror=False)
                     self._apply_prior(fused, plan)
                     samples = samples or Samples(fused.scheme)
                     samples.add(fused.sum)
             finally:
                 for network in self._networks.values():
-                    network.drop_out(False)
+                    network.vary(None)
         assert samples is not None
         return samples.summarise()
 

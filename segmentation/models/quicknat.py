@@ -85,7 +85,8 @@ class QuickNat(Network):
         # torch.cat promotes its inputs to one type and loses channels_last. A single channel counts
         # as channels_last in any memory order; only a copy is really in it.
         device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
+        # Not every device has it: `meta`, on which operations are counted, has none.
+        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         x = x.to(dtype, memory_format=self.layout, copy=True)
 

@@ -126,7 +126,9 @@ def save_products(network: Network) -> None:
     for layer in network.modules():
         if isinstance(layer, Layer) and WinogradConv2d.suits(layer.convolution):
             layer.add_module("convolution", WinogradConv2d(layer.convolution))
-            network.pool = max_pool_rounded
+            for each in network.modules():  # an ensemble's members too
+                if isinstance(each, Network):
+                    each.pool = max_pool_rounded
 
 
 def _transforms() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

@@ -27,6 +27,8 @@ MEASURES = {
     "sides": "left and right are exchanged",
     "shift": "labels lie beside the image",
 }
+# Least spread of a measure: a share of the median.
+_LEAST = 0.02
 # Voxels of the sampled slices under which a place is not sure.
 _FEWEST = 20
 
@@ -43,11 +45,12 @@ class Look:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """A subject's measures, its Dice by class (K,), and the view and slice of the highest loss."""
+    """A subject's measures, Dice and labelled voxels by class (K,), and where loss is highest."""
 
     measures: Mapping[str, float]
     dice: NDArray[np.float64]
-    worst: tuple[int, int]
+    voxels: NDArray[np.int64]
+    worst: tuple[int, int]  # view and slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +111,7 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
         "sides": float(np.nanmean(swapped)) if (~np.isnan(swapped)).any() else 0.0,
         "shift": float(np.max([_shift(v, classes) for v in views])),
     }
-    return Evidence(measures, dice(joint), (view, int(losses[view].argmax())))
+    return Evidence(measures, dice(joint), joint.sum(1), (view, int(losses[view].argmax())))
 
 
 def _of_brain(view: Look, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,7 +136,12 @@ def _shift(view: Look, classes: int) -> float:
 def rank(found: Mapping[str, Evidence], names: Sequence[str]) -> list[Suspect]:
     """All subjects, the most suspect first."""
     missed = 1 - np.nan_to_num(np.array([e.dice for e in found.values()]), nan=1.0)[:, 1:]
+    voxels = np.array([e.voxels for e in found.values()], float)[:, 1:]
+    # Shares of the brain, so that large heads are none to look at.
+    sizes = np.log((voxels + 1) / (voxels.sum(1, keepdims=True) + 1))
     by_structure = np.column_stack([_distance(column) for column in missed.T])
+    by_size = np.column_stack([np.abs(robust_z(c, least_spread=_LEAST)) for c in sizes.T])
+    by_structure = np.fmax(by_structure, by_size)
     columns = {
         name: _distance(np.array([e.measures[name] for e in found.values()])) for name in MEASURES
     }
@@ -149,7 +157,7 @@ def rank(found: Mapping[str, Evidence], names: Sequence[str]) -> list[Suspect]:
     return sorted(suspects, key=lambda suspect: -suspect.score)
 
 
-def _distance(values: NDArray[np.float64], least: float = 0.02) -> NDArray[np.float64]:
+def _distance(values: NDArray[np.float64], least: float = _LEAST) -> NDArray[np.float64]:
     """Robust standard deviations above the median; one is at least this share of 1 + median."""
     # From 1 on, so that measures which are 0 for most subjects have a least spread too.
     return robust_z(1 + values, least_spread=least)

@@ -49,6 +49,11 @@ REPLACED = (
     (r"--label-with fast", "--label-with runs/oasis/model"),
     # A slice of each view in place of 50.
     (r"^trinat suspects store --model fast", "trinat suspects store --model fast --every 250"),
+    # A network that knows this scan, and what it knows of it.
+    (
+        r"^trinat explain scan.nii.gz --structure left-hippocampus",
+        "trinat explain scan.nii.gz --model runs/coronal/model --structure 2",
+    ),
     # Four persons and the shipped network: two steps of it.
     (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),

@@ -7,6 +7,7 @@ import platform
 import pytest
 import torch
 
+from segmentation.errors import DeviceError
 from segmentation.inference.network import choose_precision
 from segmentation.models.hardware import bfloat16_hardware
 
@@ -45,3 +46,9 @@ def test_bfloat16_is_chosen_where_the_processor_has_it(
 def test_without_onednn_nothing_computes_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert bfloat16_hardware(CPU) == ""
+
+
+def test_float16_is_for_gpus() -> None:
+    assert choose_precision("float16", torch.device("cuda")) is torch.float16
+    with pytest.raises(DeviceError, match="do not compute in float16"):
+        choose_precision("float16", CPU)

@@ -53,7 +53,8 @@ def test_a_slice_with_hardly_a_voxel_counts_as_right() -> None:
 
 
 def evidence(dice: tuple[float, ...] = (1, 0.9, 0.9), **changes: float) -> Evidence:
-    return Evidence(dict.fromkeys(MEASURES, 0.0) | changes, np.array(dice), (0, 0))
+    voxels = np.array([0, 500, 500])
+    return Evidence(dict.fromkeys(MEASURES, 0.0) | changes, np.array(dice), voxels, (0, 0))
 
 
 def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> None:
@@ -104,3 +105,10 @@ def test_what_is_ignored_costs_nothing_and_is_seen_nowhere() -> None:
     assert found.loss.tolist() == [0]
     assert not found.predicted.any()
     assert not found.truth.any()
+
+
+def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_badly() -> None:
+    usual = {f"s{n}": evidence((1, 0.9, 0.1)) for n in range(5)}
+    small = Evidence(usual["s0"].measures, usual["s0"].dice, np.array([0, 500, 100]), (0, 0))
+    first = rank({**usual, "small": small}, ("background", "first", "second"))[0]
+    assert (first.subject, first.why) == ("small", "second differs")

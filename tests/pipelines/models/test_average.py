@@ -1,0 +1,73 @@
+"""trinat average: weights, statistics of norms, and what a soup keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.overfitted import random_model
+from helpers.tiny_training import SILENT, tiny_recipe
+from torch.optim.swa_utils import update_bn
+
+from pipelines.models.average import average, mean_of, soup
+from pipelines.train.run import train
+from segmentation.errors import ConfigError
+from segmentation.models.checkpoint import load_model
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.space.views import View
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("average")
+    for seed in (1, 2):
+        (folder / str(seed)).mkdir()
+        recipe = tiny_recipe(folder / str(seed), seed=seed, views=["coronal"])
+        train(recipe, folder / f"run-{seed}", SILENT)
+    return [folder / "run-1", folder / "run-2"]
+
+
+def test_the_mean_of_weights_and_statistics_of_new_data() -> None:
+    config = QuickNatConfig(classes=2, filters=1, depth=1, order="convolution-norm-activation")
+    networks = [QuickNat(config) for _ in range(2)]
+    for value, network in zip((1.0, 3.0), networks, strict=True):
+        for parameter in network.parameters():
+            torch.nn.init.constant_(parameter, value)
+    mean = mean_of(networks)
+    assert {float(p.detach().unique()) for p in mean.parameters()} == {2.0}
+    assert {float(p.detach().unique()) for p in networks[0].parameters()} == {1.0}
+    update_bn([torch.ones(2, 1, 8, 8)], mean)
+    # 25 neighbours of weight 2 in the middle, 9 in a corner.
+    norm = mean.encoders[0].layers[0].norm
+    counts = torch.tensor([3, 4, 5, 5, 5, 5, 4, 3.0])
+    assert float(norm.running_mean) == pytest.approx(2 * float(counts.outer(counts).mean()))
+
+
+def test_a_soup_keeps_a_member_only_if_it_helps() -> None:
+    found = {(1, 2): 0.85, (1, 2, 0): 0.8}
+    assert soup([0.5, 0.8, 0.7], lambda some: found[tuple(some)]) == [1, 2]
+    assert soup([0.5, 0.8], lambda some: 0.79) == [1]
+
+
+def test_runs_are_averaged_and_the_gain_is_measured(runs: list[Path], tmp_path: Path) -> None:
+    lines: list[str] = []
+    (gain,) = average(runs, tmp_path / "mean", batches=2, say=lines.append)
+    first, second, mean = (
+        load_model(path).networks[View.CORONAL].classifier.weight
+        for path in (runs[0] / "model", runs[1] / "model", tmp_path / "mean")
+    )
+    torch.testing.assert_close(mean, (first + second) / 2)
+    assert gain.kept == (0, 1)
+    assert lines == [str(gain)]
+    info = load_model(tmp_path / "mean").info
+    assert info.metrics == {"validation_dice": {"coronal": gain.mean}}
+    (greedy,) = average(runs, tmp_path / "soup", greedy=True, batches=2)
+    assert greedy.mean >= max(greedy.members)
+
+
+def test_networks_of_another_shape_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has other networks or labels"):
+        average([runs[0], random_model()], tmp_path / "out")
+    with pytest.raises(ConfigError, match="no mean of one"):
+        average(runs[:1], tmp_path / "out")

@@ -1,0 +1,114 @@
+"""trinat explain: maps that depend on the network, and point at what counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.overfitted import miniature, overfitted_model
+
+pytest.importorskip("captum")
+
+from pipelines.models.explain import METHODS, Explanation, attribute, explain
+from segmentation.errors import InputError
+from segmentation.io.volume import Volume
+from segmentation.models.architectures import build
+from segmentation.models.base import Network
+from segmentation.models.checkpoint import load_model
+from segmentation.space.conform import conform
+from segmentation.space.views import View, to_slices
+
+STRUCTURE = "left-cerebral-white-matter"
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Explanation]:
+    folder = tmp_path_factory.mktemp("explained")
+    miniature()[0].write(folder / "scan.nii.gz")
+    model, out = str(overfitted_model()), folder / "out"
+    found = explain(
+        folder / "scan.nii.gz", STRUCTURE, out, model=model, view=View.CORONAL, device="cpu"
+    )
+    return out, found
+
+
+@pytest.fixture(scope="module")
+def seen(explained: tuple[Path, Explanation]) -> tuple[Network, torch.Tensor, int, torch.Tensor]:
+    """Network, slice, class and region of what was explained."""
+    model = load_model(overfitted_model())
+    network = model.networks[View.CORONAL].fold()
+    volume = conform(miniature()[0], shape=None).volume
+    found = explained[1]
+    image = to_slices(torch.from_numpy(volume.data), View.CORONAL)[found.number][
+        found.window
+    ].contiguous()
+    index = model.scheme.find(STRUCTURE).index
+    with torch.no_grad():
+        region = network(image[None, None]).argmax(1)[0] == index
+    return network, image[None, None], index, region
+
+
+def test_a_picture_and_a_map_of_each_method_in_the_scans_place(
+    explained: tuple[Path, Explanation],
+) -> None:
+    out, found = explained
+    assert len(list(out.glob("*.png"))) == 1
+    for method in METHODS:
+        (path,) = out.glob(f"*_{method}.nii.gz")
+        volume = Volume.read(path)
+        shown = np.flatnonzero(np.abs(to_slices(volume.data, View.CORONAL)).any((1, 2)))
+        assert shown.tolist() == [found.number]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_random_network_has_another_map(
+    explained: tuple[Path, Explanation],
+    seen: tuple[Network, torch.Tensor, int, torch.Tensor],
+    method: str,
+) -> None:
+    network, image, index, region = seen
+    own = explained[1].maps[method].ravel()
+    alike = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        other = attribute(build(network.config).fold(), image, index, region)[method]
+        alike.append(np.corrcoef(own, other.ravel())[0, 1])
+    # A random network answers to brightness, with either sign: one alone may come near by chance.
+    assert np.mean(alike) < 0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_the_most_important_pixels_less_is_seen_than_without_random_ones(
+    explained: tuple[Path, Explanation],
+    seen: tuple[Network, torch.Tensor, int, torch.Tensor],
+    method: str,
+) -> None:
+    network, image, index, region = seen
+    order = np.argsort(-explained[1].maps[method].ravel())
+    head = np.flatnonzero(image.numpy().ravel())
+    count = len(head) // 20
+
+    def left(pixels: np.ndarray) -> float:
+        damaged = image.clone()
+        damaged.view(-1)[torch.from_numpy(pixels.copy())] = 0
+        with torch.inference_mode():
+            return float(network(damaged).softmax(1)[0, index][region].mean())
+
+    rng = np.random.default_rng(0)
+    random = np.mean([left(rng.choice(head, count, replace=False)) for _ in range(5)])
+    assert left(order[:count]) < random
+
+
+def test_a_structure_that_is_not_seen_is_said_in_one_line(tmp_path: Path) -> None:
+    miniature()[0].write(tmp_path / "scan.nii.gz")
+    with pytest.raises(InputError, match="sees no Left-Amygdala"):
+        explain(
+            tmp_path / "scan.nii.gz",
+            "Left-Amygdala",
+            tmp_path / "out",
+            model=str(overfitted_model()),
+            view=View.CORONAL,
+            device="cpu",
+        )

@@ -1,0 +1,57 @@
+"""trinat profile: operations, shares that add up, and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.overfitted import random_model
+from helpers.tiny_training import write_recipe
+
+from pipelines.models.profile import count_flops, profile_network, write_profile
+from segmentation.errors import InputError
+from segmentation.models.architectures import PUBLISHED, build
+from segmentation.models.quicknat import QuickNat, QuickNatConfig
+
+
+def test_the_published_network_takes_121_gflop_for_a_slice() -> None:
+    with torch.device("meta"):
+        network, slices = build(PUBLISHED), torch.rand(1, 1, 256, 256)
+        flops, shapes = count_flops(network.eval(), slices)
+    assert sum(flops.values()) / 1e9 == pytest.approx(121.1, abs=0.05)
+    assert shapes["classifier"] == "33 x 256 x 256"
+    # A multiply-add is two operations: 64 filters, 33 classes, 256 x 256 places.
+    assert flops["classifier"] == 2 * 64 * 33 * 256 * 256
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_shares_of_modules_and_of_operators_add_up(training: bool) -> None:
+    network = QuickNat(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)).train(training)
+    slices = torch.rand(2, 1, 32, 32)
+    found = profile_network(network, slices, 2, training=training)
+    assert sum(row.share for row in found.modules) == pytest.approx(1)
+    assert sum(row.seconds for row in found.modules) == pytest.approx(found.seconds)
+    assert sum(share for _, _, share, _, _ in found.operators) == pytest.approx(1)
+    assert min(row.share for row in found.modules) > -1e-4
+    once, _ = count_flops(network, slices[:1])
+    assert found.flops == 2 * sum(once.values())
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_a_model_and_a_recipe_have_a_page_and_are_compared(tmp_path: Path) -> None:
+    write_profile(str(random_model()), tmp_path / "a", steps=1, device="cpu")
+    write_profile(
+        str(random_model()), tmp_path / "b", steps=1, device="cpu", against=tmp_path / "a"
+    )
+    page = (tmp_path / "b/profile.html").read_text()
+    assert "± ms" in page
+    assert "<svg" in page
+    assert "encoders.0.layers.0" in page
+    trace = json.loads((tmp_path / "b/trace.json").read_text())
+    assert any(event.get("name") == "module classifier" for event in trace["traceEvents"])
+    write_profile(str(write_recipe(tmp_path)), tmp_path / "c", steps=1, device="cpu")
+    assert "(backward and all else)" in (tmp_path / "c/profile.html").read_text()
+    with pytest.raises(InputError, match=r"has no profile.json"):
+        write_profile("fast", tmp_path / "d", against=tmp_path)
