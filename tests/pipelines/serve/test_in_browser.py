@@ -7,10 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.browser import Browser
+from helpers.browser import Browser, find_chromium
 from helpers.service import Service, tiny_scan
-
-from pipelines.common.printing import find_chromium
 
 NAME = "sub-<script>document.title='hit'<.nii.gz"
 
