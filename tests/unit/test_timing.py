@@ -91,5 +91,6 @@ def test_the_table_of_a_process_adds_up_from_its_creation() -> None:
     lines = [line.split() for line in answer.stdout.splitlines()[1:]]
     walls = {name: float(wall) for name, wall, *_ in lines}
     assert list(walls) == ["start", "work", "other", "total"]
-    assert 0.3 <= walls["work"] < walls["total"] <= whole
+    # The system tells when a process began in hundredths of a second.
+    assert 0.3 <= walls["work"] < walls["total"] <= whole + 0.02
     assert walls.pop("total") == pytest.approx(sum(walls.values()), abs=0.03)
