@@ -9,18 +9,19 @@ from pathlib import Path
 
 from pipelines.common.lock import run_lock
 from segmentation.errors import OutputError
-from segmentation.io.files import atomic_text, remove_leftovers
+from segmentation.io.files import atomic_text, read_bytes, remove_leftovers
 
 __all__ = ["claimed", "refuse_foreign"]
 
 _MARK = ".trinat"
+_TEXT = "Files of this folder are replaced when the command runs again.\n"
 
 
-def refuse_foreign(folder: Path, names: Iterable[str], *, or_mark: str = _MARK) -> None:
+def refuse_foreign(folder: Path, names: Iterable[str], *, or_mark: str = "") -> None:
     """Refuse a folder that has files of these names and no mark."""
-    if (folder / _MARK).is_file() or (folder / or_mark).is_file():
+    if _is_marked(folder) or (or_mark and (folder / or_mark).is_file()):
         return
-    for name in names:
+    for name in (_MARK, *names):
         if os.path.lexists(folder / name):
             raise OutputError(
                 "was not written by this command and would be replaced",
@@ -29,16 +30,21 @@ def refuse_foreign(folder: Path, names: Iterable[str], *, or_mark: str = _MARK) 
             )
 
 
+def _is_marked(folder: Path) -> bool:
+    mark = folder / _MARK
+    return mark.is_file() and read_bytes(mark) == _TEXT.encode()
+
+
 @contextmanager
 def claimed(
-    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), or_mark: str = _MARK
+    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), or_mark: str = ""
 ) -> Iterator[None]:
     """Hold a folder and mark it before its first file, so that a run that was killed can be done
     again; what that was writing, also in the folders `within`, goes."""
     refuse_foreign(folder, names, or_mark=or_mark)
     with run_lock(folder / ".lock"):
         remove_leftovers(folder, *(folder / name for name in within))
-        if not (folder / _MARK).is_file():
+        if not _is_marked(folder):
             with atomic_text(folder / _MARK) as file:
-                file.write("Files of this folder are replaced when the command runs again.\n")
+                file.write(_TEXT)
         yield

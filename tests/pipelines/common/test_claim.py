@@ -41,6 +41,14 @@ def test_what_a_killed_run_was_writing_is_gone(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "figures"):
         folder.mkdir(exist_ok=True)
         (folder / ".trinat-0123456789abcdef.tmp").touch()
-    (tmp_path / ".trinat").touch()
-    with claimed(tmp_path, ["figures"], within=["figures"]):
+    (tmp_path / "figures" / "a.svg").touch()
+    (tmp_path / "store.json").touch()  # an older mark
+    with claimed(tmp_path, ["figures"], within=["figures"], or_mark="store.json"):
         assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_mark_of_the_users_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".trinat").write_text("mine")
+    with pytest.raises(OutputError), claimed(tmp_path, ["metrics.csv"]):
+        pass
+    assert (tmp_path / ".trinat").read_text() == "mine"
