@@ -17,9 +17,9 @@ _MARK = ".trinat"
 _TEXT = "Files of this folder are replaced when the command runs again.\n"
 
 
-def refuse_foreign(folder: Path, names: Iterable[str], *, or_mark: str = "") -> None:
+def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
     """Refuse a folder that has files of these names and no mark."""
-    if _is_marked(folder) or (or_mark and (folder / or_mark).is_file()):
+    if _is_marked(folder):
         return
     for name in (_MARK, *names):
         if os.path.lexists(folder / name):
@@ -37,11 +37,12 @@ def _is_marked(folder: Path) -> bool:
 
 @contextmanager
 def claimed(
-    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), or_mark: str = ""
+    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), is_known: bool = False
 ) -> Iterator[None]:
     """Hold a folder and mark it before its first file, so that a run that was killed can be done
     again; what that was writing, also in the folders `within`, goes."""
-    refuse_foreign(folder, names, or_mark=or_mark)
+    if not is_known:
+        refuse_foreign(folder, names)
     with run_lock(folder / ".lock"):
         remove_leftovers(folder, *(folder / name for name in within))
         if not _is_marked(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from segmentation.data.store import (
     write_participants,
 )
 from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
+from segmentation.io.files import read_bytes
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
@@ -53,7 +55,7 @@ Say = Callable[[str], None]
 Finished = Callable[["Outcome", int, int], None]  # what became of it, how many are, of how many
 
 
-_OUTPUTS = ("subjects", "participants.tsv", "ledger.tsv", "labels", "png")
+_OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
 
 class PrepareConfig(BaseModel):
@@ -213,10 +215,19 @@ def run(
         return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
 
 
+def _is_store(out: Path) -> bool:
+    """Of whatever version: one from before folders were marked is brought up to date."""
+    path = out / "store.json"
+    try:
+        return not path.is_symlink() and "subjects" in json.loads(read_bytes(path))
+    except (TrinatError, OSError, ValueError, TypeError):
+        return False
+
+
 @contextmanager
 def _store_to_write(out: Path) -> Iterator[None]:
     """Ours alone, and free of what a killed run was writing."""
-    with claimed(out, _OUTPUTS, within=["subjects"], or_mark="store.json"):
+    with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
         (out / "subjects").mkdir(exist_ok=True)
         yield
 

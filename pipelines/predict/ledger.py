@@ -219,6 +219,8 @@ class Ledger:
         shutil.rmtree(staged)
 
     def _open(self) -> BinaryIO:
+        if self._path.is_symlink() and not self._path.exists():
+            raise OutputError("is a link to nothing", where=self._path, remedy="remove it")
         file = self._path.open("a+b")
         # A torn last line must not swallow the next one.
         if file.tell():

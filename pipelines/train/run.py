@@ -199,7 +199,7 @@ def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
         yield
         return
     folders = [*(stage.name for stage in recipe.stages), "model"]
-    refuse_foreign(out, [*folders, DATA])
+    refuse_foreign(out, [CONFIG, *folders, DATA])
     if data:
         with atomic_text(out / DATA) as file:
             json.dump(data, file, indent=1)

@@ -42,8 +42,7 @@ def test_what_a_killed_run_was_writing_is_gone(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         (folder / ".trinat-0123456789abcdef.tmp").touch()
     (tmp_path / "figures" / "a.svg").touch()
-    (tmp_path / "store.json").touch()  # an older mark
-    with claimed(tmp_path, ["figures"], within=["figures"], or_mark="store.json"):
+    with claimed(tmp_path, ["figures"], within=["figures"], is_known=True):
         assert not list(tmp_path.rglob("*.tmp"))
 
 
