@@ -45,7 +45,7 @@ def pauses() -> list[float]:
 
 @pytest.fixture
 def policy(pauses: list[float]) -> Policy:
-    return Policy(attempts=3, timeout_s=1.0, pause=pauses.append)
+    return Policy(attempts=3, timeout_s=0.3, pause=pauses.append)
 
 
 def remote(*urls: str, md5: str | None = MD5, size: int | None = None) -> RemoteFile:
