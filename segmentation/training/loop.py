@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -91,9 +92,11 @@ class Trainer:
         self._trunk: Callable[[Tensor], Tensor] | None = (
             torch.compile(self.network.trunk.features) if stage.compile else None
         )
-        # A GPU that makes synthetic slices can do so while the step's loss is waited for.
-        self.synthesises_ahead = device.type == "cuda" and isinstance(source, SyntheticSource)
-        self._drawn: dict[int, list[Batch]] = {}
+        # The next synthetic slices are made during a step: by a GPU while the step's loss is waited
+        # for, on processors in a thread of their own.
+        self.synthesises_ahead = isinstance(source, SyntheticSource)
+        self._thread = ThreadPoolExecutor(1) if device.type == "cpu" else None
+        self._drawn: dict[int, Future[list[Batch]]] = {}
 
     @property
     def position(self) -> Position:
@@ -140,8 +143,6 @@ class Trainer:
         after = first + self.stage.accumulate
         try:
             parts = [self._backward(number) for number in range(first, after)]
-            if self.synthesises_ahead:
-                self._drawn = {after: self._draw(after)}
         except TrinatError:
             # After a read error or out of memory the state is still that of the last step.
             self._restore(statistics)
@@ -185,8 +186,16 @@ class Trainer:
     def _draw(self, number: int) -> list[Batch]:
         """Batch `number`, for each view that is in it; its random numbers are its own."""
         generator = self._generator(number)
-        with self._within_memory(), timing.stage("batches"):
+        with self._within_memory():
             return [self.source.draw(*group, generator) for group in self._groups(number)]
+
+    def _draw_ahead(self, number: int) -> None:
+        if self._thread:
+            self._drawn = {number: self._thread.submit(self._draw, number)}
+        else:
+            self._drawn = {number: Future()}
+            with timing.stage("batches"):
+                self._drawn[number].set_result(self._draw(number))
 
     def _generator(self, number: int) -> torch.Generator:
         return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
@@ -197,7 +206,11 @@ class Trainer:
             for group in self._groups(later):
                 self.source.expect(*group)
         share, groups = self.stage.batch // self.workers.count, self._groups(number)
-        batches = self._drawn.pop(number, None) or self._draw(number)
+        with timing.stage("batches"):
+            ahead = self._drawn.pop(number, None)
+            batches = ahead.result() if ahead else self._draw(number)
+        if self.synthesises_ahead and self._thread:
+            self._draw_ahead(number + 1)
         # Dropout uses torch's global generator, which nothing else depends on.
         torch.manual_seed(self._generator(number).initial_seed())
         counts = [(view, count) for view, _, count in groups]
@@ -216,6 +229,8 @@ class Trainer:
                 loss = torch.stack(losses).sum()
             with timing.stage("backward"):
                 (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
+        if self.synthesises_ahead and not self._thread:
+            self._draw_ahead(number + 1)
         return loss.detach(), batches
 
     @contextmanager

@@ -97,8 +97,8 @@ def test_batches_drawn_ahead_are_taken_and_change_no_bit(
 ) -> None:
     recipe = changed(recipe, accumulate=2)
     straight, ahead = trainer_of(recipe, maps), trainer_of(recipe, maps)
-    assert not straight.synthesises_ahead
-    ahead.synthesises_ahead = True
+    straight.synthesises_ahead = False
+    assert ahead.synthesises_ahead
     drawn: list[int] = []
 
     def draw(number: int, real=ahead._draw) -> list[Batch]:
