@@ -17,8 +17,6 @@ from pipelines.predict.engine import SerialEngine
 from pipelines.predict.run import Plan, predict
 from segmentation.synthetic.phantom import phantom
 
-__all__ = ["GEOMETRIES", "Geometry", "run_demo"]
-
 
 @dataclass(frozen=True)
 class Geometry:

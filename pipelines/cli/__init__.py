@@ -19,8 +19,6 @@ from pipelines.cli.options import HELP, Json, ListOptions, show_version
 from pipelines.common.exits import Exit, exit_code
 from segmentation.errors import TrinatError, one_line, reason_of
 
-__all__ = ["app", "main", "run"]
-
 app = typer.Typer(
     name="trinat",
     help="Segment the human brain in T1-weighted MRI. For research, not for diagnosis.",

@@ -9,29 +9,6 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-__all__ = [
-    "HELP",
-    "Device",
-    "Entropy",
-    "FillNonfinite",
-    "Folds",
-    "Json",
-    "ListOptions",
-    "Model",
-    "Overwrite",
-    "Part",
-    "Probabilities",
-    "Quiet",
-    "Stats",
-    "StoreOption",
-    "Threads",
-    "Timings",
-    "TrustAffine",
-    "Uncertainty",
-    "say_next",
-    "show_version",
-]
-
 HELP = {"help_option_names": ["-h", "--help"]}
 
 Device = Annotated[str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")]

@@ -11,8 +11,6 @@ from pipelines.common.lock import run_lock
 from segmentation.errors import OutputError
 from segmentation.io.files import atomic_text, read_bytes, remove_leftovers
 
-__all__ = ["claimed", "refuse_foreign"]
-
 _MARK = ".trinat"
 _TEXT = "Files of this folder are replaced when the command runs again.\n"
 

@@ -14,8 +14,6 @@ from segmentation.errors import ConfigError
 from segmentation.io.files import read_bytes
 from segmentation.io.plain_yaml import parse_yaml
 
-__all__ = ["check", "find_recipe", "read_yaml", "with_settings"]
-
 Checked = TypeVar("Checked", bound=BaseModel)
 
 

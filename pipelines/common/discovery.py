@@ -26,11 +26,6 @@ from segmentation.io.dicom import find_series, is_dicom
 from segmentation.io.files import read_text
 from segmentation.io.streams import SCAN_SUFFIXES
 
-__all__ = [
-    *("Case", "Found", "Refusal", "ScanFile", "as_scan"),
-    *("find_cases", "find_files", "refuse_changed"),
-]
-
 _LISTS = (".txt", ".list")
 # What a file is, not whose: these may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")

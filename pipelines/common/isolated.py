@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from pipelines.common.process import prepare_process
 
-__all__ = ["isolated"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from segmentation.errors import LockedError, OutputError
 
-__all__ = ["run_lock"]
-
 _BEAT_S = 15.0
 # A holder on another machine that has not touched its lock for this long is dead.
 _SILENT_S = 4 * _BEAT_S

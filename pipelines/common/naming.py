@@ -8,8 +8,6 @@ import unicodedata
 from collections.abc import Mapping
 from enum import Enum
 
-__all__ = ["FOLD", "LEFT_OUT", "RESULT_ENDINGS", "Product", "bids_name", "safe_component"]
-
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # The order of entities in a file name, by the BIDS schema.
 _ORDER = (

@@ -10,8 +10,6 @@ from pathlib import Path
 from segmentation.io.files import atomic_text, atomic_write
 from segmentation.report.figures import Drawing
 
-__all__ = ["provenance", "save_drawings", "write_page"]
-
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
     """How a page was made, to be shown at its end."""

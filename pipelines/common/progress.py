@@ -13,8 +13,6 @@ import typer
 
 from segmentation.errors import one_line
 
-__all__ = ["LINE_SECONDS", "Progress", "progress"]
-
 LINE_SECONDS = 3.0  # Between two lines of a log file, however fast the work.
 _REMEMBERED = 11  # The pace is that of the last ten lines: what was current at first is forgotten.
 

@@ -23,12 +23,6 @@ from segmentation.report.page import count
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    *("RATINGS", "VERDICTS", "Rating"),
-    *("agreement_table", "read_given", "read_ratings", "rejections", "save_rating"),
-    "use_of_ratings",
-]
-
 RATINGS = "ratings.tsv"
 VERDICTS = ("pass", "look", "reject")
 _PATIENCE_S = 5.0

@@ -10,8 +10,6 @@ from pipelines.common.discovery import Case, Found, Refusal, ScanFile, as_scan
 from segmentation.data.store import Original, Store
 from segmentation.errors import DatasetError
 
-__all__ = ["stored_cases", "stored_files"]
-
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 
 

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from segmentation.errors import ConfigError
 
-__all__ = ["Archive", "ArchiveLimits", "Dataset", "RemoteFile", "archives_of", "load_catalogue"]
-
 Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 

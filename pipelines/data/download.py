@@ -25,8 +25,6 @@ from pipelines.data.catalogue import RemoteFile
 from segmentation.errors import DownloadError, LockedError
 from segmentation.io.files import atomic_text, open_regular, read_text
 
-__all__ = ["CHECKSUMS", "Fetched", "Policy", "fetch"]
-
 CHECKSUMS = "checksums.json"
 
 Progress = Callable[[int, int | None], None]

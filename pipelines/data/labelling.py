@@ -19,8 +19,6 @@ from segmentation.io.files import sha256_of
 from segmentation.labels.scheme import LabelScheme
 from segmentation.models.checkpoint import MODEL_FILE, Model, load_model
 
-__all__ = ["label"]
-
 
 def label(
     listing: Listing, name: str, out: Path, cut: Cut, say: Callable[[str], None]

@@ -10,8 +10,6 @@ import numpy as np
 from segmentation.errors import ConfigError
 from segmentation.synthetic.phantom import phantom
 
-__all__ = ["write_phantoms"]
-
 
 def write_phantoms(
     out: Path,

@@ -47,8 +47,6 @@ from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
 
-__all__ = ["Outcome", "PrepareConfig", "Summary", "read_config", "run"]
-
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 Say = Callable[[str], None]

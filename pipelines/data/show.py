@@ -27,8 +27,6 @@ from segmentation.report.pictures import (
 )
 from segmentation.space.views import View, from_slices, to_slices
 
-__all__ = ["read_augmentation", "show_augmented", "show_subject"]
-
 Picture = NDArray[np.float32]
 
 _ACROSS = 6

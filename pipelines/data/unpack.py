@@ -24,8 +24,6 @@ from segmentation.errors import DatasetError, IntegrityError, TrinatError
 from segmentation.io.files import open_regular
 from segmentation.io.volume import Volume
 
-__all__ = ["extract", "unpack_archives"]
-
 # Between the contents of two files may stand long names and attributes. tarfile holds them in
 # memory, and a record that states a wrong length many times over: up to the square of their size.
 _MOST_HEADER_BYTES = 32 << 10

@@ -36,8 +36,6 @@ from segmentation.report.pictures import draw_mosaic, encoded
 from segmentation.space.views import View
 from segmentation.timing import stage, time_process, timed
 
-__all__ = ["CaseWorker"]
-
 _REPORTED_CHANGE = 0.01
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from pipelines.predict.case import CaseWorker
 
-__all__ = ["DaskEngine", "is_cluster", "segment"]
-
 Task = Callable[[RunSettings, Case, str], Entry]  # what a worker does: settings, case, device
 
 # A scan that has killed three workers is set aside.

@@ -19,8 +19,6 @@ from pipelines.predict.server import WAITING, serve
 from segmentation.errors import DeviceError, TrinatError
 from segmentation.timing import stage
 
-__all__ = ["Engine", "LocalEngine", "SerialEngine"]
-
 # One being read, one in the networks, one being written.
 _IN_HAND = 3
 _POLL_S = 0.5

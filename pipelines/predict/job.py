@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from segmentation.inference.segmentation import Segmentation
     from segmentation.space.conform import Conformed
 
-__all__ = ["Job", "read"]
-
 
 @dataclass
 class Job:

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from pipelines.common.discovery import Case
     from pipelines.predict.outputs import RunSettings
 
-__all__ = [
-    "ChangedError",
-    "Entry",
-    "Ledger",
-    "Status",
-    "digests_of",
-    "entries_in",
-    "ledgers_in",
-    "read_entries",
-    "taught_by_models",
-]
-
 Status = Literal["done", "failed", "skipped", "writing"]
 
 

@@ -21,8 +21,6 @@ from pipelines.predict.run import Plan, predict
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["segment_many"]
-
 
 def segment_many(
     paths: Iterable[str | os.PathLike[str]],

@@ -13,17 +13,6 @@ from typing import Literal
 from pipelines.common.naming import Product, bids_name
 from pipelines.common.ratings import RATINGS
 
-__all__ = [
-    "BIDSIGNORE",
-    "LABEL_TABLE",
-    "PLAIN_LABEL_TABLE",
-    "TABLES",
-    "WORK",
-    "CaseNames",
-    "OutputSettings",
-    "RunSettings",
-]
-
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
 TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")

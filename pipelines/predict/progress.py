@@ -19,8 +19,6 @@ from segmentation.errors import one_line
 if TYPE_CHECKING:
     from pipelines.predict.run import Outcome
 
-__all__ = ["listener"]
-
 _GRADES = ("pass", "look", "reject")
 
 Parts = tuple[Callable[[int], None], Callable[[Entry], None], "Callable[[Outcome, Path], None]"]

@@ -46,8 +46,6 @@ from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.models.zoo import MODEL_FILE, find_model
 from segmentation.timing import Spent, stage, together
 
-__all__ = ["EngineMaker", "Outcome", "Plan", "Shard", "merge", "predict"]
-
 # After a signal, for what is in hand: less than a queue or a container waits may be too little for
 # one scan on a processor, more than this is a scan that hangs.
 _GRACE_S = 60.0

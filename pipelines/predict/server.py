@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pipelines.predict.case import CaseWorker
     from pipelines.predict.job import Job
 
-__all__ = ["WAITING", "serve"]
-
 _T = TypeVar("_T")
 
 # The stage of a case that waits for its turn: its clock stands still.

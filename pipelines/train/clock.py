@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import time
 
-__all__ = ["JobClock", "TimeLimit"]
-
 # Share of a job's time that is reserved for validation until one has been measured.
 _UNMEASURED = 0.1
 

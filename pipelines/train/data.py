@@ -23,8 +23,6 @@ from segmentation.training.batches import (
 from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
 from segmentation.training.validation import Scan, synthetic_scans
 
-__all__ = ["open_data", "usual_readers"]
-
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
 

@@ -36,8 +36,6 @@ from segmentation.training.state import (
 from segmentation.training.validation import Scan, Scores, validate
 from segmentation.training.workers import Workers
 
-__all__ = ["Job", "JobRun", "Watcher"]
-
 
 @dataclass(frozen=True)
 class Job:

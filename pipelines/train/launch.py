@@ -31,8 +31,6 @@ from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.workers import Workers
 
-__all__ = ["launch"]
-
 RESTARTS = 3
 # In the folder that torch keeps for the processes of one machine, for all of their restarts.
 VERDICT = "verdict"

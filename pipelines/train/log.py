@@ -17,8 +17,6 @@ from segmentation.space.views import View
 from segmentation.training.loop import StepReport
 from segmentation.training.validation import Scores
 
-__all__ = ["METRICS", "VALIDATIONS", "Metrics", "append_scores", "read_rows"]
-
 METRICS, VALIDATIONS = "metrics.csv", "validations.csv"
 _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
 _METRIC_COLUMNS = ("step", "epoch", "loss", "rate", "gradient_norm", "slices_per_second")

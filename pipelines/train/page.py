@@ -16,8 +16,6 @@ from segmentation.report.page import render
 from segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
 from segmentation.training.validation import Examples
 
-__all__ = ["Curve", "Rows", "read_curves", "write_comparison", "write_examples", "write_page"]
-
 Curve = tuple[list[float], list[float]]
 # A table of a page: its caption, titles and rows.
 Rows = tuple[str, Sequence[str], Sequence[Sequence[object]]]

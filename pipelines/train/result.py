@@ -19,11 +19,6 @@ from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet
 from segmentation.training.state import State, read_latest, read_state
 
-__all__ = [
-    *("BEST", "DATA", "DONE"),
-    *("first_weights", "pseudo_labels", "read_data", "save_run"),
-]
-
 # In a job's folder: when it is finished, and the state that validated best.
 DONE, BEST = "done.json", "best.state"
 # In a run's folder: what it found in its stores.

@@ -42,8 +42,6 @@ from segmentation.training.config import Recipe, StageConfig, StoreConfig, Valid
 from segmentation.training.state import check_identity, has_state
 from segmentation.training.workers import ALONE, Workers
 
-__all__ = ["find_device", "on_store", "read_recipe", "train"]
-
 CONFIG = "config.yaml"
 
 

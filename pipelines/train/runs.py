@@ -13,8 +13,6 @@ from pipelines.train.result import DONE
 from segmentation.errors import TrainingError
 from segmentation.training.state import Counters, differences, read_latest
 
-__all__ = ["HEAD", "JobSummary", "compare", "summarise"]
-
 HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
 
 
