@@ -55,8 +55,8 @@ def get(
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
-    from pipelines.cli.progress import byte_progress
     from pipelines.common.exits import Exit
+    from pipelines.common.progress import byte_progress
     from pipelines.data.catalogue import load_catalogue
     from pipelines.data.download import CHECKSUMS, fetch
     from segmentation.errors import ConfigError
@@ -181,8 +181,8 @@ def prepare(
 
     Example: trinat prepare --source oasis1 --root oasis --labels tissue4 --out store --jobs 4
     """
-    from pipelines.cli.progress import batch_progress
     from pipelines.common.process import prepare_process
+    from pipelines.common.progress import batch_progress
     from pipelines.data.prepare import read_config, run
     from segmentation.data.store import Store
 

@@ -77,7 +77,7 @@ def evaluate(
 
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
-    from pipelines.cli.progress import batch_progress
+    from pipelines.common.progress import batch_progress
     from pipelines.evaluate.run import Settings, evaluate, named_models
     from segmentation.errors import ConfigError
 
@@ -141,7 +141,7 @@ def report(
 
     Example: trinat report out/ --participants participants.tsv
     """
-    from pipelines.cli.progress import batch_progress
+    from pipelines.common.progress import batch_progress
     from pipelines.evaluate.cohort import Settings, report
 
     settings = Settings(

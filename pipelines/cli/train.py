@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from pipelines.cli.options import Folds, Quiet, StoreOption, Timings, say_next
 from pipelines.cli.predict import split_devices
 from pipelines.common.naming import FOLD
+from pipelines.common.progress import LINE_S, MINUTE_S, progress
 from segmentation.errors import ConfigError
 from segmentation.timing import as_table, stage, time_process
+
+if TYPE_CHECKING:
+    from pipelines.train.job import Job, Watcher
+    from segmentation.training.loop import StepReport
 
 
 def train(
@@ -48,8 +59,6 @@ def train(
 
     Example: trinat train quicknat --store store --out runs/quicknat
     """
-    from functools import partial
-
     if timings and (nproc > 1 or "," in device):
         several = f"--nproc {nproc}" if nproc > 1 else f"--device {device}"
         raise ConfigError(
@@ -57,7 +66,6 @@ def train(
         )
     clock = time_process() if timings else None
     with stage("start"):
-        from pipelines.cli.progress import training_progress
         from pipelines.train.launch import launch
         from pipelines.train.run import on_store, read_recipe
         from segmentation.data.splits import read_split
@@ -118,3 +126,34 @@ def runs(
     for line in (*changed, *([] if out is None else [out])):
         typer.echo(line)
     return 0
+
+
+@contextmanager
+def training_progress(
+    quiet: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Watcher]:
+    """A watcher that shows epoch, loss, rate and slices a second: every epoch, every minute."""
+    from pipelines.train.job import Watcher
+
+    current: Job | None = None
+    epoch = skipped = 0
+    with progress(quiet, clock=clock) as shown:
+
+        def step(job: Job, report: StepReport, done: float) -> None:
+            nonlocal current, epoch, skipped
+            if current is not job:
+                current, epoch, skipped = job, report.epoch, 0
+                shown.begin(done)
+            skipped += not math.isfinite(report.loss)
+            bad = f", steps skipped: {skipped}" if skipped else ""
+            told = shown.show(
+                f"{job.name} epoch {report.epoch} step {report.step} loss {report.loss:.3f} "
+                f"rate {report.rate:.2g} {report.slices / report.seconds:.1f} slices/s "
+                f"{done:.0%}{bad}",
+                done,
+                1.0,
+                every_s=LINE_S if report.epoch > epoch else MINUTE_S,
+            )
+            epoch = report.epoch if told else epoch
+
+        yield Watcher(say=shown.say, step=step)

@@ -1,7 +1,9 @@
-"""One run at a time in an output folder, also across machines that share a disk.
+"""One run at a time in an output folder, also across machines that share a disk; and whose it is.
 
 On one machine the kernel's file lock decides: it ends with its process, whatever ended it. Between
 machines, where such locks often do not reach, the holder touches the file while it lives.
+
+A folder whose files a command replaces on every run carries a mark, so that no other is taken.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from segmentation.errors import LockedError, OutputError
+from segmentation.io.files import read_bytes, remove_leftovers, write_whole
 
 _BEAT_S = 15.0
 # A holder on another machine that has not touched its lock for this long is dead.
 _SILENT_S = 4 * _BEAT_S
+_MARK = ".trinat"
+_TEXT = "Files of this folder are replaced when the command runs again.\n"
 
 
 @dataclass(frozen=True)
@@ -154,3 +159,36 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
         where=path.parent,
         remedy="wait for it, stop it, or choose another folder",
     )
+
+
+def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder that has files of these names and no mark."""
+    if _is_marked(folder):
+        return
+    for name in (_MARK, *names):
+        if os.path.lexists(folder / name):
+            raise OutputError(
+                "was not written by this command and would be replaced",
+                where=folder / name,
+                remedy="give another --out",
+            )
+
+
+def _is_marked(folder: Path) -> bool:
+    mark = folder / _MARK
+    return mark.is_file() and read_bytes(mark) == _TEXT.encode()
+
+
+@contextmanager
+def claimed(
+    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), is_known: bool = False
+) -> Iterator[None]:
+    """Hold a folder and mark it before its first file, so that a run that was killed can be done
+    again; what that was writing, also in the folders `within`, goes."""
+    if not is_known:
+        refuse_foreign(folder, names)
+    with run_lock(folder / ".lock"):
+        remove_leftovers(folder, *(folder / name for name in within))
+        if not _is_marked(folder):
+            write_whole(folder / _MARK, _TEXT)
+        yield

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Protocol
 
 import typer
 
 from segmentation.errors import one_line
 
-LINE_SECONDS = 3.0  # Between two lines of a log file, however fast the work.
+MINUTE_S = 60.0
+LINE_S = 3.0  # Between two lines of a log file, however fast the work.
 _REMEMBERED = 11  # The pace is that of the last ten lines: what was current at first is forgotten.
 
 
@@ -41,7 +43,7 @@ class Progress:
         total: float | None,
         *,
         failed: int = 0,
-        every_s: float = LINE_SECONDS,
+        every_s: float = LINE_S,
     ) -> bool:
         """Show `head`; True if it is a line of the log: at the end, or `every_s` after the last."""
         now = self._clock()
@@ -86,3 +88,39 @@ def progress(
                 ),
                 clock,
             )
+
+
+class OfSubject(Protocol):
+    """The outcome of one subject, whatever was done with it."""
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def failure(self) -> str: ...
+
+
+@contextmanager
+def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
+    """Subjects done, of how many, and how many of them failed."""
+    failed = 0
+    with progress(quiet) as shown:
+
+        def finished(outcome: OfSubject, done: int, total: int) -> None:
+            nonlocal failed
+            failed += bool(outcome.failure)
+            shown.show(f"{done}/{total} {outcome.subject}", done, total, failed=failed)
+
+        yield finished
+
+
+@contextmanager
+def byte_progress(name: str, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """Bytes of a download."""
+    with progress(quiet) as shown:
+
+        def fetched(done: int, total: int | None) -> None:
+            if done != total:  # The command itself says that it has all.
+                shown.show(f"{name} {done / 1e9:.2f} GB", done, total, every_s=MINUTE_S)
+
+        yield fetched

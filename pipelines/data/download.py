@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from pipelines.data.catalogue import RemoteFile
 from segmentation.errors import DownloadError, LockedError
-from segmentation.io.files import atomic_text, open_regular, read_text
+from segmentation.io.files import open_regular, read_text, write_whole
 
 CHECKSUMS = "checksums.json"
 
@@ -372,8 +372,7 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 def _record_checksum(folder: Path, name: str, checksum: str) -> None:
     content = {**_recorded(folder), name: checksum}
-    with atomic_text(folder / CHECKSUMS) as file:
-        file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    write_whole(folder / CHECKSUMS, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _validator_file(part: Path) -> Path:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.common.claim import claimed
 from pipelines.common.config import check, read_yaml
 from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.isolated import isolated
+from pipelines.common.lock import claimed
+from pipelines.common.process import isolated
 from pipelines.data.unpack import unpack_archives
 from segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
 from segmentation.data.slices import SubjectFile, scheme_table

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.common.printing import write_page
 from segmentation.data.slices import Statistics
 from segmentation.data.store import Store
+from segmentation.io.files import write_whole
 from segmentation.metrics.statistics import robust_z
 from segmentation.report.figures import (
     INK,
@@ -86,7 +86,7 @@ def write_report(root: Path, path: Path) -> None:
         f"are at least {_FEWEST} subjects. A robust standard deviation is 1.4826 times the median "
         "absolute deviation, and at least 1 % of the median.",
     )
-    write_page(path, page)
+    write_whole(path, page)
 
 
 def find_outliers(names: Sequence[str], statistics: Mapping[str, Statistics]) -> list[Outlier]:

@@ -14,7 +14,7 @@ from segmentation.data.augmentation import AugmentationConfig, Augmenter
 from segmentation.data.dataset import SliceDataset
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
-from segmentation.io.files import atomic_write
+from segmentation.io.files import write_whole
 from segmentation.io.volume import Volume
 from segmentation.report.pictures import (
     brain_window,
@@ -60,7 +60,7 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
     else:
         volumes = Volume(image, file.affine), Volume(labels, file.affine)
         picture = encoded(draw_mosaic(*volumes, scheme, title=subject), "PNG")
-    _save(picture, path)
+    write_whole(path, picture)
 
 
 def show_augmented(
@@ -92,7 +92,7 @@ def show_augmented(
         for start in range(0, count, _ACROSS):
             name = view.value if start == 0 else f"{view.value} {start + 1}"
             rows[name] = pictures[start : start + _ACROSS]
-    _save(encoded(draw_rows(rows, f"{subject}, augmented, seed {seed}"), "PNG"), path)
+    write_whole(path, encoded(draw_rows(rows, f"{subject}, augmented, seed {seed}"), "PNG"))
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
@@ -106,8 +106,3 @@ def _across(image: NDArray[Any], labels: NDArray[Any], colors: Picture) -> list[
     """Two slices, each as image, labels and overlay."""
     positions = (len(image) * 2 // 5, len(image) * 3 // 5)
     return [p for n in positions for p in three_pictures(image[n], labels[n], colors)]
-
-
-def _save(picture: bytes, path: Path) -> None:
-    with atomic_write(path) as file:
-        file.write(picture)

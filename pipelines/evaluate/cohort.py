@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from pipelines.common.claim import claimed, refuse_foreign
 from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.isolated import isolated
-from pipelines.common.printing import provenance, save_drawings, write_page
-from pipelines.common.process import cpu_count
+from pipelines.common.lock import claimed, refuse_foreign
+from pipelines.common.process import cpu_count, isolated
 from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
 from pipelines.evaluate.pairing import pair_files
 from pipelines.predict.ledger import entries_in, taught_by_models
 from segmentation.data.sources.base import Facts, facts_of, read_participants
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.io.files import read_rows
+from segmentation.io.files import read_rows, write_whole
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.report.cohort import (
@@ -35,6 +33,7 @@ from segmentation.report.cohort import (
     cohort_of,
     cohort_page,
 )
+from segmentation.report.page import provenance
 from segmentation.report.pictures import draw_mosaic, encoded
 from segmentation.report.tables import write_table
 
@@ -130,7 +129,8 @@ def report(
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
         drawings = cohort_drawings(cohort)
-        save_drawings(settings.out / "figures", drawings)
+        for drawing in drawings:
+            drawing.save(settings.out / "figures")
         done = provenance(started, settings.command, scheme.name)
         done["predictions"] = str(settings.predictions)
         if settings.ratings:
@@ -141,7 +141,7 @@ def report(
             done["training"] = " ".join(taught)
         pictures = _pictures(cohort, sound_files, scheme, settings)
         page = cohort_page(cohort, drawings, pictures, done, failures=failures)
-        write_page(settings.out / "report.html", page)
+        write_whole(settings.out / "report.html", page)
         return batch_exit(done=len(scans), failed=len(failures))
 
 

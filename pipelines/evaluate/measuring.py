@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.common.discovery import refuse_changed
-from pipelines.common.isolated import isolated
+from pipelines.common.process import isolated
 from pipelines.evaluate.pairing import Pair
 from segmentation.errors import ConfigError, GeometryError, TrinatError
 from segmentation.io.files import read_rows

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipelines.common.claim import claimed, refuse_foreign
 from pipelines.common.discovery import ScanFile, as_scan, find_files
 from pipelines.common.exits import Exit, batch_exit
+from pipelines.common.lock import claimed, refuse_foreign
 from pipelines.common.naming import safe_component
-from pipelines.common.printing import provenance, save_drawings, write_page
 from pipelines.common.process import cpu_count
 from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
 from pipelines.common.stored import stored_files
@@ -37,10 +36,11 @@ from segmentation.data.sources.base import without_suffix
 from segmentation.data.splits import Part
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.io.files import atomic_text, atomic_write, sha256_of
+from segmentation.io.files import atomic_text, atomic_write, sha256_of, write_whole
 from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics.common_grid import on_grid_of
+from segmentation.report.page import provenance
 from segmentation.report.tables import latex, metrics_frame, printed, write_table
 
 if TYPE_CHECKING:
@@ -335,7 +335,8 @@ def _write_report(
         return
     plots = drawings(evaluation)
     folder = settings.out / "figures"
-    save_drawings(folder, [*chain.from_iterable(plots.values()), *heat_maps(evaluation)])
+    for drawing in (*chain.from_iterable(plots.values()), *heat_maps(evaluation)):
+        drawing.save(folder)
     cases, more = _worst_cases(settings, scheme, evaluation.frame, measured, images)
     for number, case in enumerate(cases, start=1):
         with atomic_write(folder / f"worst-{number}.png") as picture:
@@ -354,7 +355,7 @@ def _write_report(
         faces=faces if images else "",
         notices=[*notices, *more],
     )
-    write_page(settings.out / "report.html", page)
+    write_whole(settings.out / "report.html", page)
 
 
 def _worst_cases(

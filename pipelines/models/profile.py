@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipelines.common.claim import claimed
-from pipelines.common.printing import write_page
+from pipelines.common.lock import claimed
 from pipelines.train.run import find_device, read_recipe
 from segmentation.errors import InputError, ModelError
-from segmentation.io.files import atomic_path, atomic_text, read_text
+from segmentation.io.files import atomic_path, atomic_text, read_text, write_whole
 from segmentation.models.architectures import build
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
@@ -84,7 +83,7 @@ def write_profile(
         found = profile_network(network, slices, steps, training=training, trace=out / TRACE)
         with atomic_text(out / ROWS) as file:
             json.dump(asdict(found), file, indent=1)
-        write_page(out / PAGE, _page(lead, found, other, against))
+        write_whole(out / PAGE, _page(lead, found, other, against))
     return found
 
 

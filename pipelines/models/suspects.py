@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.common.claim import claimed
-from pipelines.common.printing import write_page
+from pipelines.common.lock import claimed
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError
 from segmentation.inference.network import ViewNetwork, choose_device
-from segmentation.io.files import atomic_text, write_tsv
+from segmentation.io.files import atomic_text, write_tsv, write_whole
 from segmentation.labels.scheme import IGNORE
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.report.page import Column, render, table
@@ -162,7 +161,7 @@ def _write(
             )
         ],
     )
-    write_page(out / "suspects.html", page)
+    write_whole(out / "suspects.html", page)
 
 
 def _picture(

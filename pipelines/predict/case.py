@@ -29,7 +29,7 @@ from segmentation.inference.quality import (
 )
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
-from segmentation.io.files import atomic_text, atomic_write, sha256_of
+from segmentation.io.files import sha256_of, write_whole
 from segmentation.io.volume import write_maps
 from segmentation.models.checkpoint import load_model
 from segmentation.report.pictures import draw_mosaic, encoded
@@ -176,9 +176,8 @@ class CaseWorker:
         if self.settings.bids:
             _write_json(names.path(Product.LABELS, ".json"), origin)
         if output.wants(Product.STATS):
-            with atomic_text(names.path(Product.STATS)) as file:
-                table = format_aseg_stats(case.stem, found.scheme, found.voxels, found.voxel_mm3)
-                file.write(table)
+            table = format_aseg_stats(case.stem, found.scheme, found.voxels, found.voxel_mm3)
+            write_whole(names.path(Product.STATS), table)
         if output.wants(Product.ENTROPY):
             found.entropy.write(names.path(Product.ENTROPY))
         if output.wants(Product.PROBABILITIES):
@@ -209,8 +208,7 @@ class CaseWorker:
         picture = names.path(Product.PICTURE)
         with stage("picture"):
             drawn = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
-            with atomic_write(picture) as file:
-                file.write(encoded(drawn, "PNG"))
+            write_whole(picture, encoded(drawn, "PNG"))
         return picture
 
 
@@ -219,5 +217,4 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic_text(path) as file:
-        file.write(json.dumps(content, indent=2) + "\n")
+    write_whole(path, json.dumps(content, indent=2) + "\n")

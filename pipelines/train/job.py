@@ -20,7 +20,7 @@ from pipelines.train.page import write_examples, write_page
 from pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from segmentation import timing
 from segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
-from segmentation.io.files import atomic_text
+from segmentation.io.files import write_whole
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, StageConfig, ValidationConfig
@@ -176,8 +176,7 @@ class JobRun:
                 if limit is not None and validated:
                     limit.validation_s = max(limit.validation_s or 0, time.monotonic() - began)
         if leads:
-            with atomic_text(self.folder / DONE) as file:
-                json.dump(asdict(trainer.counters), file)
+            write_whole(self.folder / DONE, json.dumps(asdict(trainer.counters)))
 
     def write_page(self) -> None:
         title = filter(None, (self.job.name, pseudo_labels(self.recipe, self.out)))

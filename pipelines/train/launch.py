@@ -26,7 +26,7 @@ from pipelines.common.process import cpu_count, prepare_process, stop_signals
 from pipelines.train.job import Watcher
 from pipelines.train.run import find_device, train
 from segmentation.errors import ConfigError, DeviceError, TrainingError
-from segmentation.io.files import atomic_write
+from segmentation.io.files import write_whole
 from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.workers import Workers
@@ -111,8 +111,7 @@ def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
                 remedy="torchrun says which; with --max-restarts all go on from the last state",
             ) from error
         if verdict is not None:
-            with atomic_write(verdict) as file:
-                file.write(_pickled(error))
+            write_whole(verdict, _pickled(error))
         raise
 
 

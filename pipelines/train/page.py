@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.train.log import METRICS, VALIDATIONS, read_rows
-from segmentation.io.files import atomic_text, atomic_write
+from segmentation.io.files import atomic_write, write_whole
 from segmentation.labels.scheme import LabelScheme
 from segmentation.report.page import render
 from segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
@@ -43,8 +43,7 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     """progress.png and run.html of one job, as it stands."""
     curves = read_curves(job)
     picture = _draw([("", curves)])
-    with atomic_write(job / "progress.png") as file:
-        file.write(picture)
+    write_whole(job / "progress.png", picture)
     pictures = [("curves of training", picture)]
     tables = []
     scores = read_rows(job / VALIDATIONS)
@@ -61,7 +60,8 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
         (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", path.read_bytes())
         for path in sorted((job / "examples").glob("*.png"))
     ]
-    _write(job / "run.html", f"{title} ({scheme.name})", pictures, tables, examples)
+    title = f"{title} ({scheme.name})"
+    _write(job / "run.html", title=title, pictures=pictures, tables=tables, examples=examples)
 
 
 def write_examples(
@@ -87,24 +87,12 @@ def write_comparison(
     out: Path, runs: Sequence[tuple[str, dict[str, Curve]]], tables: Sequence[Rows]
 ) -> None:
     """Several runs' curves on one axis, and tables, as one page."""
-    _write(out, "Runs compared", [("curves of training", _draw(runs))], tables, ())
+    pictures = [("curves of training", _draw(runs))]
+    _write(out, title="Runs compared", pictures=pictures, tables=tables, examples=())
 
 
-def _write(
-    path: Path,
-    title: str,
-    pictures: Sequence[tuple[str, bytes]],
-    tables: Sequence[Rows],
-    examples: Sequence[tuple[str, bytes]],
-) -> None:
-    context: dict[str, Any] = {
-        "title": title,
-        "pictures": pictures,
-        "tables": tables,
-        "examples": examples,
-    }
-    with atomic_text(path) as file:
-        file.write(render("run.html", style="plain.css", script="", **context))
+def _write(path: Path, **context: Any) -> None:
+    write_whole(path, render("run.html", style="plain.css", script="", **context))
 
 
 def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:

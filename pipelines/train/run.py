@@ -14,9 +14,8 @@ from typing import Any
 import torch
 import yaml
 
-from pipelines.common.claim import refuse_foreign
 from pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from pipelines.common.lock import run_lock
+from pipelines.common.lock import refuse_foreign, run_lock
 from pipelines.common.process import prepare_training, stop_signals
 from pipelines.train.clock import TimeLimit
 from pipelines.train.job import Job, JobRun, Watcher
@@ -31,7 +30,7 @@ from segmentation.errors import (
     TrainingError,
 )
 from segmentation.inference.network import choose_device
-from segmentation.io.files import atomic_text, remove_leftovers
+from segmentation.io.files import remove_leftovers, write_whole
 from segmentation.models.architectures import PUBLISHED
 from segmentation.models.base import NetworkConfig
 from segmentation.models.checkpoint import read_info
@@ -199,10 +198,8 @@ def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
     folders = [*(stage.name for stage in recipe.stages), "model"]
     refuse_foreign(out, [CONFIG, *folders, DATA])
     if data:
-        with atomic_text(out / DATA) as file:
-            json.dump(data, file, indent=1)
-    with atomic_text(path) as file:
-        yaml.safe_dump(content, file, sort_keys=False)
+        write_whole(out / DATA, json.dumps(data, indent=1))
+    write_whole(path, yaml.safe_dump(content, sort_keys=False))
     try:
         yield
     finally:

@@ -32,6 +32,7 @@ __all__ = [
     "spreadsheet_safe",
     "sync",
     "write_tsv",
+    "write_whole",
 ]
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
@@ -160,6 +161,14 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
         temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
     ):
         yield file
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """A file of these bytes, or of this text as `atomic_text` writes it."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    with atomic_write(path) as file:
+        file.write(content)
 
 
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

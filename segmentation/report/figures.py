@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 
+from segmentation.io.files import write_whole
 from segmentation.metrics.definitions import METRICS
 from segmentation.report.summary import by_person, by_scan, confusion, models_of, structures_of
 
@@ -63,6 +65,12 @@ class Drawing:
     marks: dict[str, list[str]] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
+
+    def save(self, folder: Path) -> None:
+        """As PNG and as SVG, in a folder that is made for it."""
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / f"{self.name}.png", self.png)
+        write_whole(folder / f"{self.name}.svg", self.svg)
 
     @cached_property
     def svg(self) -> bytes:

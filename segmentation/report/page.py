@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Cell", "Column", "Columns", "Table", "count", "data_uri", "number", "render", "table"]
+__all__ = [
+    *("Cell", "Column", "Columns", "Table"),
+    *("count", "data_uri", "number", "provenance", "render", "table"),
+]
 
 # What the page's script sorts last in either direction.
 UNDEFINED = "none"
@@ -103,6 +107,16 @@ def number(
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
+    """How a page was made, to be shown at its end."""
+    return {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": command,
+        "labels": labels,
+    }
 
 
 def data_uri(kind: str, picture: bytes) -> str:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.claim import claimed
+from pipelines.common.lock import claimed
 from segmentation.errors import OutputError
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.cli.progress import training_progress
+from pipelines.cli.train import training_progress
 from pipelines.train.job import Job
 from segmentation.space.views import View
 from segmentation.training.config import StageConfig
