@@ -145,6 +145,13 @@ Storage = Callable[[str, torch.dtype, int], Tensor]
 
 # Python's own unpickler in Python: the one in C allocates tables as large as a pickle asks for.
 class _Unpickler(pickle._Unpickler):
+    # It also makes a bytearray as long as the pickle says before it reads one; weights hold none.
+    dispatch = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if code != pickle.BYTEARRAY8[0]
+    }
+
     def __init__(self, file: BinaryIO, storage: Storage, path: Path) -> None:
         super().__init__(_Limited(file), encoding="utf-8")
         self._storage = storage

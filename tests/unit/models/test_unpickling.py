@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,18 @@ def test_a_pickle_that_asks_for_a_huge_table_gets_none(tmp_path: Path) -> None:
     # LONG_BINPUT with an index of 2**32 - 1: the unpickler in C would fill 64 GB.
     got = read_torch_file(zipped(tmp_path, b"Nr\xff\xff\xff\xff."))
     assert got is None
+
+
+def test_a_pickle_that_asks_for_a_huge_bytearray_gets_none(tmp_path: Path) -> None:
+    path = tmp_path / "huge.pth"
+    path.write_bytes(b"\x80\x05" + pickle.BYTEARRAY8 + struct.pack("<Q", 1 << 30) + b"few.")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match="damaged"):
+            read_torch_file(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pickle_of_more_than_names_and_shapes_is_refused(
