@@ -91,6 +91,9 @@ def main() -> NoReturn:
 
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line; every failure is one line on stderr and a number from `Exit`."""
+    # Before torch is there. Threads that wait for each other by spinning take processors from those
+    # that they wait for: 13 times slower where other work runs (docs/notes/speed.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _open_closed_streams()
     # A name that the terminal's encoding cannot show is shown escaped.
     for stream in (sys.stdout, sys.stderr):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from typer.main import get_command
@@ -177,3 +178,16 @@ def test_a_cluster_sets_device_and_threads(variable: str, value: str, said: str)
     done = python(code, "predict", "no.nii.gz", "--out", "out", **{variable: value})
     assert done.returncode == Exit.USAGE
     assert done.stderr.startswith(said)
+
+
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_waiting_threads_leave_processors_to_others_unless_the_user_chose(own: str | None) -> None:
+    # libgomp reads it once, when torch is imported.
+    code = """
+        import atexit, os, sys
+        from pipelines.cli import main
+        atexit.register(lambda: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
+        main()
+    """
+    result = python(dedent(code), "--version", **{"OMP_WAIT_POLICY": own} if own else {})
+    assert result.stdout.splitlines()[-1] == f"False {own or 'PASSIVE'}"
