@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.message import Message
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any
@@ -73,153 +72,205 @@ def fetch(
     """Bring `remote` to `folder` under its own name, complete and checked, or raise."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
-    expected = _expected_checksum(remote, folder)
-    if target.exists():
+    if remote.md5:
+        expected: str | None = f"md5 {remote.md5}"
+    else:
+        expected = _recorded(folder).get(remote.name)
+
+    def found() -> Fetched:
         checksum = _check(target, remote, expected, remedy="move it away and run this again")
         return Fetched(target, checksum, remote.md5 is not None, was_there=True)
 
+    if target.exists():
+        return found()
     # One name per source and folder, so that the next run finds it; the lock keeps it ours.
     key = hashlib.sha256("\n".join(remote.urls).encode()).hexdigest()[:12]
     part = folder / f".{remote.name}.{key}.part"
     with _locked(part) as stream:
         if target.exists():  # another process finished between the look and the lock
             part.unlink()
-            checksum = _check(target, remote, expected, remedy="move it away and run this again")
-            return Fetched(target, checksum, remote.md5 is not None, was_there=True)
-        checksum = _from_any_mirror(remote, part, stream, expected, policy, progress)
+            return found()
+        download = _Download(remote, part, stream, expected, policy, progress)
+        checksum = download.from_any_mirror()
         os.fsync(stream.fileno())
         part.replace(target)
-        _validator_file(part).unlink(missing_ok=True)
+        download.validator.unlink(missing_ok=True)
     if remote.md5 is None:
-        _record_checksum(folder, remote.name, checksum)
+        known = {**_recorded(folder), remote.name: checksum}
+        write_whole(folder / CHECKSUMS, json.dumps(known, indent=2, sort_keys=True) + "\n")
     return Fetched(target, checksum, remote.md5 is not None, was_there=False)
-
-
-def _from_any_mirror(
-    remote: RemoteFile,
-    part: Path,
-    stream: IO[bytes],
-    expected: str | None,
-    policy: Policy,
-    progress: Progress,
-) -> str:
-    """Fill `part` from the first mirror that serves a good copy; return its checksum."""
-    reasons = []
-    for url in remote.urls:
-        for trial in ("resumed", "fresh"):
-            try:
-                _fill(url, remote, part, stream, policy, progress)
-                return _check(part, remote, expected, remedy="try again later")
-            except DownloadError as error:
-                reasons.append(f"{urlsplit(url).hostname}: {error.what}")
-                if not isinstance(error, _WrongContentError):
-                    break  # this server will not do better
-                # Damaged bytes look like good ones: none is kept.
-                _start_over(part, stream)
-                if trial == "fresh":
-                    break
-    raise DownloadError(
-        "; ".join(dict.fromkeys(reasons)),
-        where=remote.name,
-        remedy="the same command resumes it" if stream.seek(0, os.SEEK_END) else "",
-    )
 
 
 class _WrongContentError(DownloadError):
     """The bytes arrived, but they are not the file's."""
 
 
-def _fill(
-    url: str,
-    remote: RemoteFile,
-    part: Path,
-    stream: IO[bytes],
-    policy: Policy,
-    progress: Progress,
-) -> None:
-    """Append to `part` until it is as long as the server says the file is."""
-    failures, since = 0, time.monotonic()
-    while True:
-        before = stream.seek(0, os.SEEK_END)
-        try:
-            _attempt(url, remote, part, stream, policy, progress)
-            return
-        except (_RetryError, OSError, HTTPException, ValueError) as error:  # numbers, host names
-            reason, asked_wait_s = _reason(error), getattr(error, "wait_s", 0.0)
-        now = time.monotonic()
-        is_slow = stream.seek(0, os.SEEK_END) - before <= policy.least_bytes_s * (now - since)
-        failures, since = failures + 1 if is_slow else 1, now
-        if failures >= policy.attempts:
-            raise DownloadError(f"gave up after {failures} attempts ({reason})", where=remote.name)
-        wait_s = max(policy.first_wait_s * 2 ** (failures - 1), asked_wait_s)
-        policy.pause(min(wait_s, policy.longest_wait_s))
+@dataclass(frozen=True)
+class _Download:
+    """One file on its way: what has come of it is in `stream`, which is the file `part`."""
 
+    remote: RemoteFile
+    part: Path
+    stream: IO[bytes]
+    expected: str | None  # its checksum
+    policy: Policy
+    progress: Progress
 
-def _attempt(
-    url: str,
-    remote: RemoteFile,
-    part: Path,
-    stream: IO[bytes],
-    policy: Policy,
-    progress: Progress,
-) -> None:
-    """One request: from the end of what we have, or from the start if the server insists."""
-    have = stream.seek(0, os.SEEK_END)
-    if remote.size is not None and have > remote.size:
-        have = _start_over(part, stream)
-    if remote.size is not None and have == remote.size:
-        return
-    with _request(url, part, have, policy.timeout_s) as response:
-        if response.status == 416:
-            if _range_total(response) == have > 0:
+    @property
+    def validator(self) -> Path:
+        """Remembers which state of the remote file the bytes belong to, for If-Range."""
+        return self.part.with_suffix(".validator")
+
+    def have(self) -> int:
+        return self.stream.seek(0, os.SEEK_END)
+
+    def start_over(self) -> int:
+        self.stream.seek(0)
+        self.stream.truncate()
+        self.validator.unlink(missing_ok=True)
+        return 0
+
+    def from_any_mirror(self) -> str:
+        """Fill the part from the first mirror that serves a good copy; return its checksum."""
+        reasons = []
+        for url in self.remote.urls:
+            for _ in ("resumed", "fresh"):
+                try:
+                    self.fill(url)
+                    return _check(self.part, self.remote, self.expected, remedy="try again later")
+                except DownloadError as error:
+                    reasons.append(f"{urlsplit(url).hostname}: {error.what}")
+                    if not isinstance(error, _WrongContentError):
+                        break  # this server will not do better
+                    # Damaged bytes look like good ones: none is kept.
+                    self.start_over()
+        raise DownloadError(
+            "; ".join(dict.fromkeys(reasons)),
+            where=self.remote.name,
+            remedy="the same command resumes it" if self.have() else "",
+        )
+
+    def fill(self, url: str) -> None:
+        """Append to the part until it is as long as the server says the file is."""
+        policy = self.policy
+        failures, since = 0, time.monotonic()
+        while True:
+            before = self.have()
+            try:
+                self.attempt(url)
                 return
-            _start_over(part, stream)
-            raise _RetryError("the server does not have the range asked for")
-        if response.status == 200 and have:
-            have = _start_over(part, stream)
-        start, total = _announced(response, have)
-        if start != have:
-            _start_over(part, stream)
-            raise _RetryError(f"the server sent bytes from {start} where {have} was asked for")
-        _refuse_web_page(response, remote)
-        if total is not None and (problem := remote.problem_of(total)):
-            raise DownloadError(f"the server offers {total} bytes, {problem}", where=remote.name)
-        total = remote.size if total is None else total
-        # Of a reply in chunks the last one is marked; any other may have been cut.
-        if (
-            total is None
-            and remote.md5 is None
-            and not (response.status == 200 and response.chunked)
-        ):
-            raise DownloadError(
-                "neither server nor catalogue says how long the file is", where=remote.name
-            )
-        _require_space(part, (total or have) - have)
-        _keep_validator(part, response)
-        most = remote.plausible_bytes[1] if total is None else total
+            except (_RetryError, OSError, HTTPException, ValueError) as error:  # numbers, hosts
+                reason, asked_wait_s = _reason(error), getattr(error, "wait_s", 0.0)
+            now = time.monotonic()
+            is_slow = self.have() - before <= policy.least_bytes_s * (now - since)
+            failures, since = failures + 1 if is_slow else 1, now
+            if failures >= policy.attempts:
+                what = f"gave up after {failures} attempts ({reason})"
+                raise DownloadError(what, where=self.remote.name)
+            wait_s = max(policy.first_wait_s * 2 ** (failures - 1), asked_wait_s)
+            policy.pause(min(wait_s, policy.longest_wait_s))
+
+    def attempt(self, url: str) -> None:
+        """One request: from the end of what we have, or from the start if the server insists."""
+        have, remote = self.have(), self.remote
+        if remote.size is not None and have > remote.size:
+            have = self.start_over()
+        if remote.size is not None and have == remote.size:
+            return
+        with self.request(url, have) as response:
+            if response.status == 416:
+                if _range_total(response) == have > 0:
+                    return
+                self.start_over()
+                raise _RetryError("the server does not have the range asked for")
+            if response.status == 200 and have:
+                have = self.start_over()
+            start, total = _announced(response, have)
+            if start != have:
+                self.start_over()
+                raise _RetryError(f"the server sent bytes from {start} where {have} was asked for")
+            if response.headers.get_content_type() == "text/html":
+                raise self.web_page()
+            if total is not None and (problem := remote.problem_of(total)):
+                what = f"the server offers {total} bytes, {problem}"
+                raise DownloadError(what, where=remote.name)
+            total = remote.size if total is None else total
+            # Of a reply in chunks the last one is marked; any other may have been cut.
+            is_marked = response.status == 200 and response.chunked
+            if total is None and remote.md5 is None and not is_marked:
+                what = "neither server nor catalogue says how long the file is"
+                raise DownloadError(what, where=remote.name)
+            self.require_space((total or have) - have)
+            etag = response.headers.get("ETag", "")
+            validator = etag if etag.startswith('"') else response.headers.get("Last-Modified")
+            if validator:
+                self.validator.write_text(validator)
+            self.receive(response, have, total)
+
+    def receive(self, response: HTTPResponse, have: int, total: int | None) -> None:
+        """Append the body; `total` is the length of the whole file, where it is known."""
+        policy = self.policy
+        most = self.remote.plausible_bytes[1] if total is None else total
         since, mark = time.monotonic(), have
-        while block := _read(response, policy.timeout_s):
-            if have == 0:
-                _refuse_html(block, remote)
-            stream.write(block)
+        while True:
+            with _at_most(policy.timeout_s):
+                block = response.read1(_CHUNK)
+            if not block:
+                break
+            if have == 0 and block.lstrip()[:20].lower().startswith(_HTML_STARTS):
+                raise self.web_page()
+            self.stream.write(block)
             have += len(block)
-            progress(have, total)
+            self.progress(have, total)
             if have > most:
-                _start_over(part, stream)
+                self.start_over()
                 raise _RetryError(f"the server sent more than the {most} bytes announced")
             now = time.monotonic()
             if now - since > policy.timeout_s:
                 if have - mark < policy.least_bytes_s * (now - since):
                     raise _RetryError(f"fewer than {policy.least_bytes_s:g} bytes a second came")
                 since, mark = now, have
-        stream.flush()
+        self.stream.flush()
         if total is not None and have < total:
             raise _RetryError(f"the connection broke at {have} of {total} bytes")
 
+    @contextmanager
+    def request(self, url: str, have: int) -> Iterator[HTTPResponse]:
+        _require_http(url)
+        # Compressed on the way would make lengths and ranges mean something else.
+        headers = {"User-Agent": "trinat", "Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+            if self.validator.exists():
+                headers["If-Range"] = self.validator.read_text()
+        opener = urllib.request.build_opener(SafeRedirects)
+        request = urllib.request.Request(url, headers=headers)
+        try:
+            with _at_most(2 * self.policy.timeout_s):
+                reply = opener.open(request, timeout=self.policy.timeout_s)
+            with reply:
+                yield reply
+        except urllib.error.HTTPError as error:
+            if error.code == 416:
+                yield error  # type: ignore[misc]  # it is the response, with status and headers
+                return
+            if error.code in _TEMPORARY:
+                after = error.headers.get("Retry-After", "")
+                wait_s = float(after) if after.isdigit() else 0.0
+                raise _RetryError(f"status {error.code}", wait_s) from None
+            what = f"the server answers {error.code} {error.reason}"
+            raise DownloadError(what, where=url) from None
 
-def _read(response: HTTPResponse, timeout_s: float) -> bytes:
-    with _at_most(timeout_s):
-        return response.read1(_CHUNK)
+    def web_page(self) -> DownloadError:
+        what = "the server sent a web page in place of the file (a log-in or a notice?)"
+        return DownloadError(what, where=self.remote.name)
+
+    def require_space(self, missing: int) -> None:
+        folder = self.part.parent
+        free = shutil.disk_usage(folder).free
+        if missing > free:
+            what = f"{missing / 1e9:.4g} GB are to come and {free / 1e9:.4g} GB are free"
+            raise DownloadError(what, where=folder)
 
 
 @contextmanager
@@ -243,34 +294,6 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *timer)
-
-
-@contextmanager
-def _request(url: str, part: Path, have: int, timeout_s: float) -> Iterator[HTTPResponse]:
-    _require_http(url)
-    # Compressed on the way would make lengths and ranges mean something else.
-    headers = {"User-Agent": "trinat", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-        if _validator_file(part).exists():
-            headers["If-Range"] = _validator_file(part).read_text()
-    opener = urllib.request.build_opener(SafeRedirects)
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with _at_most(2 * timeout_s):
-            reply = opener.open(request, timeout=timeout_s)
-        with reply:
-            yield reply
-    except urllib.error.HTTPError as error:
-        if error.code == 416:
-            yield error  # type: ignore[misc]  # it is the response, with status and headers
-            return
-        if error.code in _TEMPORARY:
-            after = error.headers.get("Retry-After", "")
-            raise _RetryError(
-                f"status {error.code}", float(after) if after.isdigit() else 0.0
-            ) from None
-        raise DownloadError(f"the server answers {error.code} {error.reason}", where=url) from None
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -308,33 +331,6 @@ def _range_total(response: HTTPResponse) -> int | None:
     return int(total) if total.isdigit() else None
 
 
-def _refuse_web_page(response: HTTPResponse, remote: RemoteFile) -> None:
-    headers: Message = response.headers
-    if headers.get_content_type() == "text/html":
-        raise _web_page(remote)
-
-
-def _refuse_html(first_block: bytes, remote: RemoteFile) -> None:
-    if first_block.lstrip()[:20].lower().startswith(_HTML_STARTS):
-        raise _web_page(remote)
-
-
-def _web_page(remote: RemoteFile) -> DownloadError:
-    return DownloadError(
-        "the server sent a web page in place of the file (a log-in or a notice?)",
-        where=remote.name,
-    )
-
-
-def _require_space(part: Path, missing: int) -> None:
-    free = shutil.disk_usage(part.parent).free
-    if missing > free:
-        raise DownloadError(
-            f"{missing / 1e9:.4g} GB are to come and {free / 1e9:.4g} GB are free",
-            where=part.parent,
-        )
-
-
 def _check(path: Path, remote: RemoteFile, expected: str | None, *, remedy: str) -> str:
     """The file's checksum, where size and checksum are as they should be."""
     size = path.stat().st_size
@@ -345,16 +341,9 @@ def _check(path: Path, remote: RemoteFile, expected: str | None, *, remedy: str)
         # MD5 is what the publishers state; it finds damage, which is what is asked of it.
         found = f"{kind} {hashlib.file_digest(stream, kind).hexdigest()}"
     if expected and found != expected:
-        raise _WrongContentError(
-            f"has {found} where {expected} is known", where=path, remedy=remedy
-        )
+        what = f"has {found} where {expected} is known"
+        raise _WrongContentError(what, where=path, remedy=remedy)
     return found
-
-
-def _expected_checksum(remote: RemoteFile, folder: Path) -> str | None:
-    if remote.md5:
-        return f"md5 {remote.md5}"
-    return _recorded(folder).get(remote.name)
 
 
 def _recorded(folder: Path) -> dict[str, str]:
@@ -370,39 +359,14 @@ def _recorded(folder: Path) -> dict[str, str]:
     return content
 
 
-def _record_checksum(folder: Path, name: str, checksum: str) -> None:
-    content = {**_recorded(folder), name: checksum}
-    write_whole(folder / CHECKSUMS, json.dumps(content, indent=2, sort_keys=True) + "\n")
-
-
-def _validator_file(part: Path) -> Path:
-    return part.with_suffix(".validator")
-
-
-def _keep_validator(part: Path, response: HTTPResponse) -> None:
-    """Remember which state of the remote file the bytes belong to, for If-Range."""
-    etag = response.headers.get("ETag", "")
-    validator = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-    if validator:
-        _validator_file(part).write_text(validator)
-
-
-def _start_over(part: Path, stream: IO[bytes]) -> int:
-    stream.seek(0)
-    stream.truncate()
-    _validator_file(part).unlink(missing_ok=True)
-    return 0
-
-
 @contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
     with part.open("ab") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockedError(
-                "another process is downloading this file", where=part.parent
-            ) from None
+            what = "another process is downloading this file"
+            raise LockedError(what, where=part.parent) from None
         yield stream
 
 
