@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pipelines.common.exits import Exit
@@ -26,30 +26,23 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass
-class Health:
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def wrong(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.severity == "wrong"]
-
-
-def examine() -> Health:
+def examine() -> list[Finding]:
     """Look at everything; import torch, so this takes a second or two."""
-    return Health([_python(), *_packages(), *_torch(), *_machine()])
+    python = Finding("Python", platform.python_version())
+    return [python, *_packages(), *_torch(), *_machine()]
 
 
 def run(*, as_json: bool) -> Exit:
-    health = examine()
+    findings = examine()
+    wrong = sum(finding.severity == "wrong" for finding in findings)
     if as_json:
-        sys.stdout.write(json.dumps([asdict(f) for f in health.findings], indent=2) + "\n")
+        sys.stdout.write(json.dumps([asdict(f) for f in findings], indent=2) + "\n")
     else:
-        _print(health)
-    return Exit.ALL_FAILED if health.wrong else Exit.OK
+        _print(findings, wrong)
+    return Exit.ALL_FAILED if wrong else Exit.OK
 
 
-def _print(health: Health) -> None:
+def _print(findings: list[Finding], wrong: int) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -58,29 +51,23 @@ def _print(health: Health) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("", "what", "found", "to do"):
         table.add_column(header, overflow="fold")
-    for f in health.findings:
+    for f in findings:
         table.add_row(Text(f.severity, styles[f.severity]), f.subject, f.value, f.remedy)
     console = Console()
     console.print(table)
-    wrong = len(health.wrong)
     console.print(f"{wrong} thing{'s' * (wrong != 1)} wrong." if wrong else "Nothing is wrong.")
-
-
-def _python() -> Finding:
-    return Finding("Python", platform.python_version())
 
 
 def _packages() -> list[Finding]:
     """Each declared dependency: there, and at least as new as the bound says."""
     from packaging.requirements import Requirement
 
-    findings = []
-    for line in metadata.requires("trinat") or []:
-        requirement = Requirement(line)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        findings.append(_package(requirement.name, str(requirement.specifier)))
-    return findings
+    needed = map(Requirement, metadata.requires("trinat") or [])
+    return [
+        _package(r.name, str(r.specifier))
+        for r in needed
+        if r.marker is None or r.marker.evaluate({"extra": ""})
+    ]
 
 
 def _package(name: str, bounds: str) -> Finding:
@@ -102,14 +89,12 @@ def _torch() -> list[Finding]:
         return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
     from segmentation.models.hardware import bfloat16_hardware
 
-    capability = torch.backends.cpu.get_cpu_capability()
     hardware = bfloat16_hardware(torch.device("cpu"))
     computes = f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"
-    threads = torch.get_num_threads()
     findings = [
-        Finding("CPU instructions", capability),
+        Finding("CPU instructions", torch.backends.cpu.get_cpu_capability()),
         Finding("CPU arithmetic", computes),
-        Finding("CPU threads", str(threads)),
+        Finding("CPU threads", str(torch.get_num_threads())),
     ]
     if not torch.cuda.is_available():
         built = torch.version.cuda
@@ -119,17 +104,14 @@ def _torch() -> list[Finding]:
         return [*findings, Finding("GPU", f"none ({note})", severity, remedy)]
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
+        memory = f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
         name = torch.cuda.get_device_name(index)
-        free_gib, total_gib = free / 2**30, total / 2**30
-        findings.append(
-            Finding(f"GPU {index}", f"{name}, {free_gib:.0f} of {total_gib:.0f} GiB free")
-        )
+        findings.append(Finding(f"GPU {index}", f"{name}, {memory}"))
     return findings
 
 
 def _machine() -> list[Finding]:
-    memory_gib = free_memory() / 2**30
-    temporary = tempfile.gettempdir()
+    memory_gib, temporary = free_memory() / 2**30, tempfile.gettempdir()
     disk_gib = shutil.disk_usage(temporary).free / 2**30
     return [
         Finding("processors", str(cpu_count())),

@@ -45,7 +45,7 @@ def test_a_torch_that_cannot_be_imported_is_wrong(
 
 
 def test_every_declared_dependency_is_examined() -> None:
-    subjects = {finding.subject for finding in doctor.examine().findings}
+    subjects = {finding.subject for finding in doctor.examine()}
     assert {"torch", "monai", "torchio", "nibabel", "natsort", "matplotlib", "GPU"} <= subjects
 
 
@@ -53,6 +53,6 @@ def test_something_wrong_gives_a_failing_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = doctor.Finding("memory", "1.0 GiB free", "wrong", "close other programs")
-    monkeypatch.setattr(doctor, "examine", lambda: doctor.Health([bad]))
+    monkeypatch.setattr(doctor, "examine", lambda: [bad])
     assert doctor.run(as_json=True) == Exit.ALL_FAILED
     assert json.loads(capsys.readouterr().out)[0]["subject"] == "memory"
