@@ -87,7 +87,7 @@ def _torch() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
         return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
-    from segmentation.models.hardware import bfloat16_hardware
+    from segmentation.models.hardware import bfloat16_hardware, count_gpus, describe_gpu
 
     hardware = bfloat16_hardware(torch.device("cpu"))
     computes = f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"
@@ -96,16 +96,15 @@ def _torch() -> list[Finding]:
         Finding("CPU arithmetic", computes),
         Finding("CPU threads", str(torch.get_num_threads())),
     ]
-    if not torch.cuda.is_available():
+    if not count_gpus():
         built = torch.version.cuda
         note = f"torch is built for CUDA {built}, but finds no device" if built else "CPU build"
         severity: Severity = "note" if built else "ok"
         remedy = "check the driver with nvidia-smi" if built else ""
         return [*findings, Finding("GPU", f"none ({note})", severity, remedy)]
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
+    for index in range(count_gpus()):
+        name, free, total = describe_gpu(index)
         memory = f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-        name = torch.cuda.get_device_name(index)
         findings.append(Finding(f"GPU {index}", f"{name}, {memory}"))
     return findings
 

@@ -16,10 +16,10 @@ from pipelines.models.bundle import check_out, find_source
 from pipelines.train.data import open_data
 from pipelines.train.run import CONFIG, read_recipe
 from segmentation.errors import ConfigError
-from segmentation.inference.network import choose_device
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import Model, load_model, save_model
+from segmentation.models.hardware import choose_device
 from segmentation.models.model_info import Description
 from segmentation.space.views import View
 from segmentation.training.config import Recipe, ValidationConfig

@@ -13,10 +13,11 @@ from torch import Tensor
 from pipelines.common.lock import claimed
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError
-from segmentation.inference.network import ViewNetwork, choose_device
+from segmentation.inference.network import ViewNetwork
 from segmentation.io.files import atomic_text, write_tsv, write_whole
 from segmentation.labels.scheme import IGNORE
 from segmentation.models.checkpoint import Model, load_model
+from segmentation.models.hardware import choose_device
 from segmentation.report.page import Column, render, table
 from segmentation.report.pictures import brain_window, draw_rows, encoded, label_colors, overlay
 from segmentation.space.views import View

@@ -11,6 +11,7 @@ import torch
 from pipelines.common.process import cpu_count
 from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
+from segmentation.models.hardware import count_gpus
 from segmentation.space.views import View
 from segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads
 from segmentation.training.batches import (
@@ -59,7 +60,7 @@ def open_data(
         store = data.store
         readers = store.workers
         if readers is None:
-            sharing = max(1, min(processes, torch.cuda.device_count()))
+            sharing = max(1, min(processes, count_gpus()))
             readers = usual_readers(device, cpu_count() // sharing)
         real = StoreSource(store, views, size, channels, recipe.seed, scheme, readers)
         sources.append(real)

@@ -18,7 +18,6 @@ from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import distributed
 
 from pipelines.common.exits import Exit
@@ -27,6 +26,7 @@ from pipelines.train.job import Watcher
 from pipelines.train.run import find_device, train
 from segmentation.errors import ConfigError, DeviceError, TrainingError
 from segmentation.io.files import write_whole
+from segmentation.models.hardware import count_gpus, use_gpu
 from segmentation.space.views import View
 from segmentation.training.config import Recipe
 from segmentation.training.workers import Workers
@@ -151,7 +151,7 @@ def _train_together(job: Job, watching: Watching, restarts: int, **how: Any) -> 
     # On a CPU mostly one thread each: see workers.py.
     prepare_process(threads=max(1, cpu_count() // local_count))
     if device.startswith("cuda"):
-        torch.cuda.set_device(device)
+        use_gpu(device)
     backend = "nccl" if device.startswith("cuda") and not apart else "gloo"
     distributed.init_process_group(backend, timeout=_A_VIEW if apart else _PATIENCE)
     workers = Workers(rank, count)
@@ -177,7 +177,7 @@ def _own_device(device: str, local_rank: int, local_count: int) -> str:
         return device
     if device != "cuda" and local_count > 1:
         raise ConfigError(f"{local_count} processes cannot share {device}: use --device cuda")
-    found = torch.cuda.device_count()
+    found = count_gpus()
     if local_count > found:
         raise DeviceError(
             f"there are {found} CUDA devices for {local_count} processes",

@@ -29,11 +29,11 @@ from segmentation.errors import (
     InterruptedRunError,
     TrainingError,
 )
-from segmentation.inference.network import choose_device
 from segmentation.io.files import remove_leftovers, write_whole
 from segmentation.models.architectures import PUBLISHED
 from segmentation.models.base import NetworkConfig
 from segmentation.models.checkpoint import read_info
+from segmentation.models.hardware import choose_device, count_gpus
 from segmentation.models.zoo import find_model
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
@@ -257,7 +257,7 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name.startswith("cuda") and not count_gpus():
         raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
     if name == "mps":
         if not torch.backends.mps.is_available():

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from segmentation.errors import DeviceError
 from segmentation.models.base import Network
 from segmentation.models.ensemble import Ensemble
-from segmentation.models.hardware import computes_bfloat16
+from segmentation.models.hardware import GPU, computes_bfloat16
 from segmentation.models.winograd import save_products
 from segmentation.space.views import SliceAxes, to_slices
 
-__all__ = ["Part", "Precision", "ViewNetwork", "choose_device", "choose_precision", "thick"]
+__all__ = ["Part", "Precision", "ViewNetwork", "choose_precision", "thick"]
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -25,23 +25,8 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 _NEVER = -1e4
 # Slices of the working grid at a time. More do not run faster on a processor, and fill its caches
 # and memory: wider networks than of so many filters get fewer.
-_BATCH = {"cpu": 4, "cuda": 32}
-_FILTERS = {"cpu": 32, "cuda": 64}
-
-
-def choose_device(name: str) -> torch.device:
-    """A device by name; "auto" is the first GPU, or the processor."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise DeviceError(f"{name!r} is no device", remedy="use cpu, cuda or cuda:1") from error
-    if device.type not in _BATCH:
-        raise DeviceError(f"{device.type} is not supported", remedy="use cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(f"{name} is not there", remedy="trinat doctor lists what there is")
-    return device
+_BATCH = {"cpu": 4, GPU: 32}
+_FILTERS = {"cpu": 32, GPU: 64}
 
 
 def choose_precision(name: Precision, device: torch.device) -> torch.dtype:

@@ -18,7 +18,6 @@ from segmentation.inference.network import (
     Part,
     Precision,
     ViewNetwork,
-    choose_device,
     choose_precision,
 )
 from segmentation.inference.prior import apply_prior
@@ -27,6 +26,7 @@ from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import Model, load_model
+from segmentation.models.hardware import GPU, choose_device, free_gpu_memory
 from segmentation.space.conform import Conformed, ConformPlan, conform
 from segmentation.space.grid import to_shape
 from segmentation.space.resample import GridMap, resample_image
@@ -230,7 +230,7 @@ class Segmenter:
         """Segment `count` times, with dropout or each by one member; one map a sample is kept."""
         samples: Samples | None = None
         # Dropout draws from torch's own generator: it is set, and given back as it was.
-        devices = [self.device] if self.device.type == "cuda" else []
+        devices = [self.device] if self.device.type == GPU else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             try:
@@ -269,7 +269,7 @@ class Segmenter:
             try:
                 return work()
             except torch.OutOfMemoryError as error:
-                torch.cuda.empty_cache()
+                free_gpu_memory()
                 batch = max(network.batch for network in self._networks.values())
                 if batch > 1:
                     for network in self._networks.values():

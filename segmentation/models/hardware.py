@@ -1,12 +1,87 @@
-"""What a device computes fastest in."""
+"""Devices: which GPUs there are, and what computes fastest. Nothing else calls `torch.cuda`."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["bfloat16_hardware", "computes_bfloat16", "training_layout"]
+from segmentation.errors import DeviceError
+
+__all__ = [
+    "GPU",
+    "bfloat16_hardware",
+    "choose_device",
+    "computes_bfloat16",
+    "count_gpus",
+    "describe_gpu",
+    "free_gpu_memory",
+    "memory_history",
+    "training_layout",
+    "use_gpu",
+]
+
+# torch's other kinds of GPU have the same functions under another name, such as xpu.
+GPU = "cuda"
+
+
+def _gpus() -> Any:
+    return torch.get_device_module(GPU)
+
+
+def count_gpus() -> int:
+    return int(_gpus().device_count())
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name; "auto" is the first GPU, or the processor."""
+    if name == "auto":
+        return torch.device(GPU if count_gpus() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"{name!r} is no device", remedy="use cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", GPU):
+        raise DeviceError(f"{device.type} is not supported", remedy="use cpu or cuda")
+    if device.type == GPU and (device.index or 0) >= count_gpus():
+        raise DeviceError(f"{name} is not there", remedy="trinat doctor lists what there is")
+    return device
+
+
+def describe_gpu(index: int) -> tuple[str, int, int]:
+    """Its name, and how many bytes of its memory are free, of how many."""
+    return (_gpus().get_device_name(index), *_gpus().mem_get_info(index))
+
+
+def use_gpu(device: str) -> None:
+    """Make it the one that this process works on where nothing else is said."""
+    _gpus().set_device(device)
+
+
+def free_gpu_memory() -> None:
+    """Give back what torch keeps for later."""
+    _gpus().empty_cache()
+
+
+@contextmanager
+def memory_history(device: torch.device, path: Path) -> Iterator[None]:
+    """Write what was allocated where, for pytorch.org/memory_viz; of CUDA alone.
+
+    It has never run: no machine with CUDA was at hand.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.memory._record_memory_history()
+    try:
+        yield
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def computes_bfloat16(device: torch.device) -> bool:

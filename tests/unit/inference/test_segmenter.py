@@ -13,11 +13,11 @@ from helpers.miniatures import head_image, head_labels, turned
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 from segmentation.errors import DeviceError, LabelError, ModelError
-from segmentation.inference.network import choose_device
 from segmentation.inference.segmenter import Segmenter
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.hardware import choose_device
 from segmentation.models.model_info import Description, Fusion, Mean, Preprocessing
 from segmentation.space.conform import conform
 from segmentation.space.views import View

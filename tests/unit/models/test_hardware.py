@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,3 +54,17 @@ def test_float16_is_for_gpus() -> None:
     assert choose_precision("float16", torch.device("cuda")) is torch.float16
     with pytest.raises(DeviceError, match="do not compute in float16"):
         choose_precision("float16", CPU)
+
+
+def test_one_module_alone_calls_what_only_cuda_has() -> None:
+    root = Path(__file__).parents[3]
+    files = [*(root / "segmentation").rglob("*.py"), *(root / "pipelines").rglob("*.py")]
+    found = {
+        str(path.relative_to(root))
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if ast.unparse(node).startswith("torch.cuda")
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.cuda"))
+    }
+    # The list of shipped models asks whether there is a GPU at all.
+    assert found == {"segmentation/models/hardware.py", "segmentation/models/zoo/__init__.py"}
