@@ -6,10 +6,11 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from segmentation.report.pictures import draw_mosaic, encoded
 from segmentation.space.views import View
 from segmentation.timing import stage, time_process, timed
 
+_T = TypeVar("_T")
+
 _REPORTED_CHANGE = 0.01
 
 
@@ -60,10 +63,19 @@ class CaseWorker:
 
     def do(self, case: Case) -> Entry:
         """All three steps; what fails becomes a failed entry."""
-        try:
-            return self.write(self.infer(self.prepare(read(case, self.settings))))
-        except Exception as error:
-            return Entry.failed(case, self.settings, reason_of(error, where=False))
+        return self.begin(case)()
+
+    def begin(self, case: Case) -> Callable[[], Entry]:
+        """Read and segment; what is returned does the rest, in any thread."""
+
+        def tried(work: Callable[[], _T]) -> _T | Entry:
+            try:
+                return work()
+            except Exception as error:
+                return Entry.failed(case, self.settings, reason_of(error, where=False))
+
+        job = tried(lambda: self.infer(self.prepare(read(case, self.settings))))
+        return lambda: job if isinstance(job, Entry) else tried(lambda: self.write(job))
 
     def prepare(self, job: Job) -> Job:
         assert job.volume is not None

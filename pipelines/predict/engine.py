@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -36,7 +37,10 @@ class Engine(Protocol):
 
 
 class SerialEngine:
-    """One scan after another in this process: no worker has to start, and a crash ends the run."""
+    """One scan after another in this process: no worker has to start, and a crash ends the run.
+
+    A scan is written while the next one is in the networks.
+    """
 
     def __init__(self, settings: RunSettings, device: str = "cpu") -> None:
         self._settings, self._device = settings, device
@@ -47,13 +51,18 @@ class SerialEngine:
 
         prepare_process(self._settings.threads)
         worker = CaseWorker(self._settings, self._device)
-        for case in cases:
-            if stop():
-                return
-            if case is None:
-                time.sleep(_POLL_S)
-            else:
-                yield worker.do(case)
+        written: list[Future[Entry]] = []
+        with ThreadPoolExecutor(1) as beside:
+            for case in cases:
+                if stop():
+                    break
+                rest = worker.begin(case) if case else None
+                yield from (entry.result() for entry in written)
+                written = [beside.submit(rest)] if rest else []
+                del rest
+                if case is None:
+                    time.sleep(_POLL_S)
+            yield from (entry.result() for entry in written)
 
 
 @dataclass
