@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -195,6 +196,8 @@ class LocalEngine:
 
     def _start(self, device: str) -> _Worker:
         # Not fork: torch's and OpenMP's threads do not survive it.
+        # A signal to the whole group ends this helper of Python's, too; Python starts it again.
+        warnings.filterwarnings("ignore", "resource_tracker: process died unexpectedly")
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(

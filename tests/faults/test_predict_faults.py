@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -176,6 +178,15 @@ def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> No
     engine = LocalEngine(settings, ["cpu"], timeout_s=2, target=start_without_end)
     with pytest.raises(DeviceError, match="did not start within 2 s"):
         list(engine.run([Case("a", Path("a"), "a")], lambda: False))
+
+
+def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
+    resource_tracker.ensure_running()
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_poison)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(engine.run([], lambda: True)) == []
 
 
 def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:
