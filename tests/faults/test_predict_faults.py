@@ -183,10 +183,11 @@ def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> No
 def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
     resource_tracker.ensure_running()
     os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_poison)
+    engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(engine.run([], lambda: True)) == []
+        worker = engine._start("cpu")
+    worker.kill()
 
 
 def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:
