@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +11,13 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from pipelines.common.config import check
-from pipelines.models.bundle import check_out, find_source
+from pipelines.models.sources import check_out, find_source
 from pipelines.train.data import open_data
 from pipelines.train.run import CONFIG, read_recipe
 from segmentation.errors import ConfigError
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.base import Network
-from segmentation.models.checkpoint import Model, load_model, save_model
+from segmentation.models.checkpoint import load_model, save_model
 from segmentation.models.hardware import choose_device
 from segmentation.models.model_info import Description
 from segmentation.space.views import View
@@ -65,10 +64,9 @@ def average(
         raise ConfigError("there is no mean of one", remedy="give two runs or more")
     models = [load_model(find_source(place)) for place in given]
     first, chosen = models[0], choose_device(device)
-    for place, other in zip(given, models, strict=True):
-        if (other.info.architectures, other.info.labels_sha256, other.info.preprocessing) != (
-            (first.info.architectures, first.info.labels_sha256, first.info.preprocessing)
-        ):
+    shapes = [(m.info.architectures, m.info.labels_sha256, m.info.preprocessing) for m in models]
+    for place, shape in zip(given, shapes, strict=True):
+        if shape != shapes[0]:
             raise ConfigError(
                 f"has other networks or labels than {given[0]}",
                 where=place,
@@ -77,26 +75,63 @@ def average(
     config = given[0] / CONFIG
     if not config.is_file():
         raise ConfigError("has no recipe to take data from", where=given[0], remedy="give a run")
+    recipe = read_recipe(str(config))
     gains, networks = [], {}
     for view in first.networks:
-        with _data(read_recipe(str(config)), view, batches, chosen) as (images, score):
-            members = [model.networks[view].to(chosen) for model in models]
-            scores = [score(network) for network in members]
-
-            def of(some: Sequence[int], members: list[Network] = members) -> Network:
-                # As it was saved, one alone has the statistics that belong to it.
-                if len(some) == 1:
-                    return members[some[0]]
-                mean = mean_of([members[n] for n in some])
-                update_bn(images(), mean)
-                return mean.eval()
-
-            kept = soup(scores, lambda some: score(of(some))) if greedy else range(len(members))
-            networks[view] = of(kept)
-            gains.append(Gain(view, tuple(scores), tuple(kept), score(networks[view])))
-        say(str(gains[-1]))
-    _save(first, out, networks, gains, overwrite)
+        members = [model.networks[view].to(chosen) for model in models]
+        gain, networks[view] = _mean(members, recipe, view, batches, greedy, chosen)
+        gains.append(gain)
+        say(str(gain))
+    said = {key: getattr(first.info, key) for key in Description.model_fields}
+    dice = {gain.view.value: gain.mean for gain in gains}
+    # Limits of quality and scores are those of other weights.
+    changes = {"name": out.resolve().name, "quality": None, "metrics": {"validation_dice": dice}}
+    save_model(
+        out,
+        check(Description, {**said, **changes}, out),
+        networks,
+        label_table=first.label_table,
+        template=first.template,
+        precision=first.info.precision,
+        overwrite=overwrite,
+    )
     return gains
+
+
+def _mean(
+    members: Sequence[Network],
+    recipe: Recipe,
+    view: View,
+    batches: int,
+    greedy: bool,
+    device: torch.device,
+) -> tuple[Gain, Network]:
+    stage = [s for s in recipe.stages if view in (s.views or recipe.views)][-1]
+    stage = stage.model_copy(update={"validation": stage.validation or ValidationConfig()})
+    with open_data(recipe, stage, (view,), load_scheme(recipe.scheme), device, 1) as data:
+        source, scans = data
+
+        def images() -> Iterator[Tensor]:  # the same at each call
+            for first in range(0, batches * stage.batch, stage.batch):
+                generator = seeded(device, recipe.seed, _STREAM, first)
+                yield source.draw(view, first, stage.batch, generator).images
+
+        def of(some: Sequence[int]) -> Network:
+            # As it was saved, one alone has the statistics that belong to it.
+            if len(some) == 1:
+                return members[some[0]]
+            mean = mean_of([members[n] for n in some])
+            update_bn(images(), mean)
+            return mean.eval()
+
+        def score(network: Network) -> float:
+            classes, channels = network.config.classes, network.config.channels
+            return validate(network, scans(view), classes, channels, device).mean_dice
+
+        scores = [score(network) for network in members]
+        kept = soup(scores, lambda some: score(of(some))) if greedy else range(len(members))
+        mean = of(kept)
+        return Gain(view, tuple(scores), tuple(kept), score(mean)), mean
 
 
 def mean_of(networks: Sequence[Network]) -> Network:
@@ -116,45 +151,3 @@ def soup(scores: Sequence[float], score: Callable[[Sequence[int]], float]) -> li
         if (found := score([*kept, member])) >= best:
             kept, best = [*kept, member], found
     return kept
-
-
-@contextmanager
-def _data(
-    recipe: Recipe, view: View, batches: int, device: torch.device
-) -> Iterator[tuple[Callable[[], Iterator[Tensor]], Callable[[Network], float]]]:
-    """Images of training batches, the same at each call, and what scores a network."""
-    stage = [s for s in recipe.stages if view in (s.views or recipe.views)][-1]
-    stage = stage.model_copy(update={"validation": stage.validation or ValidationConfig()})
-    scheme = load_scheme(recipe.scheme)
-    with open_data(recipe, stage, (view,), scheme, device, 1) as (source, scans):
-
-        def images() -> Iterator[Tensor]:
-            for first in range(0, batches * stage.batch, stage.batch):
-                generator = seeded(device, recipe.seed, _STREAM, first)
-                yield source.draw(view, first, stage.batch, generator).images
-
-        def score(network: Network) -> float:
-            classes, channels = network.config.classes, network.config.channels
-            return validate(network, scans(view), classes, channels, device).mean_dice
-
-        yield images, score
-
-
-def _save(
-    first: Model, out: Path, networks: dict[View, Network], gains: Sequence[Gain], overwrite: bool
-) -> None:
-    said = {key: getattr(first.info, key) for key in Description.model_fields}
-    dice = {gain.view.value: gain.mean for gain in gains}
-    # Limits of quality and scores are those of other weights.
-    changes = {"name": out.resolve().name, "quality": None, "metrics": {"validation_dice": dice}}
-    table = first.folder / f"{first.info.labels}.tsv"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_model(
-        out,
-        check(Description, {**said, **changes}, out),
-        networks,
-        label_table=table if table.name in first.info.files else None,
-        template=first.template,
-        precision=first.info.precision,
-        overwrite=overwrite,
-    )

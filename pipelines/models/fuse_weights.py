@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import yaml
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from pipelines.common.discovery import find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.evaluate.measuring import Mappings, read_mapping
 from pipelines.evaluate.pairing import Pair, pair_files
+from pipelines.models.sources import load_views
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
 from segmentation.inference.segmenter import Segmenter
@@ -28,7 +30,6 @@ from segmentation.metrics.common_grid import on_grid_of
 from segmentation.metrics.overlap import dice
 from segmentation.models.checkpoint import class_weights, read_info, update_info
 from segmentation.models.model_info import Fusion, Mean
-from segmentation.models.zoo import find_model, shipped_models
 from segmentation.space.conform import conform
 from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, to_slices
@@ -77,26 +78,14 @@ class Found:
 
     def lines(self) -> list[str]:
         """The figures for people."""
-        kinds = list(self.dice)
-        width = max(map(len, (*self.scans, "mean")))
-        rows = [(name, [self.dice[kind][n] for kind in kinds]) for n, name in enumerate(self.scans)]
-        rows.append(("mean", [self.mean(kind) for kind in kinds]))
         judged = "fitted without its person" if self.held_out else "fitted to this very person"
         weights = ", ".join(f"{view.value} {w:.2f}" for view, w in self.fusion.weights.items())
-        mean = f"{self.fusion.mean} mean"
+        table = pd.DataFrame(self.dice, self.scans).rename_axis(columns="scan")
+        table.loc["mean"] = table.mean()
         return [
             f"Mean Dice over structures of each scan, with weights {judged}:",
-            "  ".join(("scan".ljust(width), *kinds)),
-            *(
-                "  ".join(
-                    (
-                        name.ljust(width),
-                        *(f"{v:.4f}".rjust(len(k)) for k, v in zip(kinds, values, strict=True)),
-                    )
-                )
-                for name, values in rows
-            ),
-            f"best: {self.chosen} ({mean}; {weights})",
+            *table.to_string(float_format="{:.4f}".format).splitlines(),
+            f"best: {self.chosen} ({self.fusion.mean} mean; {weights})",
         ]
 
 
@@ -110,15 +99,10 @@ class _Scan:
 
 def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
     """Fit, try on persons left out, keep what is best there, and write it down."""
-    folder = find_model(settings.model)
-    _check(settings, folder)
-    segmenter = Segmenter.load(folder, device=settings.device)
-    if len(segmenter.views) < 2:
-        raise ConfigError(
-            f"has the {segmenter.views[0].value} view alone, which needs no weights",
-            where=folder,
-            remedy="join views with trinat bundle first",
-        )
+    if settings.out is not None and not settings.out.resolve().parent.is_dir():
+        raise ConfigError("its folder is not there", where=settings.out, remedy="create it first")
+    changed = settings.out is None
+    segmenter = load_views(settings.model, settings.device, "add --out FILE", changed=changed)
     mapping = read_mapping(settings.mapping) if settings.mapping else Mappings()
     pairing = pair_files(find_files(settings.truth), find_files(settings.scans, suffix="T1w"))
     failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
@@ -143,19 +127,8 @@ def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in (*skipped, *failures):
         say(f"not used: {reason}")
-    _write(settings, folder, found)
+    _write(settings, segmenter.model.folder, found)
     return found
-
-
-def _check(settings: Settings, folder: Path) -> None:
-    """What would only be noticed after all the work."""
-    if settings.out is None and folder in shipped_models().values():
-        raise ConfigError(
-            f"{settings.model} comes with the software and is not changed",
-            remedy="add --out FILE",
-        )
-    if settings.out is not None and not settings.out.resolve().parent.is_dir():
-        raise ConfigError("its folder is not there", where=settings.out, remedy="create it first")
 
 
 def _look(
@@ -171,15 +144,10 @@ def _look(
     # Here the "prediction" of the pair is the scan itself.
     scan = Volume.read(pair.prediction.path, trust_affine=settings.trust_affine)
     truth = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
-    truth = on_grid_of(truth, scan)[0]
     prepared = segmenter.prepare(scan)
-    plan = prepared.plan
-    numbers = conform(truth, labels=True, plan=plan).volume
+    numbers = conform(on_grid_of(truth, scan)[0], labels=True, plan=prepared.plan).volume
     classes = scheme.from_freesurfer(
-        numbers.data,
-        spacing_mm=numbers.spacing_mm,
-        extra=mapping.truth,
-        where=pair.truth.path,
+        numbers.data, spacing_mm=numbers.spacing_mm, extra=mapping.truth, where=pair.truth.path
     )
     never = segmenter.model.not_predicted.tolist()
     if np.isin(classes, [0, *never]).all():

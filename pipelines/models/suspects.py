@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pipelines.common.lock import claimed
 from segmentation.data.store import Store
@@ -37,9 +36,34 @@ _SHOWN = 12
 class _Sight:
     """A view's network, and which slices of each subject it looks at."""
 
+    store: Store
+    model: Model
     view: View
     network: ViewNetwork
     slices: Sequence[int]
+
+    def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
+        """What it sees in slices, and their images (N, H, W)."""
+        file = self.store.file(subject)
+        images = np.stack([file.slab(self.view, n, self.network.channels).values() for n in slices])
+        labels = np.concatenate([file.labels(self.view, n, n + 1) for n in slices])
+        file.close()
+        # What the model never predicts is no fault of the labels.
+        labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
+        size, device = self.network.batch, self.network.device
+        looks = [
+            look(self.network.network, images_.to(device), labels_.to(device))
+            for images_, labels_ in zip(
+                torch.from_numpy(images).split(size),
+                torch.from_numpy(labels).split(size),
+                strict=True,
+            )
+        ]
+        fields = ("truth", "predicted", "loss", "gradient")
+        joined = Look(
+            *(np.concatenate([getattr(part, field) for part in looks]) for field in fields)
+        )
+        return joined, images[:, images.shape[1] // 2]
 
 
 def find_suspects(
@@ -54,10 +78,9 @@ def find_suspects(
 ) -> list[Suspect]:
     """Write suspects.tsv, suspects.html and exclude.txt; all subjects, the worst first."""
     store, model = Store(root), load_model(name)
-    scheme = store.scheme
-    if scheme.names != model.scheme.names:
+    if store.scheme.names != model.scheme.names:
         raise ConfigError(
-            f"has the labels {scheme.name}, and the model {model.scheme.name}",
+            f"has the labels {store.scheme.name}, and the model {model.scheme.name}",
             where=root,
             remedy="give a model of the same labels",
         )
@@ -67,73 +90,46 @@ def find_suspects(
             f"has {len(subjects)} subjects with image and labels, where {_FEWEST} are needed",
             where=root,
         )
-    sights = list(_sights(store, model, subjects, every, choose_device(device)))
+    sights = _sights(store, model, subjects, every, choose_device(device))
+    classes = model.classes_of(sights[0].view)
+    partners = classes.partner_permutation
     found = {}
     for number, subject in enumerate(subjects, start=1):
-        looks = [_look(store, model, subject, sight) for sight in sights]
-        found[subject] = summarise(looks, _partners(model, sights))
+        looks = [sight.look(subject, sight.slices)[0] for sight in sights]
+        found[subject] = summarise(looks, partners)
         finished(number, len(subjects))
-    ranked = rank(found, model.classes_of(sights[0].view).names)
+    ranked = rank(found, classes.names, partners)
     with claimed(out, (*_FILES, EXCLUDE)):
-        _write(store, model, out, ranked, sights, limit)
+        _write(model, out, ranked, sights, limit)
     return ranked
 
 
 def _sights(
     store: Store, model: Model, subjects: Sequence[str], every: int, device: torch.device
-) -> Iterator[_Sight]:
+) -> list[_Sight]:
     """Views that tell left from right, where there are any; slices where anybody has labels."""
     views = [view for view in model.networks if view in store.views]
     if not views:
         raise ConfigError("shares no view with the model", where=store.root)
+    sights = []
     for view in [v for v in views if not model.is_merged(v)] or views:
         counts = [store.file(subject).class_counts(view)[:, 1:].any(1) for subject in subjects]
         low, high = np.flatnonzero(np.any(counts, axis=0))[[0, -1]]
-        network = ViewNetwork(
-            model.networks[view], device, torch.float32, never=model.not_predicted_in(view)
-        )
-        yield _Sight(view, network, range(low, high + 1)[(high - low) % every // 2 :: every])
-
-
-def _look(store: Store, model: Model, subject: str, sight: _Sight) -> Look:
-    images, labels = _read(store, model, subject, sight, sight.slices)
-    size = sight.network.batch
-    parts = zip(torch.split(images, size), torch.split(labels, size), strict=True)
-    device = sight.network.device
-    looks = [look(sight.network.network, x.to(device), y.to(device)) for x, y in parts]
-    fields = ("truth", "predicted", "loss", "gradient")
-    return Look(*(np.concatenate([getattr(part, field) for part in looks]) for field in fields))
-
-
-def _read(
-    store: Store, model: Model, subject: str, sight: _Sight, slices: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Slices (N, C, H, W) and labels (N, H, W), in which what is never predicted is ignored."""
-    file = store.file(subject)
-    images = [file.slab(sight.view, n, sight.network.channels).values() for n in slices]
-    labels = np.concatenate([file.labels(sight.view, n, n + 1) for n in slices])
-    file.close()
-    labels[np.isin(labels, model.not_predicted_in(sight.view))] = IGNORE
-    return torch.from_numpy(np.stack(images)), torch.from_numpy(labels)
-
-
-def _partners(model: Model, sights: Sequence[_Sight]) -> np.ndarray:
-    return model.classes_of(sights[0].view).partner_permutation
+        never = model.not_predicted_in(view)
+        network = ViewNetwork(model.networks[view], device, torch.float32, never=never)
+        slices = range(low, high + 1)[(high - low) % every // 2 :: every]
+        sights.append(_Sight(store, model, view, network, slices))
+    return sights
 
 
 def _write(
-    store: Store,
-    model: Model,
-    out: Path,
-    ranked: Sequence[Suspect],
-    sights: Sequence[_Sight],
-    limit: float,
+    model: Model, out: Path, ranked: Sequence[Suspect], sights: Sequence[_Sight], limit: float
 ) -> None:
-    titles = ("subject", "score", "why", "structure", *MEASURES)
     rows = [
         (s.subject, s.score, s.why, s.structure, *(s.evidence.measures[m] for m in MEASURES))
         for s in ranked
     ]
+    titles = ("subject", "score", "why", "structure", *MEASURES)
     write_tsv(out / "suspects.tsv", titles, [[*r[:1], f"{r[1]:.2f}", *r[2:]] for r in rows])
     beyond = [suspect for suspect in ranked if suspect.score > limit]
     with atomic_text(out / EXCLUDE) as file:
@@ -141,6 +137,7 @@ def _write(
         file.writelines(f"{suspect.subject}\n" for suspect in beyond)
     hints = {"loss": "mean cross entropy", "shift": "voxels", "sides": "share that is exchanged"}
     numbers = [Column(m, 3, hints.get(m, "")) for m in MEASURES]
+    columns = ["Subject", Column("Score", 1), "Why", "Structure", *numbers]
     page = render(
         "toolbox.html",
         title="Suspects",
@@ -152,35 +149,24 @@ def _write(
         text="The score is the largest distance from the other subjects, in robust standard "
         "deviations. Look at each suspect: unusual anatomy has a high score too.",
         drawings=[],
-        pictures=[_picture(store, model, s, sights) for s in ranked[:_SHOWN]],
-        tables=[
-            table(
-                "suspects",
-                "All subjects, the most suspect first",
-                ["Subject", Column("Score", 1), "Why", "Structure", *numbers],
-                rows,
-            )
-        ],
+        pictures=[_picture(suspect, sights) for suspect in ranked[:_SHOWN]],
+        tables=[table("suspects", "All subjects, the most suspect first", columns, rows)],
     )
     write_whole(out / "suspects.html", page)
 
 
-def _picture(
-    store: Store, model: Model, suspect: Suspect, sights: Sequence[_Sight]
-) -> tuple[str, bytes]:
+def _picture(suspect: Suspect, sights: Sequence[_Sight]) -> tuple[str, bytes]:
     """Image, labels and prediction of the slice with the highest loss, with a caption."""
     number, at = suspect.evidence.worst
     sight = sights[number]
     place = sight.slices[at]
-    images, labels = _read(store, model, suspect.subject, sight, [place])
-    device = sight.network.device
-    found = look(sight.network.network, images.to(device), labels.to(device))
-    shown = (slice(None), *brain_window(found.truth | found.predicted))
-    gray = images[:, images.shape[1] // 2].numpy()[shown][0]
-    colors = label_colors(model.classes_of(sight.view))
+    found, gray = sight.look(suspect.subject, [place])
+    shown = (0, *brain_window(found.truth | found.predicted))
+    colors = label_colors(sight.model.classes_of(sight.view))
     kinds = (np.zeros_like(found.truth), found.truth, found.predicted)
-    row = [overlay(gray, kind[shown][0], colors) for kind in kinds]
+    row = [overlay(gray[shown], kind[shown], colors) for kind in kinds]
     caption = f"{suspect.subject}: {suspect.why} (score {suspect.score:.1f})"
     what = f"{sight.view.value} {place}"
-    drawn = draw_rows({what: row}, suspect.subject)
-    return f"{caption}. Image, labels, prediction; {what}", encoded(drawn, "PNG")
+    return f"{caption}. Image, labels, prediction; {what}", encoded(
+        draw_rows({what: row}, suspect.subject), "PNG"
+    )

@@ -75,6 +75,12 @@ class Model:
         return self.info.name
 
     @property
+    def label_table(self) -> Path | None:
+        """The TSV of a user's own scheme, which `save_model` takes."""
+        name = f"{self.info.labels}.tsv"
+        return self.folder / name if name in self.info.files else None
+
+    @property
     def not_predicted(self) -> NDArray[np.int64]:
         """Class indices that the model does not predict."""
         return np.array([self.scheme.names.index(name) for name in self.info.not_predicted], int)
@@ -362,7 +368,7 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
     """Write beside, then rename; a killed process may leave a `.trinat-*.tmp` folder."""
     new, old = (final.parent / f".trinat-{secrets.token_hex(8)}.tmp" for _ in range(2))
     try:
-        new.mkdir()
+        new.mkdir(parents=True)
         try:
             for name, data in contents.items():
                 with (new / name).open("wb") as file:

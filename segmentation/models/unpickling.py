@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -146,7 +146,7 @@ Storage = Callable[[str, torch.dtype, int], Tensor]
 # Python's own unpickler in Python: the one in C allocates tables as large as a pickle asks for.
 class _Unpickler(pickle._Unpickler):
     # It also makes a bytearray as long as the pickle says before it reads one; weights hold none.
-    dispatch = {
+    dispatch: ClassVar = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
         if code != pickle.BYTEARRAY8[0]

@@ -1,4 +1,4 @@
-"""What wrong labels do to a network that knows better: losses, gradients, sides, places."""
+"""What wrong labels do to a network that knows better: losses, gradients, sides, places, sizes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from segmentation.models.base import Classifier, Network
 
 __all__ = ["MEASURES", "Evidence", "Look", "Suspect", "look", "rank", "summarise"]
 
+Values = NDArray[np.float64]
+
 # Measure: what it says where it is large.
 MEASURES = {
     "loss": "labels differ everywhere",
@@ -29,8 +31,10 @@ MEASURES = {
 }
 # Least spread of a measure: a share of the median.
 _LEAST = 0.02
-# Voxels of the sampled slices under which a place is not sure.
+# Voxels of the sampled slices under which a place or a size is not sure.
 _FEWEST = 20
+# Subjects that the usual spread of all structures counts as, beside a structure's own.
+_USUAL = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +43,16 @@ class Look:
 
     truth: NDArray[np.uint8]
     predicted: NDArray[np.uint8]
-    loss: NDArray[np.float64]  # (N,) mean cross entropy of what is labelled or predicted
-    gradient: NDArray[np.float64]  # (N,) norm of its gradient for the classifier's weights
+    loss: Values  # (N,) mean cross entropy of what is labelled or predicted
+    gradient: Values  # (N,) norm of its gradient for the classifier's weights
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """A subject's measures, Dice and labelled voxels by class (K,), and where loss is highest."""
+    """A subject's measures, voxels by label and prediction (K, K), and where loss is highest."""
 
     measures: Mapping[str, float]
-    dice: NDArray[np.float64]
-    voxels: NDArray[np.int64]
+    joint: NDArray[np.int64]
     worst: tuple[int, int]  # view and slice
 
 
@@ -60,7 +63,7 @@ class Suspect:
     subject: str
     score: float
     why: str
-    structure: str  # that is farthest from the other subjects' Dice
+    structure: str  # that is farthest from the other subjects'
     evidence: Evidence
 
 
@@ -73,12 +76,8 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
     gradients, (loss, predicted) = each(weights, network.classifier, features, truth.long())
     squares = sum(value.flatten(1).square().sum(1) for value in gradients.values())
     known = truth.cpu() != IGNORE
-    return Look(
-        (truth.cpu() * known).numpy().astype(np.uint8),
-        (predicted.cpu() * known).numpy().astype(np.uint8),
-        loss.double().cpu().numpy(),
-        squares.sqrt().double().cpu().numpy(),
-    )
+    maps = ((classes.cpu() * known).numpy().astype(np.uint8) for classes in (truth, predicted))
+    return Look(*maps, *(v.double().cpu().numpy() for v in (loss, squares.sqrt())))
 
 
 def _loss(
@@ -97,27 +96,22 @@ def _loss(
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
     """One subject's looks from several views as one; `partners` are the classes' other sides."""
     classes = len(partners)
-    joint = sum(
-        (joint_histogram(v.truth, v.predicted, classes) for v in views),
-        np.zeros((classes, classes), np.int64),
-    )
-    losses = [_of_brain(v, v.loss) for v in views]
-    swapped = side_swap(joint, partners)
+    joint = np.sum([joint_histogram(v.truth, v.predicted, classes) for v in views], axis=0)
+    # 0 where hardly anything is labelled or predicted.
+    inside = [((v.truth > 0) | (v.predicted > 0)).sum((1, 2)) >= _FEWEST for v in views]
+    losses = [v.loss * known for v, known in zip(views, inside, strict=True)]
+    gradients = [v.gradient * known for v, known in zip(views, inside, strict=True)]
     view = int(np.argmax([of_view.max() for of_view in losses]))
+    swapped = side_swap(joint, partners)
     measures = {
-        "loss": float(np.mean(np.concatenate(losses))),
-        "slice loss": float(np.max(np.concatenate(losses))),
-        "gradient": float(np.mean(np.concatenate([_of_brain(v, v.gradient) for v in views]))),
-        "sides": float(np.nanmean(swapped)) if (~np.isnan(swapped)).any() else 0.0,
-        "shift": float(np.max([_shift(v, classes) for v in views])),
+        "loss": np.concatenate(losses).mean(),
+        "slice loss": np.concatenate(losses).max(),
+        "gradient": np.concatenate(gradients).mean(),
+        "sides": np.nanmean(swapped) if (~np.isnan(swapped)).any() else 0.0,
+        "shift": max(_shift(v, classes) for v in views),
     }
-    return Evidence(measures, dice(joint), joint.sum(1), (view, int(losses[view].argmax())))
-
-
-def _of_brain(view: Look, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values of slices, 0 where hardly anything is labelled or predicted."""
-    inside = ((view.truth > 0) | (view.predicted > 0)).sum((1, 2))
-    return np.where(inside >= _FEWEST, values, 0.0)
+    place = (view, int(losses[view].argmax()))
+    return Evidence({name: float(value) for name, value in measures.items()}, joint, place)
 
 
 def _shift(view: Look, classes: int) -> float:
@@ -133,31 +127,51 @@ def _shift(view: Look, classes: int) -> float:
     return float(np.hypot(*np.median(known, axis=1))) if known.size else 0.0
 
 
-def rank(found: Mapping[str, Evidence], names: Sequence[str]) -> list[Suspect]:
+def rank(
+    found: Mapping[str, Evidence], names: Sequence[str], partners: NDArray[np.int64]
+) -> list[Suspect]:
     """All subjects, the most suspect first."""
-    missed = 1 - np.nan_to_num(np.array([e.dice for e in found.values()]), nan=1.0)[:, 1:]
-    voxels = np.array([e.voxels for e in found.values()], float)[:, 1:]
-    # Shares of the brain, so that large heads are none to look at.
-    sizes = np.log((voxels + 1) / (voxels.sum(1, keepdims=True) + 1))
-    by_structure = np.column_stack([_distance(column) for column in missed.T])
-    by_size = np.column_stack([np.abs(robust_z(c, least_spread=_LEAST)) for c in sizes.T])
-    by_structure = np.fmax(by_structure, by_size)
     columns = {
-        name: _distance(np.array([e.measures[name] for e in found.values()])) for name in MEASURES
+        # From 1 on, so that measures which are 0 for most subjects have a least spread too.
+        name: robust_z(
+            1 + np.array([e.measures[name] for e in found.values()]), least_spread=_LEAST
+        )
+        for name in MEASURES
     }
-    # These are distances already, and of many structures one is always somewhat far.
-    columns["structure"] = _distance(by_structure.max(1), 1.0)
-    table = np.column_stack(list(columns.values()))
+    by_structure = _by_structure(np.array([e.joint for e in found.values()]), partners)
+    # Of many structures one is always somewhat far: what counts is how much farther.
+    farthest = by_structure.max(1)
+    columns["structure"] = farthest - np.median(farthest)
     suspects = []
+    table = np.column_stack(list(columns.values()))
     for subject, distances, structures in zip(found, table, by_structure, strict=True):
-        what = list(columns)[int(distances.argmax())]
         structure = names[1 + int(structures.argmax())]
-        why = MEASURES.get(what, f"{structure} differs")
+        why = MEASURES.get(list(columns)[int(distances.argmax())], f"{structure} differs")
         suspects.append(Suspect(subject, float(distances.max()), why, structure, found[subject]))
     return sorted(suspects, key=lambda suspect: -suspect.score)
 
 
-def _distance(values: NDArray[np.float64], least: float = _LEAST) -> NDArray[np.float64]:
-    """Robust standard deviations above the median; one is at least this share of 1 + median."""
-    # From 1 on, so that measures which are 0 for most subjects have a least spread too.
-    return robust_z(1 + values, least_spread=least)
+def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Values:
+    """How far each subject's structures are from the others', (N, K, K) to (N, K - 1)."""
+    labelled, predicted = (joint.sum(axis)[:, 1:] + float(_FEWEST) for axis in (2, 1))
+    missed = 1 - np.nan_to_num(np.array([dice(each) for each in joint]), nan=1.0)[:, 1:]
+    sizes = (
+        labelled / labelled.sum(1, keepdims=True),  # large heads are none to look at
+        labelled / predicted,  # a person's own anatomy drops out
+        labelled / labelled[:, partners[1:] - 1],  # and sides are more alike than persons
+    )
+    distances = [_moderated(missed), *(np.abs(_moderated(np.log(size))) for size in sizes)]
+    return np.max(distances, axis=0)
+
+
+def _moderated(values: Values) -> Values:
+    """Distances from the median of each column, (N, K), in its spread and the usual spread.
+
+    Of a few subjects a column's own spread is little known; so that of the other columns counts
+    too, as in moderated t statistics (Smyth 2004).
+    """
+    apart = values - np.median(values, axis=0)
+    own = 1.4826 * np.median(np.abs(apart), axis=0)
+    usual = max(float(np.median(own)), _LEAST)
+    count = len(values)
+    return apart / np.sqrt((count * own**2 + _USUAL * usual**2) / (count + _USUAL))

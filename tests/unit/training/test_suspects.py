@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+from segmentation.metrics.overlap import dice
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.training.suspects import MEASURES, Evidence, Look, look, rank, summarise
+from segmentation.training.suspects import (
+    MEASURES,
+    Evidence,
+    Look,
+    _moderated,
+    look,
+    rank,
+    summarise,
+)
 
 # Background, left and right of one structure, and a midline structure.
 PARTNERS = np.array([0, 2, 1, 3])
@@ -31,14 +40,14 @@ def test_right_labels_have_no_shift_no_exchanged_sides_and_a_dice_of_one() -> No
     assert found.measures == {
         "loss": 2.0, "slice loss": 3.0, "gradient": 1.0, "sides": 0.0, "shift": 0.0
     }  # fmt: skip
-    assert found.dice.tolist() == [1, 1, 1, 1]
+    assert dice(found.joint).tolist() == [1, 1, 1, 1]
     assert found.worst == (0, 1)
 
 
 def test_exchanged_sides_are_seen_as_such() -> None:
     found = summarise([seen(PARTNERS.astype(np.uint8)[boxes()])], PARTNERS)
     assert found.measures["sides"] == 1
-    assert found.dice.tolist() == [1, 0, 0, 1]
+    assert dice(found.joint).tolist() == [1, 0, 0, 1]
 
 
 def test_a_shift_is_measured_in_voxels() -> None:
@@ -52,24 +61,55 @@ def test_a_slice_with_hardly_a_voxel_counts_as_right() -> None:
     assert summarise([empty], PARTNERS).measures["slice loss"] == 0
 
 
-def evidence(dice: tuple[float, ...] = (1, 0.9, 0.9), **changes: float) -> Evidence:
-    voxels = np.array([0, 500, 500])
-    return Evidence(dict.fromkeys(MEASURES, 0.0) | changes, np.array(dice), voxels, (0, 0))
+NAMES = ("background", "left", "right", "middle")
+
+
+def evidence(
+    labelled: tuple[int, ...] = (500, 500, 500), missed: int = 0, **changes: float
+) -> Evidence:
+    """All that is labelled is predicted, but `missed` voxels of the midline structure."""
+    joint = np.diag([0, *labelled])
+    joint[3, 3] -= missed
+    joint[3, 0] += missed
+    return Evidence(dict.fromkeys(MEASURES, 0.0) | changes, joint, (0, 0))
 
 
 def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> None:
     usual = {f"s{n}": evidence(loss=1 + n / 100) for n in range(5)}
-    strange = {"lost": evidence((1, 0.9, 0.0)), "swapped": evidence(sides=1.0)}
-    ranked = rank(usual | strange, ("background", "first", "second"))
+    strange = {"lost": evidence(missed=200), "swapped": evidence(sides=1.0)}
+    ranked = rank(usual | strange, NAMES, PARTNERS)
     assert [(s.subject, s.why) for s in ranked[:2]] == [
         ("swapped", MEASURES["sides"]),
-        ("lost", "second differs"),
+        ("lost", "middle differs"),
     ]
 
 
 def test_a_structure_that_most_subjects_lack_accuses_nobody() -> None:
-    found = {f"s{n}": evidence((1, 0.9, np.nan)) for n in range(5)}
-    assert {s.score for s in rank(found, ("background", "first", "second"))} == {0.0}
+    found = {f"s{n}": evidence((500, 500, 0)) for n in range(5)}
+    assert {s.score for s in rank(found, NAMES, PARTNERS)} == {0.0}
+
+
+def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_badly() -> None:
+    usual = {f"s{n}": evidence(missed=450) for n in range(5)}
+    small = Evidence(usual["s0"].measures, np.diag([0, 500, 500, 10]), (0, 0))
+    first = rank({**usual, "small": small}, NAMES, PARTNERS)[0]
+    assert (first.subject, first.why) == ("small", "middle differs")
+
+
+def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
+    # Thalami, say, of 300 to 700 voxels: one of 550 is none to look at but beside its partner.
+    found = {f"s{n}": evidence((300 + 100 * n, 300 + 100 * n, 500)) for n in range(5)}
+    first = rank({**found, "swollen": evidence((550, 400, 500))}, NAMES, PARTNERS)[0]
+    assert first.subject == "swollen"
+    assert first.structure in ("left", "right")
+
+
+def test_a_spread_that_few_subjects_show_is_drawn_to_that_of_other_structures() -> None:
+    values = np.array([[0.0, 0.0], [1.0, 0.01], [2.0, -0.01], [-1.0, 0.0], [-2.0, 0.0]])
+    found = np.abs(_moderated(values)).max(0)
+    # Own spreads are 1.4826 and 0: half of the usual, 0.7413, is the least that counts.
+    mixed = np.sqrt((5 * np.array([1.4826, 0]) ** 2 + 5 * 0.7413**2) / 10)
+    np.testing.assert_allclose(found, [2, 0.01] / mixed, rtol=1e-6)
 
 
 def two_classes(weight: float) -> QuickNat:
@@ -105,10 +145,3 @@ def test_what_is_ignored_costs_nothing_and_is_seen_nowhere() -> None:
     assert found.loss.tolist() == [0]
     assert not found.predicted.any()
     assert not found.truth.any()
-
-
-def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_badly() -> None:
-    usual = {f"s{n}": evidence((1, 0.9, 0.1)) for n in range(5)}
-    small = Evidence(usual["s0"].measures, usual["s0"].dice, np.array([0, 500, 100]), (0, 0))
-    first = rank({**usual, "small": small}, ("background", "first", "second"))[0]
-    assert (first.subject, first.why) == ("small", "second differs")
