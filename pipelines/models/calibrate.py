@@ -1,8 +1,7 @@
 """trinat calibrate: how much a model's views must agree for a structure to be trusted.
 
-Phantoms of graded difficulty are segmented; of every structure the agreement between the views,
-which is known without a truth, is held against its Dice with the truth. The limits are written to
-the model's own model.yaml.
+Phantoms of graded difficulty are segmented; each structure's agreement between the views, which is
+known without a truth, is held against its Dice. The limits are written to the model.yaml.
 """
 
 from __future__ import annotations
@@ -11,37 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from pipelines.models.sources import load_views
 from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.errors import ConfigError, DatasetError, EvaluationError
+from segmentation.errors import DatasetError, EvaluationError
 from segmentation.inference.quality import ENOUGH_MM3
 from segmentation.inference.segmentation import Segmentation
-from segmentation.inference.segmenter import Segmenter
 from segmentation.io.volume import Volume
 from segmentation.metrics.overlap import dice, joint_histogram
 from segmentation.models.checkpoint import update_info
 from segmentation.models.model_info import Quality
-from segmentation.models.zoo import find_model, shipped_models
 from segmentation.space.conform import conform
 from segmentation.synthetic.phantom import phantom
 
-__all__ = [
-    "CASES",
-    "Case",
-    "Point",
-    "bias",
-    "calibrate",
-    "cut",
-    "inverted",
-    "limit",
-    "middle",
-    "noise",
-    "rates",
-]
+__all__ = ["CASES", "Case", "Point", "calibrate", "limit", "rates"]
 
 # A structure below the first Dice should be rejected; below the second a person should look.
 REJECTED, DOUBTFUL = 0.5, 0.7
@@ -53,7 +40,7 @@ _THALAMUS = (10, 49)
 _WHITE_MATTER = (2, 41)
 
 Floats = NDArray[np.float32]
-Change = Callable[[Floats, np.random.Generator], Floats]
+Change = Callable[[Floats, np.random.Generator, Any], Floats]
 Say = Callable[[str], None]
 
 
@@ -65,93 +52,77 @@ class Point:
     dice: float
 
 
-def noise(share: float) -> Change:
+def noise(image: Floats, draw: np.random.Generator, share: float) -> Floats:
     """Magnitude noise, of the brightness of white matter (1)."""
-    return lambda image, draw: np.hypot(
-        image + share * draw.standard_normal(image.shape, np.float32),
-        share * draw.standard_normal(image.shape, np.float32),
-    )
+    one, other = (share * draw.standard_normal(image.shape, np.float32) for _ in range(2))
+    return np.asarray(np.hypot(image + one, other))
 
 
-def bias(strength: float) -> Change:
+def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
     """A coil's gain, e^±strength from corner to corner."""
-
-    def change(image: Floats, _: np.random.Generator) -> Floats:
-        ramps = np.meshgrid(*(np.linspace(-1, 1, n) for n in image.shape), indexing="ij")
-        return np.asarray(image * np.exp(strength * sum(ramps) / 3), np.float32)
-
-    return change
+    ramps = np.meshgrid(*(np.linspace(-1, 1, n) for n in image.shape), indexing="ij")
+    return np.asarray(image * np.exp(strength * sum(ramps) / 3), np.float32)
 
 
-def _blur(sd_mm: float) -> Change:
-    return lambda image, _: np.asarray(ndimage.gaussian_filter(image, sd_mm))
+def blur(image: Floats, _: np.random.Generator, sd_mm: float) -> Floats:
+    return np.asarray(ndimage.gaussian_filter(image, sd_mm))
 
 
-def _gamma(power: float) -> Change:
-    return lambda image, _: np.asarray(image**power)
+def gamma(image: Floats, _: np.random.Generator, power: float) -> Floats:
+    return np.asarray(image**power)
 
 
-def inverted(share: float) -> Change:
+def inverted(image: Floats, _: np.random.Generator, share: float) -> Floats:
     """Towards the contrast of T2: tissue turned round by this share, air as dark as before."""
-    return lambda image, _: np.asarray(
-        np.where(image > 0.1, (1 - share) * image + share * (1.3 - image), image).clip(0)
-    )
+    turned = (1 - share) * image + share * (1.3 - image)
+    return np.asarray(np.where(image > 0.1, turned, image).clip(0))
 
 
-def _thick(slices_mm: int) -> Change:
+def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
     """Thick axial slices on a grid of thin ones."""
-
-    def change(image: Floats, _: np.random.Generator) -> Floats:
-        means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[
-            :, :, slices_mm // 2 :: slices_mm
-        ]
-        return np.asarray(means.repeat(slices_mm, axis=2)[:, :, : image.shape[2]])
-
-    return change
+    means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[:, :, slices_mm // 2 :: slices_mm]
+    return np.asarray(means.repeat(slices_mm, axis=2)[:, :, : image.shape[2]])
 
 
-def cut(share: float) -> Change:
+def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
     """The right part of the field lost, as in a scan that was planned badly."""
-
-    def change(image: Floats, _: np.random.Generator) -> Floats:
-        kept = image.copy()
-        kept[round(image.shape[0] * (1 - share)) :] = 0
-        return kept
-
-    return change
+    kept = image.copy()
+    kept[round(image.shape[0] * (1 - share)) :] = 0
+    return kept
 
 
 @dataclass(frozen=True)
 class Case:
-    """A phantom, changed for the worse."""
+    """A phantom, changed for the worse by so much."""
 
     name: str
     seed: int
     change: Change
+    amount: Any
 
     def read(self) -> tuple[Volume, Volume]:
         scan, truth = middle(self.seed)
-        image = self.change(scan.data, np.random.default_rng(self.seed))
+        image = self.change(scan.data, np.random.default_rng(self.seed), self.amount)
         return Volume(np.asarray(image, np.float32), scan.affine), truth
 
 
 CASES = (
-    Case("clean", 1, _gamma(1)),
-    Case("noise 0.05", 2, noise(0.05)),
-    Case("noise 0.12", 1, noise(0.12)),
-    Case("noise 0.25", 2, noise(0.25)),
-    Case("bias 0.6", 1, bias(0.6)),
-    Case("bias 1.2", 2, bias(1.2)),
-    Case("blur 1.2 mm", 2, _blur(1.2)),
-    Case("blur 2.5 mm", 1, _blur(2.5)),
-    Case("gamma 0.5", 1, _gamma(0.5)),
-    Case("gamma 2.5", 2, _gamma(2.5)),
-    Case("inverted by 0.4", 1, inverted(0.4)),
-    Case("inverted by 1", 2, inverted(1.0)),
-    Case("slices of 4 mm", 1, _thick(4)),
-    Case("slices of 7 mm", 2, _thick(7)),
-    Case("cut by 0.25", 2, cut(0.25)),
-    Case("cut by 0.45", 1, cut(0.45)),
+    Case("clean", 1, gamma, 1),
+    Case("noise 0.05", 2, noise, 0.05),
+    Case("noise 0.12", 1, noise, 0.12),
+    Case("noise 0.25", 2, noise, 0.25),
+    Case("bias 0.6", 1, bias, 0.6),
+    Case("bias 1.2", 2, bias, 1.2),
+    Case("blur 1.2 mm", 2, blur, 1.2),
+    Case("blur 2.5 mm", 1, blur, 2.5),
+    Case("gamma 0.5", 1, gamma, 0.5),
+    Case("gamma 2.5", 2, gamma, 2.5),
+    Case("inverted by 0.4", 1, inverted, 0.4),
+    Case("inverted by 1", 2, inverted, 1.0),
+    Case("slices of 4 mm", 1, thick, 4),
+    Case("slices of 7 mm", 2, thick, 7),
+    Case("cut by 0.25", 2, cut, 0.25),
+    Case("cut by 0.45", 1, cut, 0.45),
 )
 
 
@@ -186,19 +157,7 @@ def calibrate(
 
     A subject is a folder of FreeSurfer's: its own labels are the truth.
     """
-    folder = find_model(model)
-    if folder in shipped_models().values():
-        raise ConfigError(
-            f"{model} comes with the software and is not changed",
-            remedy="copy its folder, and calibrate the copy",
-        )
-    segmenter = Segmenter.load(folder, device=device)
-    if len(segmenter.views) < 2:
-        raise ConfigError(
-            f"has the {segmenter.views[0].value} view alone, and there is no agreement of one",
-            where=folder,
-            remedy="join views with trinat bundle first",
-        )
+    segmenter = load_views(model, device, "copy its folder, and calibrate the copy")
 
     def look(name: str, scan: Volume, truth: Volume) -> list[Point]:
         points = list(_compare(segmenter.segment(scan), truth))
@@ -209,16 +168,19 @@ def calibrate(
     real = [point for path in subjects for point in look(path.name, *_subject(path))]
     points = [point for case in CASES for point in look(case.name, *case.read())]
     reject = limit(points, REJECTED)
-    look_at = max(reject, limit(points, DOUBTFUL))
-    limits = (("look", DOUBTFUL, look_at), ("reject", REJECTED, reject))
+    limits = {
+        "look": (DOUBTFUL, max(reject, limit(points, DOUBTFUL))),
+        "reject": (REJECTED, reject),
+    }
     lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
-    for name, dice_, found in limits:
+    for name, (dice_, found) in limits.items():
         caught, alarmed = rates(points, dice_, found)
         shares = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
         lines.append(f"{name} below {found:.2f}: {shares}")
+    agreement = (limits["look"][1], reject)
     origin = "trinat calibrate: " + "; ".join(lines)
-    update_info(folder, quality=Quality(agreement=(look_at, reject), origin=origin))
-    for name, dice_, found in limits if real else ():
+    update_info(segmenter.model.folder, quality=Quality(agreement=agreement, origin=origin))
+    for name, (dice_, found) in limits.items() if real else ():
         caught, alarmed = rates(real, dice_, found)
         shares = f"{caught:.0%} caught, {alarmed:.0%} of the others alarmed"
         lines.append(f"real scans, {name}: {shares}")

@@ -17,7 +17,7 @@ from segmentation.io.files import atomic_text, write_tsv, write_whole
 from segmentation.labels.scheme import IGNORE
 from segmentation.models.checkpoint import Model, load_model
 from segmentation.models.hardware import choose_device
-from segmentation.report.page import Column, render, table
+from segmentation.report.page import Column, Columns, render, table
 from segmentation.report.pictures import brain_window, draw_rows, encoded, label_colors, overlay
 from segmentation.space.views import View
 from segmentation.training.suspects import MEASURES, Look, Suspect, look, rank, summarise
@@ -52,17 +52,15 @@ class _Sight:
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
         size, device = self.network.batch, self.network.device
         looks = [
-            look(self.network.network, images_.to(device), labels_.to(device))
-            for images_, labels_ in zip(
-                torch.from_numpy(images).split(size),
-                torch.from_numpy(labels).split(size),
+            look(self.network.network, x.to(device), y.to(device))
+            for x, y in zip(
+                torch.split(torch.from_numpy(images), size),
+                torch.split(torch.from_numpy(labels), size),
                 strict=True,
             )
         ]
-        fields = ("truth", "predicted", "loss", "gradient")
-        joined = Look(
-            *(np.concatenate([getattr(part, field) for part in looks]) for field in fields)
-        )
+        names = ("truth", "predicted", "loss", "gradient")
+        joined = Look(*(np.concatenate([getattr(part, name) for part in looks]) for name in names))
         return joined, images[:, images.shape[1] // 2]
 
 
@@ -137,7 +135,7 @@ def _write(
         file.writelines(f"{suspect.subject}\n" for suspect in beyond)
     hints = {"loss": "mean cross entropy", "shift": "voxels", "sides": "share that is exchanged"}
     numbers = [Column(m, 3, hints.get(m, "")) for m in MEASURES]
-    columns = ["Subject", Column("Score", 1), "Why", "Structure", *numbers]
+    columns: Columns = ["Subject", Column("Score", 1), "Why", "Structure", *numbers]
     page = render(
         "toolbox.html",
         title="Suspects",

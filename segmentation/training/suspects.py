@@ -76,8 +76,12 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
     gradients, (loss, predicted) = each(weights, network.classifier, features, truth.long())
     squares = sum(value.flatten(1).square().sum(1) for value in gradients.values())
     known = truth.cpu() != IGNORE
-    maps = ((classes.cpu() * known).numpy().astype(np.uint8) for classes in (truth, predicted))
-    return Look(*maps, *(v.double().cpu().numpy() for v in (loss, squares.sqrt())))
+    return Look(
+        (truth.cpu() * known).numpy().astype(np.uint8),
+        (predicted.cpu() * known).numpy().astype(np.uint8),
+        loss.double().cpu().numpy(),
+        squares.sqrt().double().cpu().numpy(),
+    )
 
 
 def _loss(
@@ -161,7 +165,7 @@ def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Valu
         labelled / labelled[:, partners[1:] - 1],  # and sides are more alike than persons
     )
     distances = [_moderated(missed), *(np.abs(_moderated(np.log(size))) for size in sizes)]
-    return np.max(distances, axis=0)
+    return np.asarray(np.max(distances, axis=0))
 
 
 def _moderated(values: Values) -> Values:

@@ -60,8 +60,7 @@ def made_raw(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     white = np.median(scan.data[np.isin(truth.data, _WHITE_MATTER)])
     image = resample_image(scan.data, to) / np.float32(white)
     draw = np.random.default_rng(0)
-    for change in (bias(_BIAS), noise(_NOISE)):
-        image = change(image, draw)
+    image = noise(bias(image, draw, _BIAS), draw, _NOISE)
     return (
         Volume(np.rint(image * _WHITE).astype(np.int16), affine),
         Volume(resample_labels(truth.data, to), affine),

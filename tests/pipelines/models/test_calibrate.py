@@ -44,7 +44,7 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     folder = tmp_path / "model"
     shutil.copytree(random_model(), folder)
     before = read_info(folder)
-    cases = (Case("noise", 1, noise(0.05)), Case("cropped", 1, cut(0.6)))
+    cases = (Case("noise", 1, noise, 0.05), Case("cropped", 1, cut, 0.6))
     monkeypatch.setattr(module, "CASES", cases)
     monkeypatch.setattr(module, "_THALAMUS", (2, 41))  # the miniature has none
     monkeypatch.setattr(module, "middle", lambda seed: module._cut_out(*miniature(seed=seed)))

@@ -237,8 +237,10 @@ def test_what_is_no_head_fails_whatever_its_size(thing) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [inverted(1.0), cut(0.5)], ids=["T2-like", "half a head"])
-def test_a_head_that_is_not_as_it_should_be_fails(change) -> None:
+@pytest.mark.parametrize(
+    ("change", "share"), [(inverted, 1.0), (cut, 0.5)], ids=["T2-like", "half a head"]
+)
+def test_a_head_that_is_not_as_it_should_be_fails(change, share) -> None:
     scan, _ = middle(1)
-    changed = change(scan.data, np.random.default_rng(0))
+    changed = change(scan.data, np.random.default_rng(0), share)
     assert shipped_grade(np.asarray(changed, np.float32), scan.affine).name == "reject"
