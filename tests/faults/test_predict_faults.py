@@ -182,7 +182,9 @@ def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> No
 
 def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
     resource_tracker.ensure_running()
-    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    os.kill(tracker, signal.SIGKILL)
+    os.waitpid(tracker, 0)
     engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
