@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import typer
 
-from pipelines.cli import data, evaluate, models, predict, serve, toolbox, train, view
+from pipelines.cli import data, evaluate, models, predict, serve, toolbox, train
 from pipelines.cli.options import HELP, Json, ListOptions, show_version
 from pipelines.common.exits import Exit, exit_code
 from segmentation.errors import TrinatError, one_line, reason_of
@@ -76,7 +76,7 @@ for _command in (
     toolbox.suspects,
     train.runs,
     train.train,
-    view.view,
+    serve.view,
 ):
     app.command()(_command)
 app.command(cls=ListOptions)(evaluate.evaluate)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,9 +110,9 @@ class _Job:
     subject: Subject
     path: Path
     cut: Cut
-    require_checksum: bool = False
-    pseudo: Pseudo | None = None
-    known: StoredSubject | None = None  # what the store said before
+    require_checksum: bool
+    pseudo: Pseudo | None
+    known: StoredSubject | None  # what the store said before
 
     def bring_up_to_date(self) -> StoredSubject:
         """Make the subject's file unless it is current; what the store is to say of it."""
@@ -185,7 +185,8 @@ def run(
         trust_affine=config.trust_affine,
         fill_nonfinite=config.fill_nonfinite,
     )
-    with _store_to_write(out):
+    with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
+        (out / "subjects").mkdir(exist_ok=True)
         unpack_archives(config.source, config.root, say)
         listing = _listing(config)
         pseudo = None
@@ -200,17 +201,23 @@ def run(
             table.unlink(missing_ok=True)
             if config.labels != scheme.name:  # one's own
                 shutil.copyfile(config.labels, table)
+        known = _known(out)
         todo = [
-            _Job(
-                subject,
-                subject_path(out, subject.id),
-                cut,
-                require_checksum=config.require_checksum,
-                pseudo=pseudo,
-            )
-            for subject in listing.subjects
+            _Job(s, subject_path(out, s.id), cut, config.require_checksum, pseudo, known.get(s.id))
+            for s in listing.subjects
         ]
-        return _bring_up_to_date(config.source, out, listing, todo, jobs, finished)
+        before = [_stamp(job.path) for job in todo]
+        outcomes: dict[str, Outcome] = {}
+        for _, outcome in isolated(_prepare, todo, jobs, killed=_killed):
+            outcomes[outcome.subject] = outcome
+            finished(outcome, len(outcomes), len(todo))
+        # By the files, not by what workers say: one that dies takes along what its neighbour has
+        # just made, and whoever tries that subject again finds it current.
+        current = sum(
+            outcomes[job.subject.id].status == "done" and _stamp(job.path) == stamp
+            for job, stamp in zip(todo, before, strict=True)
+        )
+        return _conclude(config.source, out, listing, outcomes, cut, current)
 
 
 def _is_store(out: Path) -> bool:
@@ -220,33 +227,6 @@ def _is_store(out: Path) -> bool:
         return not path.is_symlink() and "subjects" in json.loads(read_bytes(path))
     except (TrinatError, OSError, ValueError, TypeError):
         return False
-
-
-@contextmanager
-def _store_to_write(out: Path) -> Iterator[None]:
-    """Ours alone, and free of what a killed run was writing."""
-    with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
-        (out / "subjects").mkdir(exist_ok=True)
-        yield
-
-
-def _bring_up_to_date(
-    source: str, out: Path, listing: Listing, todo: list[_Job], jobs: int, finished: Finished
-) -> Summary:
-    before = {job.subject.id: _stamp(job.path) for job in todo}
-    known = _known(out)
-    todo = [replace(job, known=known.get(job.subject.id)) for job in todo]
-    outcomes: dict[str, Outcome] = {}
-    for _, outcome in isolated(_prepare, todo, jobs, killed=_killed):
-        outcomes[outcome.subject] = outcome
-        finished(outcome, len(outcomes), len(todo))
-    # By the files, not by what workers say: one that dies takes along what its neighbour has just
-    # made, and whoever tries that subject again finds it current.
-    current = sum(
-        outcomes[job.subject.id].status == "done" and _stamp(job.path) == before[job.subject.id]
-        for job in todo
-    )
-    return _conclude(source, out, listing, outcomes, todo, current)
 
 
 def _known(out: Path) -> dict[str, StoredSubject]:
@@ -259,10 +239,10 @@ def _known(out: Path) -> dict[str, StoredSubject]:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Identifies one state of a file, which is always replaced, never changed."""
-    if not path.exists():
-        return None
-    state = path.stat()
-    return state.st_ino, state.st_mtime_ns
+    if path.exists():
+        state = path.stat()
+        return state.st_ino, state.st_mtime_ns
+    return None
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
@@ -328,7 +308,7 @@ def _conclude(
     out: Path,
     listing: Listing,
     outcomes: dict[str, Outcome],
-    todo: list[_Job],
+    cut: Cut,
     current: int,
 ) -> Summary:
     """Write what the subjects have in common; store.json, which opens the store, comes last."""
@@ -347,14 +327,13 @@ def _conclude(
     ]
     rows = natsorted(rows, key=lambda row: row.subject)
     write_ledger(out, rows)
-    if not todo:
+    if not listing.subjects:
         raise DatasetError("no subject can be used", where=out / "ledger.tsv")
     stored = {s.id: made for s in done if (made := outcomes[s.id].stored)}
     for path in (out / "subjects").glob("*.h5"):
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     write_participants(out, done)
-    cut = todo[0].cut
     StoreInfo(
         source=source,
         scheme=scheme_table(cut.scheme),
@@ -363,11 +342,6 @@ def _conclude(
         fill_nonfinite=cut.fill_nonfinite,
         subjects=stored,
     ).write(out)
-    failed = sum(row.status == "failed" for row in rows)
-    return Summary(
-        made=len(done) - current,
-        current=current,
-        failed=failed,
-        skipped=sum(row.status == "skipped" for row in rows),
-        rows=tuple(rows),
-    )
+    counts = Counter(row.status for row in rows)
+    new = len(done) - current
+    return Summary(new, current, counts["failed"], counts["skipped"], tuple(rows))
