@@ -117,9 +117,7 @@ def report(
     out: Path = typer.Option(
         None, "--out", "-o", help="Output folder. Default: PREDICTIONS/report."
     ),
-    labels: str = typer.Option(
-        "quicknat33", "--labels", help="Label scheme: a name or a TSV file."
-    ),
+    labels: str = typer.Option("quicknat33", help="Label scheme: a name or a TSV file."),
     participants: Path | None = typer.Option(
         None,
         "--participants",

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 from natsort import natsorted
@@ -87,16 +88,14 @@ class Found:
         by_id: dict[str, list[Case]] = defaultdict(list)
         for case in cases:
             by_id[case.id].append(case)
-        alone = natsorted((same[0] for same in by_id.values() if len(same) == 1), key=_id)
-        twins = [
-            Refusal(
-                case.shown, f"{_others(case, same)} beside it would get the same output: keep one"
-            )
-            for same in by_id.values()
-            if len(same) > 1
-            for case in same
-        ]
-        return cls(tuple(alone), (*refusals, *twins), bids_root)
+        alone = (same[0] for same in by_id.values() if len(same) == 1)
+        twins = []
+        for same in (same for same in by_id.values() if len(same) > 1):
+            for case in same:
+                others = ", ".join(other.path.name for other in same if other is not case)
+                reason = f"{others} beside it would get the same output: keep one"
+                twins.append(Refusal(case.shown, reason))
+        return cls(tuple(natsorted(alone, key=attrgetter("id"))), (*refusals, *twins), bids_root)
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,9 @@ def find_cases(
             return _find_subjects(_absolute(root))
     # Their scans are told by where they lie, which a walk through all files does not.
     elif given := next((i for i in map(Path, inputs) if _is_bids(i) or _is_subjects_dir(i)), None):
-        raise ConfigError(
-            "a BIDS dataset or SUBJECTS_DIR is given alone",
-            where=given,
-            remedy="run once for each, with an --out of its own",
-        )
+        remedy = "run once for each, with an --out of its own"
+        what = "a BIDS dataset or SUBJECTS_DIR is given alone"
+        raise ConfigError(what, where=given, remedy=remedy)
     refusals: list[Refusal] = []
     paths: list[Path] = []
     roots: list[Path] = []
@@ -179,9 +176,8 @@ def _expand(given: str, exclude: Path | None, refusals: list[Refusal]) -> tuple[
     path = _absolute(given)
     if _is_dir(path):
         if exclude and path.resolve() == exclude.resolve():
-            raise ConfigError(
-                "is the output folder, too", where=path, remedy="choose another --out"
-            )
+            what = "is the output folder, too"
+            raise ConfigError(what, where=path, remedy="choose another --out")
         if image := find_image(path):
             # A subject of FreeSurfer's: its other images are results.
             return path.parent, [image]
@@ -352,11 +348,8 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     if place.is_file():
         return [_named(place)]
     if not place.is_dir():
-        raise ConfigError(
-            "no such file or folder",
-            where=place,
-            remedy="check the path; a relative one starts at the current folder",
-        )
+        remedy = "check the path; a relative one starts at the current folder"
+        raise ConfigError("no such file or folder", where=place, remedy=remedy)
     labels = suffix == Product.LABELS.suffix
     finders: list[Callable[[], list[ScanFile]]] = [
         lambda: [_named(path) for path in anat_files(place, suffix)],
@@ -481,14 +474,6 @@ def _is_result(path: Path) -> bool:
 
 def _stem_ends(path: Path, *endings: str) -> bool:
     return without_suffix(path).lower().endswith(endings)
-
-
-def _id(case: Case) -> str:
-    return case.id
-
-
-def _others(case: Case, same: Sequence[Case]) -> str:
-    return ", ".join(other.path.name for other in same if other is not case)
 
 
 def _absolute(path: str | Path) -> Path:

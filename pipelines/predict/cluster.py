@@ -75,7 +75,7 @@ class DaskEngine:
             exhausted = False
             while True:
                 with self._told_if_lost():
-                    workers = _workers(client)
+                    workers = list(client.sync(_ask, client)["workers"].values())
                 # Asked anew each time: those of a queue come later than this begins.
                 gpus = any("GPU" in worker["resources"] for worker in workers)
                 while not exhausted and not stop() and len(futures) < len(workers):
@@ -119,40 +119,35 @@ class DaskEngine:
         try:
             yield
         except (CancelledError, OSError) as error:
-            raise InterruptedRunError(
-                "the scheduler was lost",
-                where=self._where,
-                remedy="once it is back, the same command goes on",
-            ) from error
+            remedy = "once it is back, the same command goes on"
+            what = "the scheduler was lost"
+            raise InterruptedRunError(what, where=self._where, remedy=remedy) from error
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
         import dask
+        from distributed import Client
 
         dask.config.set({"distributed.scheduler.allowed-failures": _ALLOWED_FAILURES})
         # What matters is said in the ledger; a lost worker needs no traceback on the terminal.
         for name in ("distributed", "distributed.client"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         cluster = self._cluster()
-        with self._connect(cluster) as client:
+        try:
+            client = Client(self._where if cluster is None else cluster)
+        except (OSError, ValueError) as error:
+            if cluster is not None:
+                raise
+            raise ConfigError(
+                f"--cluster {self._where}: no scheduler answers there",
+                remedy="start one with `dask scheduler`, or check the address",
+            ) from error
+        with client:
             try:
                 yield client
             finally:
                 if cluster is not None:
                     cluster.close()
-
-    def _connect(self, cluster: Any) -> Client:
-        from distributed import Client
-
-        if cluster is not None:
-            return Client(cluster)
-        try:
-            return Client(self._where)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"--cluster {self._where}: no scheduler answers there",
-                remedy="start one with `dask scheduler`, or check the address",
-            ) from error
 
     def _cluster(self) -> Any:
         """The cluster to start, or None where one runs already."""
@@ -211,10 +206,6 @@ def _deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _workers(client: Client) -> list[dict[str, Any]]:
-    return list(client.sync(_ask, client)["workers"].values())
 
 
 async def _ask(client: Client) -> dict[str, Any]:

@@ -170,11 +170,9 @@ class LocalEngine:
                         starts_failed += 1
                         self._early = False
                         if starts_failed > 2:
-                            raise DeviceError(
-                                f"a worker process on {worker.device} dies when it starts "
-                                f"({_how(worker)})",
-                                remedy="see trinat doctor; is there enough memory?",
-                            )
+                            what = f"a worker process on {worker.device} dies when it starts"
+                            remedy = "see trinat doctor; is there enough memory?"
+                            raise DeviceError(f"{what} ({_how(worker)})", remedy=remedy)
                     yield from self._bury(worker)
                     if not worker.finishing:
                         workers.append(self._start(worker.device))
@@ -184,10 +182,10 @@ class LocalEngine:
                         continue
                     worker.kill()
                     workers.remove(worker)
-                    yield self._failed(late.case, f"took longer than {self._timeout_s:g} s")
-                    self._again.extend(
-                        hand.case for hand in worker.in_hand.values() if hand is not late
-                    )
+                    reason = f"took longer than {self._timeout_s:g} s"
+                    yield Entry.failed(late.case, self._settings, reason)
+                    hands = worker.in_hand.values()
+                    self._again.extend(hand.case for hand in hands if hand is not late)
                     if not stop():
                         workers.append(self._start(worker.device))
         finally:
@@ -283,7 +281,8 @@ class LocalEngine:
             return
         if len(worker.in_hand) == 1 and active:
             (hand,) = active
-            yield self._failed(hand.case, f"its process died while {hand.stage} ({_how(worker)})")
+            reason = f"its process died while {hand.stage} ({_how(worker)})"
+            yield Entry.failed(hand.case, self._settings, reason)
             return
         # One of those at work has done it; those that waited are innocent.
         self._alone.extend(hand.case for hand in active)
@@ -293,14 +292,9 @@ class LocalEngine:
         if not self._timeout_s:
             return None
         if not worker.ready and time.monotonic() - worker.started > self._timeout_s:
-            raise DeviceError(
-                f"a worker process on {worker.device} did not start within {self._timeout_s:g} s",
-                remedy="see trinat doctor",
-            )
+            what = f"a worker process on {worker.device} did not start within"
+            raise DeviceError(f"{what} {self._timeout_s:g} s", remedy="see trinat doctor")
         return next((h for h in worker.in_hand.values() if h.seconds > self._timeout_s), None)
-
-    def _failed(self, case: Case, reason: str) -> Entry:
-        return Entry.failed(case, self._settings, reason)
 
 
 def _how(worker: _Worker) -> str:

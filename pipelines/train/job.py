@@ -96,13 +96,7 @@ class JobRun:
                     remedy="give all machines the same files",
                 )
             trainer = Trainer(
-                recipe,
-                job.stage,
-                job.views,
-                self._start(),
-                source,
-                self.device,
-                workers,
+                recipe, job.stage, job.views, self._start(), source, self.device, workers
             )
             identity = {
                 "stage": job.stage.model_dump(mode="json"),
@@ -212,10 +206,8 @@ class JobRun:
     def _start(self) -> ViewsNet:
         """A network with its first weights: of the stage before, of a model, or random."""
         torch.manual_seed(self.recipe.seed)
-        network = ViewsNet(
-            self.recipe.network,
-            {view: len(self.scheme.seen_in(view)) for view in self.job.views},
-        )
+        classes = {view: len(self.scheme.seen_in(view)) for view in self.job.views}
+        network = ViewsNet(self.recipe.network, classes)
         # The others get theirs from the leader.
         for view in self.job.views if self.workers.leads else ():
             first = first_weights(self.recipe, self.job.stage, view, self.out, self.watcher.say)
@@ -281,19 +273,15 @@ class TrainScores:
 
         True if patience is at its end.
         """
-        over = self._take_if_due()
-        if self.run.workers.leads:
-            self.run.write_page()
-        return over
-
-    def _take_if_due(self) -> bool:
-        if not self.trainer.counters.validation_due:
-            return False
-        # The state that was saved before says that this is due, until one after it is saved.
-        self.trainer.counters.validation_due = False
-        stopped, over = self.run.workers.share(self._take)
+        stopped = over = False
+        if self.trainer.counters.validation_due:
+            # The state that was saved before says that this is due, until one after it is saved.
+            self.trainer.counters.validation_due = False
+            stopped, over = self.run.workers.share(self._take)
         if stopped:
             raise self.interruption()
+        if self.run.workers.leads:
+            self.run.write_page()
         return over
 
     def _take(self) -> tuple[bool, bool]:

@@ -97,11 +97,8 @@ def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
     classes = {"classes": PUBLISHED.classes}
     shapes = {c.model_copy(update=classes) for c in chosen or architectures.values()}
     if len(shapes) > 1:
-        raise ConfigError(
-            "its views have different networks",
-            where=model,
-            remedy="say in the recipe which `network` to train",
-        )
+        remedy = "say in the recipe which `network` to train"
+        raise ConfigError("its views have different networks", where=model, remedy=remedy)
     return shapes.pop()
 
 
@@ -165,11 +162,9 @@ def train(
         for left in stages:
             for run in left:
                 if begun and together.largest(float(stop())):
-                    raise InterruptedRunError(
-                        f"stopped before {run.job.name}",
-                        where=out,
-                        remedy="the same command with --resume goes on",
-                    )
+                    what = f"stopped before {run.job.name}"
+                    remedy = "the same command with --resume goes on"
+                    raise InterruptedRunError(what, where=out, remedy=remedy)
                 begun += 1
                 run.go(stop, limit, others=count - begun)
             if apart:
@@ -239,21 +234,16 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
         if stage.start is not None:
             find_model(stage.start)
         synthetic, store = stage.data.synthetic, stage.data.store
-        if (
-            synthetic is not None
-            and isinstance(synthetic.heads, Path)
-            and not synthetic.heads.exists()
-        ):
-            load_heads(synthetic.heads)  # Raises.
+        heads = synthetic.heads if synthetic is not None else None
+        if isinstance(heads, Path) and not heads.exists():
+            load_heads(heads)  # Raises.
         if store is not None:
             opened, validation = Store(store.path), read_split(store.split).validation
             opened.check([*opened.part("train", store.split), *validation])
             if not validation and stage.validation is not None:
-                raise DatasetError(
-                    "has no subject for validation",
-                    where=store.split,
-                    remedy="add some (trinat split --ratios 8 1 1), or use --set validation=null",
-                )
+                remedy = "add some (trinat split --ratios 8 1 1), or use --set validation=null"
+                what = "has no subject for validation"
+                raise DatasetError(what, where=store.split, remedy=remedy)
 
 
 def find_device(name: str) -> torch.device:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.train.log import Metrics, append_scores
-from pipelines.train.runs import JobSummary, summarise
+from pipelines.train.page import JobSummary, summarise
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport
