@@ -26,8 +26,6 @@ from segmentation.report.figures import (
 )
 from segmentation.report.page import Column, Columns, Table, render, table
 
-__all__ = ["Outlier", "find_outliers", "write_report"]
-
 # Robust standard deviations from the median, and the least number of subjects.
 _FAR = 3.5
 _FEWEST = 5

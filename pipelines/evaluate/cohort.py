@@ -37,8 +37,6 @@ from segmentation.report.page import provenance
 from segmentation.report.pictures import draw_mosaic, encoded
 from segmentation.report.tables import write_table
 
-__all__ = ["Settings", "read_ranges", "report"]
-
 _MOST_PICTURES = 12
 
 

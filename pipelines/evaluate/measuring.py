@@ -19,8 +19,6 @@ from segmentation.labels.scheme import load_scheme
 from segmentation.metrics import Measurement, compare
 from segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
 
-__all__ = ["Done", "Mappings", "Task", "measure_all", "read_mapping", "read_pair", "scan_of"]
-
 _KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pipelines.common.discovery import ScanFile
 from segmentation.data.sources.base import natural_order
 
-__all__ = ["Pair", "Pairing", "pair_files"]
-
 
 @dataclass(frozen=True)
 class Pair:

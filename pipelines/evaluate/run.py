@@ -46,8 +46,6 @@ from segmentation.report.tables import latex, metrics_frame, printed, write_tabl
 if TYPE_CHECKING:
     from segmentation.report.evaluation import Case
 
-__all__ = ["Model", "Settings", "evaluate", "named_models"]
-
 
 @dataclass(frozen=True)
 class Model:

@@ -25,8 +25,6 @@ from segmentation.training.config import Recipe, ValidationConfig
 from segmentation.training.state import seeded
 from segmentation.training.validation import validate
 
-__all__ = ["Gain", "average", "mean_of", "soup"]
-
 # Of the generators of a seed: training has 0 to 2.
 _STREAM = 3
 

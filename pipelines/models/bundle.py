@@ -30,8 +30,6 @@ from segmentation.models.model_info import (
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
 
-__all__ = ["DEFAULT", "bundle"]
-
 # In place of a weights file: the weights that a model has when nothing else is said.
 DEFAULT = "default"
 

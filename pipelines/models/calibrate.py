@@ -28,8 +28,6 @@ from segmentation.models.model_info import Quality
 from segmentation.space.conform import conform
 from segmentation.synthetic.phantom import phantom
 
-__all__ = ["CASES", "Case", "Point", "calibrate", "limit", "rates"]
-
 # A structure below the first Dice should be rejected; below the second a person should look.
 REJECTED, DOUBTFUL = 0.5, 0.7
 SENSITIVITY = 0.9

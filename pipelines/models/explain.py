@@ -20,8 +20,6 @@ from segmentation.models.base import Network
 from segmentation.report.pictures import brain_window, png_bytes
 from segmentation.space.views import View, to_slices
 
-__all__ = ["METHODS", "Explanation", "attribute", "explain"]
-
 METHODS = ("gradients", "occlusion")
 _STEPS = 32  # of the integral
 _BOX, _STRIDE = 12, 6  # pixels that are covered at a time, and from one to the next

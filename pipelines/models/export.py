@@ -14,8 +14,6 @@ from segmentation.io.files import atomic_path
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
 
-__all__ = ["SAME_LABELS", "export_model", "export_network"]
-
 # The share of voxels whose label must be the same in ONNX Runtime.
 SAME_LABELS = 0.9999
 _OPSET = 20

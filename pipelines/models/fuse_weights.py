@@ -34,8 +34,6 @@ from segmentation.space.conform import conform
 from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, to_slices
 
-__all__ = ["Found", "Settings", "fuse_weights"]
-
 Say = Callable[[str], None]
 Weights = dict[View, NDArray[np.floating]]
 

@@ -29,8 +29,6 @@ from segmentation.models.zoo import find_model
 from segmentation.report.figures import MODEL_COLORS, Drawing, canvas
 from segmentation.report.page import Column, Columns, render, table
 
-__all__ = ["Profiled", "Row", "count_flops", "named", "profile_network", "write_profile"]
-
 ROWS, TRACE, MEMORY, PAGE = "profile.json", "trace.json", "memory.pickle", "profile.html"
 _PREFIX = "module "
 _BACKWARD = "(backward and all else)"

@@ -9,8 +9,6 @@ from segmentation.inference.segmenter import Segmenter
 from segmentation.models.checkpoint import MODEL_FILE
 from segmentation.models.zoo import find_model, shipped_models
 
-__all__ = ["check_out", "find_source", "load_views"]
-
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Nothing but a model is replaced, and that only when asked for."""

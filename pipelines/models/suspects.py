@@ -22,8 +22,6 @@ from segmentation.report.pictures import brain_window, draw_rows, encoded, label
 from segmentation.space.views import View
 from segmentation.training.suspects import MEASURES, Look, Suspect, look, rank, summarise
 
-__all__ = ["EXCLUDE", "LIMIT", "find_suspects"]
-
 EXCLUDE = "exclude.txt"
 _FILES = ("suspects.tsv", "suspects.html")
 # Robust standard deviations; five measures and all structures look for the worst.

@@ -21,14 +21,6 @@ from segmentation.report.page import render
 if TYPE_CHECKING:
     from segmentation.labels.scheme import LabelScheme
 
-__all__ = [
-    "format_aseg_stats",
-    "write_bids_files",
-    "write_label_table",
-    "write_tables",
-    "write_volumes",
-]
-
 _T = TypeVar("_T")
 
 # Numbers of BIDS' standard labels for our groups of structures.

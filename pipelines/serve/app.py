@@ -39,8 +39,6 @@ from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from segmentation.models.zoo import MODEL_FILE, shipped_models
 
-__all__ = ["make_app", "read_scheme"]
-
 # Each result, what it is asked for by if not always made, and its type.
 _RESULTS = {
     "labels.nii.gz": (Product.LABELS, "", "application/gzip"),

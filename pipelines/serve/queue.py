@@ -28,8 +28,6 @@ from pipelines.web.guard import new_token
 from segmentation.errors import reason_of
 from segmentation.io.files import atomic_text, read_text, sync
 
-__all__ = ["OUTPUTS", "FullError", "Job", "Queue", "Segmentation", "State"]
-
 State = Literal["queued", "running", "done", "failed"]
 
 # What may be asked for besides labels and volumes, and the setting that makes a worker write it.

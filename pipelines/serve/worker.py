@@ -16,8 +16,6 @@ from pipelines.predict.run import Plan
 from pipelines.serve.queue import Queue
 from segmentation.errors import DeviceError, reason_of
 
-__all__ = ["Worker"]
-
 # A scan waits no longer than this for a worker that has nothing to do.
 _POLL_S = 0.05
 

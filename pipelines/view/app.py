@@ -17,8 +17,6 @@ from pipelines.view.study import Study
 from pipelines.view.voxels import Voxels
 from segmentation.errors import InputError, TrinatError
 
-__all__ = ["make_app"]
-
 _PAGE = resources.files("pipelines.view") / "page"
 _FILES = {
     "/": ("index.html", "text/html"),

@@ -22,8 +22,6 @@ from segmentation.errors import ConfigError, InputError
 from segmentation.io.files import read_rows, sha256_of
 from segmentation.labels.scheme import load_scheme
 
-__all__ = ["Item", "Structure", "Study", "digest", "structures_in"]
-
 # Of a study's volumes as many quantiles, so that a page of 100,000 scans is not larger.
 _QUANTILES = 101
 _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")

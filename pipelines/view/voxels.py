@@ -21,8 +21,6 @@ from segmentation.metrics.common_grid import on_grid_of
 from segmentation.report.mesh import surface_net
 from segmentation.space.views import reoriented
 
-__all__ = ["Voxels", "surfaces"]
-
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four structures as likely as one another
 # Surfaces of larger boxes are of every other voxel: what a page can turn round smoothly.

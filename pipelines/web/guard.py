@@ -31,8 +31,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from segmentation.errors import one_line
 
-__all__ = ["POLICY", "Guard", "Names", "is_loopback", "new_token"]
-
 # Scripts, styles and data from this server alone; pictures and workers also made by the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; font-src 'self'; "

@@ -20,8 +20,6 @@ from pipelines.common.process import stop_signals
 from pipelines.web.guard import MAX_HEAD, POLICY, Guard, Names
 from segmentation.errors import ConfigError
 
-__all__ = ["answer"]
-
 _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512
 _LAST_ANSWERS_S = 3
