@@ -1,20 +1,19 @@
-"""The demo: heads in odd geometries, segmented, and held against their truth."""
+"""Phantoms: scans of known anatomy, as files; the demo segments some in odd geometries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipelines.common.exits import Exit
 from pipelines.common.process import cpu_count
-from pipelines.evaluate.run import Model, Settings, evaluate
-from pipelines.predict.engine import SerialEngine
-from pipelines.predict.run import Plan, predict
+from segmentation.errors import ConfigError
 from segmentation.synthetic.phantom import phantom
 
 
@@ -49,21 +48,19 @@ def run_demo(
     say: Callable[[str], None] = lambda _: None,
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
+    from pipelines.evaluate.run import Model, Settings, evaluate
+    from pipelines.predict.engine import SerialEngine
+    from pipelines.predict.run import Plan, predict
+
     scans, truth, labels, report = (out / n for n in ("scans", "truth", "labels", "report"))
-    for folder in (scans, truth):
-        folder.mkdir(parents=True, exist_ok=True)
     for geometry in geometries:
         say(f"making {geometry}")
 
     def make(number: int, geometry: Geometry) -> None:
-        scan, classes = phantom(
-            np.random.default_rng((seed, number)),
-            spacing_mm=geometry.spacing_mm,
-            orientation=geometry.orientation,
-            oblique_deg=geometry.oblique_deg,
-        )
-        scan.write(scans / f"{geometry.subject}_T1w.nii.gz")
-        classes.write(truth / f"{geometry.subject}_dseg.nii.gz", labels=True)
+        shape = asdict(geometry)
+        name = shape.pop("subject")
+        files = scans / f"{name}_T1w.nii.gz", truth / f"{name}_dseg.nii.gz"
+        _write(*files, seed=(seed, number), **shape)
 
     # Torch, numpy and zlib compute beside one another in threads.
     with ThreadPoolExecutor(cpu_count()) as pool:
@@ -90,3 +87,37 @@ def run_demo(
             command="trinat demo",
         )
     )
+
+
+def write_phantoms(
+    out: Path,
+    *,
+    subjects: int,
+    seed: int,
+    force: bool = False,
+    **geometry: Any,
+) -> Iterator[tuple[Path, Path]]:
+    """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is there.
+
+    `geometry` is as of `phantom`.
+    """
+    width = max(2, len(str(subjects)))
+    pairs = [
+        (out / f"sub-{number:0{width}}_T1w.nii.gz", out / f"sub-{number:0{width}}_dseg.nii.gz")
+        for number in range(1, subjects + 1)
+    ]
+    present = [path for pair in pairs for path in pair if path.exists()]
+    if present and not force:
+        remedy = "name another folder, or pass --force"
+        raise ConfigError("is there already", where=present[0], remedy=remedy)
+    for number, (image_path, labels_path) in enumerate(pairs, start=1):
+        # A subject's own stream: sub-03 is the same head whether 3 or 300 are made.
+        _write(image_path, labels_path, seed=(seed, number), **geometry)
+        yield image_path, labels_path
+
+
+def _write(image: Path, labels: Path, *, seed: tuple[int, int], **geometry: Any) -> None:
+    scan, classes = phantom(np.random.default_rng(seed), **geometry)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    scan.write(image)
+    classes.write(labels, labels=True)

@@ -278,7 +278,7 @@ def phantom(
     Example: trinat phantom heads --subjects 3 --seed 7 --spacing 0.9 0.9 1.2 --orientation LIA
     """
     from pipelines.common.process import prepare_process
-    from pipelines.data.phantom import write_phantoms
+    from pipelines.demo import write_phantoms
 
     prepare_process()
     for image, labels in write_phantoms(

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.data.phantom import write_phantoms
+from pipelines.demo import write_phantoms
 from segmentation.errors import ConfigError
 from segmentation.io.volume import Volume
 
