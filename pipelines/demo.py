@@ -118,6 +118,7 @@ def write_phantoms(
 
 def _write(image: Path, labels: Path, *, seed: tuple[int, int], **geometry: Any) -> None:
     scan, classes = phantom(np.random.default_rng(seed), **geometry)
-    image.parent.mkdir(parents=True, exist_ok=True)
+    for path in (image, labels):
+        path.parent.mkdir(parents=True, exist_ok=True)
     scan.write(image)
     classes.write(labels, labels=True)
