@@ -22,9 +22,8 @@ from segmentation.report.figures import (
     draw_boxes,
     draw_dots,
     name_rows,
-    short_name,
 )
-from segmentation.report.page import Column, Columns, Table, render, table
+from segmentation.report.page import Column, Columns, Table, render, short_name, table
 
 # Robust standard deviations from the median, and the least number of subjects.
 _FAR = 3.5

@@ -365,7 +365,7 @@ def _worst_cases(
 ) -> tuple[list[Case], list[str]]:
     """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
     from segmentation.report.evaluation import Case
-    from segmentation.report.figures import short_name
+    from segmentation.report.page import short_name
     from segmentation.report.pictures import view_case
     from segmentation.report.summary import worst_scans
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,13 @@ from pipelines.common.discovery import Case
 from pipelines.common.naming import Product
 from pipelines.predict.job import Job, read
 from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, CaseNames, RunSettings
+from pipelines.predict.outputs import (
+    LABEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    CaseNames,
+    RunSettings,
+    slices_of,
+)
 from pipelines.predict.tables import format_aseg_stats, write_label_table
 from segmentation.errors import reason_of
 from segmentation.inference.quality import (
@@ -33,7 +39,8 @@ from segmentation.inference.segmenter import Segmenter
 from segmentation.io.files import sha256_of, write_whole
 from segmentation.io.volume import write_maps
 from segmentation.models.checkpoint import load_model
-from segmentation.report.pictures import draw_mosaic, encoded
+from segmentation.report.page import short_name
+from segmentation.report.pictures import draw_mosaic, encoded, view_result
 from segmentation.space.views import View
 from segmentation.timing import stage, time_process, timed
 
@@ -117,6 +124,9 @@ class CaseWorker:
                 result["picture"] = str(picture.relative_to(staging)) if picture else ""
                 paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
                 outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
+                # No output: the run keeps it for the most doubtful scans alone.
+                if picture:
+                    _write_slices(staging / slices_of(case.id), found)
                 if not self._has_label_table:
                     by_index = settings.output.format == "index"
                     table = LABEL_TABLE if settings.bids else PLAIN_LABEL_TABLE
@@ -222,6 +232,22 @@ class CaseWorker:
             drawn = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
             write_whole(picture, encoded(drawn, "PNG"))
         return picture
+
+
+@stage("picture")
+def _write_slices(path: Path, found: Segmentation) -> None:
+    """What the page of the run shows of a scan, its most doubtful structure first."""
+    labels = found.scheme.labels
+    focus = 0
+    if found.agreement is not None:
+        voxels = np.bincount(found.working.data.ravel(), minlength=len(labels))
+        agreement = np.where(voxels > 0, np.nan_to_num(found.agreement), np.inf)
+        focus = 1 + int(np.argmin(agreement[1:]))
+    view = asdict(view_result(found.image, found.working, focus=focus))
+    del view["truth"], view["still_png"]
+    palette = {"colors": [k.color for k in labels], "names": [short_name(k.name) for k in labels]}
+    path.parent.mkdir()
+    _write_json(path, view | {"palette": palette})
 
 
 def _rounded(value: float | None) -> float | None:

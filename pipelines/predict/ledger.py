@@ -110,6 +110,7 @@ class _Result(BaseModel):
     notes: list[str] = []
     structure_grades: dict[str, str] = {}
     total_brain_mm3: FiniteFloat = 0
+    mean_agreement: FiniteFloat | None = None
     volumes_mm3: dict[str, FiniteFloat] = {}
     agreement: dict[str, float | None] = {}
     iou: dict[str, float | None] = {}

@@ -10,12 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from pipelines.common.naming import Product, bids_name
+from pipelines.common.naming import Product, bids_name, safe_component
 from pipelines.common.ratings import RATINGS
 
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
 TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")
+# The page has the slices of so many scans, the most doubtful; beside it they are kept for it.
+MOST_SHOWN = 5
+SLICES = ".trinat-page"
 # What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 PLAIN_LABEL_TABLE = "labels.tsv"
@@ -25,7 +28,7 @@ PLAIN_LABEL_TABLE = "labels.tsv"
 BIDSIGNORE = (
     *("*.jsonl", *TABLES, RATINGS, "report/", "*.bak*"),
     *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
-    f"{WORK}/",
+    *(f"{WORK}/", f"{SLICES}/"),
 )
 
 
@@ -72,6 +75,11 @@ class RunSettings:
     allow_cpu: bool = False
     require_checksum: bool = False
     timings: bool = False
+
+
+def slices_of(case: str) -> str:
+    """Where the slices of a case are kept, for as long as it is one of the most doubtful."""
+    return f"{SLICES}/{safe_component(case)}.json"
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ from pipelines.predict.outputs import (
     CaseNames,
     OutputSettings,
     RunSettings,
+    slices_of,
 )
-from pipelines.predict.tables import write_bids_files, write_tables
+from pipelines.predict.tables import most_doubtful, write_bids_files, write_tables
 from segmentation.errors import ConfigError, InputError, OutputError, reason_of
 from segmentation.io.files import sha256_of
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
@@ -230,7 +231,7 @@ def predict(
                 if found.bids_root:
                     write_bids_files(folder, plan.out, found.bids_root)
                 if not part:
-                    write_tables(folder, ledger.entries.values())
+                    write_tables(folder, ledger.entries.values(), plan.out)
                 ledger.place(folder)
     counts = run.counts
     return Outcome(
@@ -259,8 +260,13 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
             Ledger(joined, own, written, overwrite=overwrite) as ledger,
             _staged(out / WORK / "staging") as folder,
         ):
-            write_tables(folder, entries.values())
+            write_tables(folder, entries.values(), out)
             ledger.place(folder)
+            # Each part of the work has kept its own.
+            kept = {slices_of(entry.case) for entry in most_doubtful(entries.values())}
+            for case in entries:
+                if (name := slices_of(case)) not in kept:
+                    (out / name).unlink(missing_ok=True)
             for case, entry in entries.items():
                 if own.get(case) != entry:
                     ledger.add(entry)
@@ -293,12 +299,23 @@ class _Run:
     kept: int = 0
     spent: list[Spent] = field(default_factory=list)
     workers: set[str] = field(default_factory=set)
+    shown: list[Entry] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = most_doubtful(self.ledger.entries.values())
 
     @stage("write")
     def note(self, entry: Entry, *, keep: bool = True) -> None:
         if entry.staged:
+            shown = most_doubtful([*(e for e in self.shown if e.case != entry.case), entry])
+            if entry not in shown:
+                (Path(entry.staged) / slices_of(entry.case)).unlink(missing_ok=True)
             try:
                 self.ledger.place(Path(entry.staged), entry)
+                for other in self.shown:
+                    if other not in shown and other.case != entry.case:
+                        (self.settings.out / slices_of(other.case)).unlink(missing_ok=True)
+                self.shown = shown
             except (OutputError, OSError) as error:
                 entry = _without_place(entry, error)
         if keep:

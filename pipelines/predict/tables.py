@@ -5,18 +5,34 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from heapq import nsmallest
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from natsort import natsorted
+from pydantic import BaseModel, Field
 
 from pipelines.predict.ledger import Entry, taught_by_models
-from pipelines.predict.outputs import BIDSIGNORE
+from pipelines.predict.outputs import BIDSIGNORE, MOST_SHOWN, slices_of
 from segmentation.io.files import atomic_text, write_tsv
-from segmentation.report.page import render
+from segmentation.report.page import (
+    UNDEFINED,
+    Cell,
+    Column,
+    Columns,
+    count,
+    number,
+    render,
+    short_name,
+    table,
+)
 
 if TYPE_CHECKING:
     from segmentation.labels.scheme import LabelScheme
@@ -36,11 +52,15 @@ _BIDS_LABELS = {
 }
 _BIDS_CASE = re.compile(r"(?P<sub>sub-[^/]+)/(?:(?P<ses>ses-[^/]+)/)?anat/[^/]+")
 # What is known of each structure: always, then where samples were drawn.
+_GRADES = ("failed", "reject", "look", "pass")
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
 
-def write_tables(out: Path, entries: Iterable[Entry]) -> None:
-    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases."""
+def write_tables(out: Path, entries: Iterable[Entry], results: Path | None = None) -> None:
+    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
+
+    `results` is where the scans' own files are, or will be; else they are in `out`.
+    """
     told = (entry for entry in entries if not entry.is_withdrawn)
     ordered = natsorted(told, key=lambda entry: entry.case)
     # Of a result that was changed since, what was measured does not hold: its row says so.
@@ -55,7 +75,7 @@ def write_tables(out: Path, entries: Iterable[Entry]) -> None:
     )
     write_volumes(out / "volumes.tsv", shown)
     _write_quality(out / "qc.tsv", shown)
-    _write_report(out, ordered)
+    _write_report(out, ordered, results or out)
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
@@ -109,8 +129,8 @@ def format_aseg_stats(
         for label in scheme.labels
         if label.name in voxels
     )
-    for index, (number, count, name) in enumerate(rows, start=1):
-        lines.append(f"{index:3d} {number:3d} {count:9d} {count * voxel_mm3:13.3f}  {name}")
+    for index, (fs_id, many, name) in enumerate(rows, start=1):
+        lines.append(f"{index:3d} {fs_id:3d} {many:9d} {many * voxel_mm3:13.3f}  {name}")
     return "\n".join(lines) + "\n"
 
 
@@ -173,30 +193,103 @@ def _seconds(entry: Entry) -> float | None:
     return round(sum(entry.timings_s.values()), 3) if entry.timings_s else None
 
 
-def _write_report(out: Path, entries: Sequence[Entry]) -> None:
-    """One page: counts, failures, and each scan's grade with its picture beside the page."""
-    rows = [
-        {
-            "case": entry.case,
-            "grade": _grade(entry),
-            "text": _why(entry),
-            "brain_ml": round(entry.result.get("total_brain_mm3", 0) / 1000),
-            "picture": entry.result.get("picture", ""),
-        }
-        for entry in sorted(entries, key=_most_urgent_first)
-    ]
+class _Slices(BaseModel):
+    """What a worker wrote of a scan for the page: tiled pictures, and where to look first."""
+
+    shape: tuple[int, int, int]
+    columns: int
+    gray: str = Field(pattern="^data:image/")
+    prediction: str = Field(pattern="^data:image/")
+    start: tuple[int, int, int]
+    palette: dict[str, list[Any]]
+    truth: None = None
+
+
+def _write_report(out: Path, entries: Sequence[Entry], results: Path) -> None:
+    """One page: the most doubtful scans with slices, then each scan's grade and its picture."""
+    ranked = sorted(entries, key=_doubt)
+    counts = Counter(map(_grade, entries))
+    volumes: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        for name, volume in entry.result.get("volumes_mm3", {}).items():
+            volumes[name].append(volume)
+    for values in volumes.values():
+        values.sort()
+    rows: list[list[Any]] = []
+    for n, entry in enumerate(ranked):
+        grade, ml = _grade(entry), entry.result.get("total_brain_mm3", 0) / 1000
+        rows.append([entry.case, Cell(grade, n, kind=grade), ml or None, _why(entry)])
     page = render(
         "scans.html",
-        style="plain.css",
-        script="",
-        images="'self'",
-        title=f"trinat: {len(rows)} scans",
-        counts=Counter(map(_grade, entries)),
-        rows=rows,
+        images="'self' data:",
+        title=f"trinat: {count(len(entries), 'scan')}",
+        lead="Labels without a truth to compare with: grades say how far to trust them.",
         notices=taught_by_models(entries),
+        cards=[(grade, f"{number:,}", "") for grade, number in counts.items()],
+        doubtful=[_case(entry, results, volumes) for entry in most_doubtful(entries)],
+        scans=table(
+            "scan-table",
+            "The most doubtful first",
+            ["Scan", "Grade", Column("Brain (ml)", 0), "Why"],
+            rows,
+        ),
+        pictures=[(e.case, e.result["picture"]) for e in ranked if e.result.get("picture")],
     )
     with atomic_text(out / "report.html") as file:
         file.write(page)
+
+
+def _case(entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """A scan as the page shows it: its slices, and its structures among those of the batch."""
+    slices = None
+    with suppress(OSError, ValueError):
+        slices = _Slices.model_validate_json((results / slices_of(entry.case)).read_bytes())
+    result: Mapping[str, Any] = entry.result
+    rows: list[list[Any]] = []
+    for name, volume in result.get("volumes_mm3", {}).items():
+        grade = result.get("structure_grades", {}).get(name, "")
+        agreement = result.get("agreement", {}).get(name)
+        why = "not found" if not volume else f"views agree by {agreement or 0:.2f} only"
+        rows.append(
+            [
+                Cell(short_name(name), len(rows)),
+                Cell(grade, _GRADES.index(grade) if grade in _GRADES else UNDEFINED, kind=grade),
+                volume,
+                _place(volume, volumes[name]),
+                agreement,
+                why if grade in ("look", "reject") else "",
+            ]
+        )
+    columns: Columns = [
+        *("Structure", "Grade", Column("Volume (mm³)", 0)),
+        Column("Place in this batch", hint="From the smallest; the bar has the middle half"),
+        *(Column("Agreement", 2, "Mean Dice between views"), "Why"),
+    ]
+    picture = result.get("picture")
+    return {
+        "title": f"{entry.case}: {_grade(entry)}",
+        "text": "; ".join([*result.get("reasons", ()), *result.get("notes", ())]),
+        "still": quote(picture) if picture else "",
+        "alt": f"Three views of {entry.case} with its labels",
+        "view": slices,
+        "palette": slices and slices.palette,
+        "table": table(
+            f"case-{slices_of(entry.case)}", f"Structures of {entry.case}", columns, rows
+        ),
+    }
+
+
+def _place(volume: float, all_of_batch: Sequence[float]) -> Cell:
+    """Where a volume is among those of all scans, which are in order."""
+    low, high = all_of_batch[0], all_of_batch[-1]
+    if low == high:
+        return number(None, hint="all are equal")
+    quartiles = quantiles(all_of_batch, n=4, method="inclusive")
+    q1, q2, q3, own = (
+        round(100 * (value - low) / (high - low), 1) for value in (*quartiles, volume)
+    )
+    rank = bisect_left(all_of_batch, volume) + 1
+    return Cell(f"{rank} of {len(all_of_batch)}", rank, place=(q1, q2, q3, own))
 
 
 def _why(entry: Entry) -> str:
@@ -207,6 +300,13 @@ def _grade(entry: Entry) -> str:
     return entry.result.get("grade") or entry.status
 
 
-def _most_urgent_first(entry: Entry) -> int:
-    order = ["failed", "reject", "look", "pass"]
-    return order.index(_grade(entry)) if _grade(entry) in order else len(order)
+def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:
+    """The scans of which the page has slices."""
+    return nsmallest(MOST_SHOWN, (entry for entry in entries if entry.status == "done"), key=_doubt)
+
+
+def _doubt(entry: Entry) -> tuple[int, float, str]:
+    """In the order of grades, then of agreement between views, then of names."""
+    grade, agreement = _grade(entry), entry.result.get("mean_agreement")
+    urgency = _GRADES.index(grade) if grade in _GRADES else len(_GRADES)
+    return urgency, 1.0 if agreement is None else agreement, entry.case

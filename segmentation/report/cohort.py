@@ -12,8 +12,18 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.metrics.statistics import robust_z
 from segmentation.report.evaluation import PAPERS
-from segmentation.report.figures import Drawing, short_name, z_score_plot
-from segmentation.report.page import Cell, Column, Columns, Table, count, number, render, table
+from segmentation.report.figures import Drawing, z_score_plot
+from segmentation.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    count,
+    number,
+    render,
+    short_name,
+    table,
+)
 
 __all__ = [
     "OUTLIER_Z",

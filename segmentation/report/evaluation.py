@@ -14,8 +14,8 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.metrics.statistics import BOOTSTRAP_SAMPLES, FEWEST_PERSONS
 from segmentation.report import figures, summary, tables
-from segmentation.report.figures import Drawing, short_name
-from segmentation.report.page import count, render
+from segmentation.report.figures import Drawing
+from segmentation.report.page import count, render, short_name
 from segmentation.report.pictures import ERROR_COLORS, CaseView
 from segmentation.report.summary import HEADLINE, Evaluation
 
@@ -59,6 +59,11 @@ class Case:
     text: str
     alt: str
     view: CaseView
+    palette: None = None  # one for all
+
+    @property
+    def still(self) -> str:
+        return self.view.still
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:

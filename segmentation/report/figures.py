@@ -22,6 +22,7 @@ import pandas as pd
 
 from segmentation.io.files import write_whole
 from segmentation.metrics.definitions import METRICS
+from segmentation.report.page import short_name
 from segmentation.report.summary import by_person, by_scan, confusion, models_of, structures_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ __all__ = [
     "inline_svg",
     "name_rows",
     "plain_svg",
-    "short_name",
     "z_score_plot",
 ]
 
@@ -91,17 +91,6 @@ class Drawing:
     def inline(self) -> str:
         """For a page: in the page's colours, with names that a pointer finds."""
         return inline_svg(self.svg, self.name, self.label, self.marks)
-
-
-def short_name(structure: str) -> str:
-    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all."""
-    if structure.startswith("group:"):
-        group = structure.removeprefix("group:").replace("-", " ")
-        return "All structures" if group == "all" else f"{group.capitalize()}, all"
-    for side, letter in (("Left-", "L "), ("Right-", "R ")):
-        if structure.startswith(side):
-            return letter + structure.removeprefix(side).replace("-", " ")
-    return structure.replace("-", " ")
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("Cell", "Column", "Columns", "Table"),
-    *("count", "data_uri", "number", "provenance", "render", "table"),
+    *("count", "data_uri", "number", "provenance", "render", "short_name", "table"),
 ]
 
 # What the page's script sorts last in either direction.
@@ -29,12 +29,18 @@ UNDEFINED = "none"
 
 @dataclass(frozen=True)
 class Cell:
-    """`order` sorts where the text does not; `shade` is a background from 0 (low) to 20."""
+    """`order` sorts where the text does not; `shade` is a background from 0 (low) to 20.
+
+    `kind` is a class of the style sheet. `place` draws where a value is among others: the
+    quartiles of these and the value, in percent of their range.
+    """
 
     text: str
     order: float | str | None = None
     shade: int | None = None
     hint: str = ""
+    kind: str = ""
+    place: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,17 @@ def number(
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def short_name(structure: str) -> str:
+    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all."""
+    if structure.startswith("group:"):
+        group = structure.removeprefix("group:").replace("-", " ")
+        return "All structures" if group == "all" else f"{group.capitalize()}, all"
+    for side, letter in (("Left-", "L "), ("Right-", "R ")):
+        if structure.startswith(side):
+            return letter + structure.removeprefix(side).replace("-", " ")
+    return structure.replace("-", " ")
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:

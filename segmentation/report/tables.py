@@ -14,8 +14,7 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS, Metric
 from segmentation.metrics.pair import Measurement
 from segmentation.report import summary
-from segmentation.report.figures import short_name
-from segmentation.report.page import Cell, Column, Columns, Table, number, table
+from segmentation.report.page import Cell, Column, Columns, Table, number, short_name, table
 from segmentation.report.summary import HEADLINE, Evaluation
 
 __all__ = [

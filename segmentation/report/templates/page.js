@@ -76,7 +76,6 @@
 
   // Slice viewers: tiled axial slices are unpacked into volumes, any plane is cut from them.
   const palette = document.getElementById("palette");
-  const { colors, names, errors } = palette ? JSON.parse(palette.textContent) : {};
   const PLANES = [[1, 2], [0, 2], [0, 1]];  // the axes that run right and up in each plane
 
   const unpack = async (uri, [x, y, z], tiles) => {
@@ -102,26 +101,31 @@
     return volume;
   };
 
-  const start = async (article) => {
-    const shape = article.dataset.shape.split(",").map(Number);
-    const tiles = Number(article.dataset.tiles);
-    const viewer = article.querySelector(".viewer");
-    const [gray, truth, prediction] = await Promise.all(
-      ["gray", "truth", "prediction"].map((name) => unpack(viewer.dataset[name], shape, tiles)));
+  const start = async (viewer) => {
+    const { colors, names, errors } = JSON.parse((viewer.querySelector("script") ?? palette).textContent);
+    const shape = viewer.dataset.shape.split(",").map(Number);
+    const tiles = Number(viewer.dataset.tiles);
+    // Without a truth to compare with, there is none.
+    const [gray, prediction, truth] = await Promise.all(["gray", "prediction", "truth"]
+      .map((name) => viewer.dataset[name] && unpack(viewer.dataset[name], shape, tiles)));
     const here = viewer.querySelector(".here");
     const strength = viewer.querySelector(".strength");
+    const outline = viewer.querySelector(".outline");
     const sliders = [...viewer.querySelectorAll("input[type=range][data-axis]")];
     const canvases = [...viewer.querySelectorAll("canvas")];
     const position = sliders.map((slider) => Number(slider.value));
     const strides = [1, shape[0], shape[0] * shape[1]];
 
-    const color = (index, show) => {
+    const wrong = (index) => {
       const t = truth[index];
       const p = prediction[index];
-      if (show === "truth") return t ? colors[t] : null;
-      if (show === "prediction") return p ? colors[p] : null;
-      if (show === "errors" && t !== p) return p === 0 ? errors[0] : t === 0 ? errors[1] : errors[2];
-      return null;
+      return t === p ? null : p === 0 ? errors[0] : t === 0 ? errors[1] : errors[2];
+    };
+    // A colour, or none: within its own kind where outlines are asked for.
+    const color = (labels, index, right, up) => {
+      const own = labels[index];
+      const inner = outline.checked && [right, -right, up, -up].every((step) => labels[index + step] === own);
+      return own && !inner ? colors[own] : null;
     };
     const draw = (axis) => {
       const [right, up] = PLANES[axis];
@@ -138,7 +142,8 @@
         for (let u = 0; u < width; u++) {
           const index = position[axis] * strides[axis] + u * strides[right] + v * strides[up];
           const to = ((height - 1 - v) * width + u) * 4;
-          const over = color(index, show);
+          const over = show === "scan" ? null : show === "errors" ? wrong(index)
+            : color(show === "truth" ? truth : prediction, index, strides[right], strides[up]);
           for (let c = 0; c < 3; c++) {
             picture.data[to + c] = over ? gray[index] * (1 - mix) + over[c] * mix : gray[index];
           }
@@ -159,6 +164,7 @@
     sliders.forEach((slider, axis) => slider.addEventListener("input", () => move(axis, Number(slider.value))));
     viewer.querySelectorAll("input[type=radio]").forEach((r) => r.addEventListener("change", drawAll));
     strength.addEventListener("input", drawAll);
+    outline.addEventListener("change", drawAll);
     canvases.forEach((canvas, axis) => {
       const [right, up] = PLANES[axis];
       const at = (event) => {
@@ -170,7 +176,8 @@
       const point = (event) => {
         const [u, v] = at(event);
         const index = position[axis] * strides[axis] + u * strides[right] + v * strides[up];
-        here.textContent = `Truth: ${names[truth[index]]}. Prediction: ${names[prediction[index]]}.`;
+        const found = names[prediction[index]];
+        here.textContent = truth ? `Truth: ${names[truth[index]]}. Prediction: ${found}.` : found;
         if (event.buttons === 1) { move(right, u); move(up, v); }
       };
       canvas.addEventListener("pointermove", point);
@@ -185,12 +192,13 @@
     // One scale for all three planes.
     viewer.querySelector(".planes").style.gridTemplateColumns =
       window.innerWidth > 720 ? PLANES.map(([right]) => `${shape[right]}fr`).join(" ") : "";
-    article.querySelector(".still").hidden = true;
+    const still = viewer.parentElement.querySelector(".still");
+    if (still) still.hidden = true;
     viewer.hidden = false;
     drawAll();
   };
-  for (const article of document.querySelectorAll(".case")) {
+  for (const viewer of document.querySelectorAll(".viewer")) {
     // Without the viewer the still picture stays: the case is never lost.
-    start(article).catch((error) => console.error(`viewer: ${error}`));
+    start(viewer).catch((error) => console.error(`viewer: ${error}`));
   }
 })();

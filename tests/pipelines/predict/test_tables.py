@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 
-from pipelines.predict.ledger import Entry
+from pipelines.predict.ledger import Entry, Ledger
+from pipelines.predict.outputs import MOST_SHOWN, RunSettings, slices_of
+from pipelines.predict.run import _Run
 from pipelines.predict.tables import write_tables
 
 EVIL = "<script>document.title='broken'</script>"
@@ -35,7 +38,7 @@ def out(tmp_path: Path) -> Path:
 def test_the_pages_policy_names_its_style_and_allows_no_other(out: Path) -> None:
     page = (out / "report.html").read_text()
     (policy,) = re.findall('Content-Security-Policy" content="([^"]+)"', unescape(page))
-    assert policy.startswith("default-src 'none'; img-src 'self'; style-src 'sha256-")
+    assert policy.startswith("default-src 'none'; img-src 'self' data:; style-src 'sha256-")
     assert "unsafe" not in policy
     assert " style=" not in page
 
@@ -66,8 +69,77 @@ def test_tables_of_a_bids_dataset_are_keyed_as_bids_has_it(tmp_path: Path) -> No
         ]
 
 
+URI = "data:image/png;base64,iVBORw0KGgo="
+SLICES = {
+    **{"shape": [4, 5, 6], "columns": 3, "start": [1, 2, 3], "gray": URI, "prediction": URI},
+    "palette": {"colors": [[0, 0, 0], [9, 8, 7]], "names": ["Background", EVIL]},
+}
+
+
+def write_slices(out: Path, case: str, content: str) -> None:
+    path = out / slices_of(case)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def test_the_most_doubtful_scans_have_slices_and_their_place_in_the_batch(tmp_path: Path) -> None:
+    entries = []
+    for n, name in enumerate("abc"):
+        seen = {"volumes_mm3": {"Brain-Stem": 100 * n}, "mean_agreement": 0.9 - n / 10}
+        seen |= {"structure_grades": {"Brain-Stem": "look"}, "agreement": {"Brain-Stem": 0.61}}
+        entries.append(Entry(name, "done", result=SEEN | seen))
+        write_slices(tmp_path, name, json.dumps(SLICES))
+    write_tables(tmp_path, entries)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('class="viewer"') == 3
+    assert re.findall(r"<h3>\d\. (\w): look", page) == ["c", "b", "a"]
+    assert re.findall(r">(\d of 3)<svg", page) == ["3 of 3", "2 of 3", "1 of 3"]
+    # Quartiles of 0, 100 and 200 in percent of their range, and the scan's own volume.
+    assert '<rect x="25.0" y="2" width="50.0"' in page
+    assert '<circle cx="100.0"' in page
+    assert page.count("views agree by 0.61 only") == 2
+    assert "not found" in page
+    assert EVIL not in page
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", json.dumps(SLICES | {"gray": "https://example.org/a.png"})],
+)
+def test_slices_that_are_damaged_leave_the_picture(tmp_path: Path, content: str) -> None:
+    write_slices(tmp_path, "a", content)
+    write_tables(tmp_path, [Entry("a", "done", result=SEEN)])
+    page = (tmp_path / "report.html").read_text()
+    assert 'class="viewer"' not in page
+    assert 'class="still" src="a%20b_qc.png"' in page
+
+
+def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(tmp_path: Path) -> None:
+    """Also where a run goes on after another: the page is the same."""
+    pages = []
+    for name, order in (("up", range(9)), ("down", range(8, -1, -1)), ("twice", range(9))):
+        out = tmp_path / name
+        out.mkdir()
+        known: dict[str, Entry] = {}
+        parts = [order[:4], order[4:]] if name == "twice" else [order]
+        for part in parts:
+            with Ledger(out / "run.jsonl", known) as ledger:
+                run = _Run(RunSettings(out, Path("m"), "m", tmp_path), ledger, lambda _: None)
+                for n in part:
+                    write_slices(tmp_path / f"{name}-{n}", f"scan/{n}", json.dumps(SLICES))
+                    seen = SEEN | {"mean_agreement": n / 10}
+                    staged = str(tmp_path / f"{name}-{n}")
+                    run.note(Entry(f"scan/{n}", "done", result=seen, staged=staged))
+                known = ledger.entries
+        kept = {path.relative_to(out).as_posix() for path in out.glob(".trinat-page/*")}
+        assert kept == {slices_of(f"scan/{n}") for n in range(MOST_SHOWN)}
+        write_tables(out, known.values())
+        pages.append((out / "report.html").read_bytes())
+    assert pages[0] == pages[1] == pages[2]
+
+
 @pytest.mark.browser
-def test_the_page_has_its_style_and_pictures_and_runs_no_script(out: Path) -> None:
+def test_the_page_has_its_style_and_pictures_and_runs_no_script_of_others(out: Path) -> None:
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium is installed")
@@ -77,7 +149,7 @@ def test_the_page_has_its_style_and_pictures_and_runs_no_script(out: Path) -> No
         browser.wait("document.images[0].complete")
         assert browser.evaluate("document.images[0].naturalWidth") == 6
         cell = "getComputedStyle(document.querySelector('td'))"
-        assert browser.evaluate(f"{cell}.paddingLeft") == "9.6px"  # .6rem of 16 px
+        assert browser.evaluate(f"{cell}.paddingLeft") == "8.8px"  # .55rem of 16 px
         assert browser.evaluate("document.title") == "trinat: 2 scans"
         assert browser.problems == []
     finally:

@@ -8,7 +8,7 @@ import pytest
 from segmentation.errors import GeometryError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
-from segmentation.report.pictures import draw_mosaic, draw_rows, label_colors, overlay
+from segmentation.report.pictures import draw_mosaic, draw_rows, label_colors, outlines, overlay
 
 SCHEME = load_scheme("quicknat33")
 
@@ -96,3 +96,8 @@ def test_rows_are_as_high_as_their_highest_picture_and_all_as_wide_as_the_widest
     # The last row, of 15 by 15 pixels, stands at the bottom, in the middle of its column.
     assert (drawn[118:, 43:58] == 255).all()
     assert (drawn[118:, 14 + 74 :] < 255).all()
+
+
+def test_outlines_keep_what_touches_another_class() -> None:
+    labels = np.array([[1, 1, 1, 2, 2], [1, 1, 1, 2, 2], [1, 1, 0, 2, 2]])
+    assert outlines(labels).tolist() == [[0, 0, 1, 2, 0], [0, 0, 1, 2, 0], [0, 1, 0, 2, 0]]

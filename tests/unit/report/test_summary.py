@@ -11,7 +11,7 @@ import pytest
 from segmentation.io.files import spreadsheet_safe
 from segmentation.metrics.pair import Measurement
 from segmentation.report import summary
-from segmentation.report.figures import short_name
+from segmentation.report.page import short_name
 from segmentation.report.tables import metrics_frame, write_table
 
 

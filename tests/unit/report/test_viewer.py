@@ -11,7 +11,7 @@ from PIL import Image
 
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.report.pictures import CaseView, view_case
+from segmentation.report.pictures import CaseView, view_case, view_result
 
 AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis grows to the left
 
@@ -96,3 +96,17 @@ def test_equal_maps_and_empty_ones_can_be_shown(scheme: LabelScheme) -> None:
     assert view_case(truth, truth, scheme).start
     empty = Volume(np.zeros((8, 8, 8), np.uint8), AFFINE)
     assert view_case(empty, empty, scheme).shape == (8, 8, 8)
+
+
+def test_a_result_is_shown_without_its_face_first_where_the_focus_is() -> None:
+    _, prediction, scan = head()
+    labels = Volume(prediction.data, np.eye(4))
+    view = view_result(Volume(scan.data, np.eye(4)), labels, focus=9)
+    shown, gray = unpacked(view, view.prediction), unpacked(view, view.gray)
+    for axis in range(3):
+        assert (shown == 9).any(tuple({0, 1, 2} - {axis}))[view.start[axis]]
+    assert np.count_nonzero(shown == 9) == np.count_nonzero(prediction.data == 9)
+    # The face is 11 mm in front of the brain, of which 8 are in the box.
+    assert gray[shown == 13].min() > 150
+    behind_front = np.flatnonzero((shown > 0).any((0, 2))).max()
+    assert gray[:, behind_front + 8 :].max(initial=0) < 20
