@@ -60,6 +60,8 @@ html_theme_options = {
 }
 copyright = "the trinat developers; Apache-2.0. For research, not for diagnosis"
 
+# Where the clone is, not what an example is called.
+suppress_warnings = ["sphinx_gallery.space_in_filename"]
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
     "gallery_dirs": "auto_examples",
