@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
+
+from pipelines.predict.case import CaseWorker
+from pipelines.predict.job import Job
+from pipelines.predict.ledger import Entry
 
 _opened: list[str] | None = None
 
@@ -56,3 +62,24 @@ def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> 
     assert counts["a.nii.gz"] == counts["a_dseg.nii.gz"] == counts["model.yaml"] == 1
     assert counts["run.jsonl"] == 1  # nothing is added
     assert not any(name.endswith(".safetensors") for name in counts)
+
+
+def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans, began, met = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), threading.Event(), []
+    infer, write = CaseWorker.infer, CaseWorker.write
+
+    def heard(self: CaseWorker, job: Job) -> Job:
+        if job.case.id == "b":
+            began.set()
+        return infer(self, job)
+
+    def waits(self: CaseWorker, job: Job) -> Entry:
+        met.append(began.wait(30))
+        return write(self, job)
+
+    monkeypatch.setattr(CaseWorker, "infer", heard)
+    monkeypatch.setattr(CaseWorker, "write", waits)
+    assert run_serially(scans, tmp_path / "out").done == 2
+    assert met == [True, True]
