@@ -254,9 +254,8 @@ def split_views(text: str) -> tuple[str, ...]:
     chosen = [word.strip() for word in text.split(",") if word.strip()]
     for view in chosen:
         if view not in _VIEWS:
-            raise ConfigError(
-                f"--views {text}: unknown view {view!r}", remedy=f"choose from {', '.join(_VIEWS)}"
-            )
+            what = f"--views {text}: unknown view {view!r}"
+            raise ConfigError(what, remedy=f"choose from {', '.join(_VIEWS)}")
     return tuple(view for view in _VIEWS if view in chosen)
 
 
@@ -269,9 +268,8 @@ def split_devices(text: str) -> tuple[str, ...]:
     names = [f"{kind}:{word}" if word.isdecimal() else word for word in words]
     for name in names:
         if not _DEVICE.fullmatch(name):
-            raise ConfigError(
-                f"--device {text}: unknown device {name}", remedy="give auto, cpu, cuda or cuda:0,1"
-            )
+            what = f"--device {text}: unknown device {name}"
+            raise ConfigError(what, remedy="give auto, cpu, cuda or cuda:0,1")
     return tuple(names)
 
 

@@ -86,10 +86,8 @@ class Dataset(_Strict):
             raise ConfigError(f"{self.title} has no part {part!r}", remedy=f"name one of {parts}")
         wrong = [number for number in discs if not 1 <= number <= found.discs]
         if wrong:
-            raise ConfigError(
-                f"{self.title} ({part}) has no disc {wrong[0]}",
-                remedy=f"its discs are 1 to {found.discs}",
-            )
+            what = f"{self.title} ({part}) has no disc {wrong[0]}"
+            raise ConfigError(what, remedy=f"its discs are 1 to {found.discs}")
         return [found.disc(number) for number in discs or range(1, found.discs + 1)]
 
 

@@ -107,11 +107,9 @@ def extract(
                     raise DatasetError(f"holds {member.name} twice", where=archive)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.parent.resolve().is_relative_to(root):
-                    raise DatasetError(
-                        f"{member.name} would be written through a link out of the folder",
-                        where=archive,
-                        remedy=f"remove the link under {destination}",
-                    )
+                    what = f"{member.name} would be written through a link out of the folder"
+                    remedy = f"remove the link under {destination}"
+                    raise DatasetError(what, where=archive, remedy=remedy)
                 tar.extract(member, scratch, filter="data")
                 written.append(target)
                 (scratch / PurePosixPath(member.name)).replace(target)

@@ -42,7 +42,8 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
         def on_entry(entry: Entry) -> None:
             counts[entry.status] += 1
             if entry.status == "failed" or entry.is_kept or (entry.is_left_out and not quiet):
-                complain(_complaint(entry))
+                # As every message of trinat: who speaks, where, what is wrong and what to do.
+                complain(f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}")
             if entry.status == "skipped":
                 # What was done before says nothing of the time that is left.
                 shown.begin(counts.total())
@@ -83,8 +84,3 @@ def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
     )
     if outcome.interrupted:
         sys.stderr.write("stopped before the end: the same command goes on\n")
-
-
-def _complaint(entry: Entry) -> str:
-    """As every message of trinat: who speaks, where, what is wrong and what to do."""
-    return f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}"

@@ -71,10 +71,8 @@ def launch(
     )
     apart = device.count(",")
     if apart and processes > 1:
-        raise ConfigError(
-            "--nproc with several devices, which have a view each",
-            remedy="give --device cuda and --nproc for several GPUs a view",
-        )
+        remedy = "give --device cuda and --nproc for several GPUs a view"
+        raise ConfigError("--nproc with several devices, which have a view each", remedy=remedy)
     if all(name in os.environ for name in _PLACE):
         if processes > 1 or apart:
             remedy = "leave --nproc out, and give one device"
@@ -105,10 +103,9 @@ def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
         return _train_together(job, watching, restarts, **how)
     except Exception as error:
         if _is_of_another(error):
+            remedy = "torchrun says which; with --max-restarts all go on from the last state"
             raise TrainingError(
-                "another process has died",
-                where=job.args[1],
-                remedy="torchrun says which; with --max-restarts all go on from the last state",
+                "another process has died", where=job.args[1], remedy=remedy
             ) from error
         if verdict is not None:
             write_whole(verdict, _pickled(error))
@@ -179,10 +176,9 @@ def _own_device(device: str, local_rank: int, local_count: int) -> str:
         raise ConfigError(f"{local_count} processes cannot share {device}: use --device cuda")
     found = count_gpus()
     if local_count > found:
-        raise DeviceError(
-            f"there are {found} CUDA devices for {local_count} processes",
-            remedy="give each process its own: fewer processes on this machine, or --device cpu",
-        )
+        what = f"there are {found} CUDA devices for {local_count} processes"
+        remedy = "give each process its own: fewer processes on this machine, or --device cpu"
+        raise DeviceError(what, remedy=remedy)
     return f"cuda:{local_rank}" if device == "cuda" else device
 
 
