@@ -114,10 +114,7 @@ def _find_state(
 ) -> tuple[Mapping[str, Tensor], float | None]:
     """The tensors by name, wherever a training script put them, and the dropout if it is known."""
     if isinstance(content, Stub):
-        if content.name.startswith("monai."):
-            raise ModelError(f"holds a network of MONAI ({content.name})", where=path)
-        modules = _modules(content, path)
-        return _flatten(modules), _dropout(modules)
+        return _of_module(content, path)
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model"):
             if key in content and depth < _MAX_DEPTH:
@@ -127,11 +124,13 @@ def _find_state(
     raise ModelError("holds no network and no state dict", where=path)
 
 
-def _modules(module: Stub, path: Path) -> list[tuple[str, Stub]]:
-    """A module and all below it, which may be few that stand in many places, by their prefixes."""
-    found = [("", module)]
-    for prefix, parent in found:
-        for name, child in _children(parent, "_modules"):
+def _of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]:
+    """What its `state_dict` would have been; few modules may stand in many places."""
+    if network.name.startswith("monai."):
+        raise ModelError(f"holds a network of MONAI ({network.name})", where=path)
+    tensors, dropout, found = {}, None, [("", network)]
+    for prefix, module in found:
+        for name, child in _children(module, "_modules"):
             if (
                 len(found) == _MAX_MODULES
                 or len(name) > _MAX_NAME
@@ -140,25 +139,13 @@ def _modules(module: Stub, path: Path) -> list[tuple[str, Stub]]:
                 raise ModelError("is no checkpoint of QuickNAT: too many modules", where=path)
             if isinstance(child, Stub):
                 found.append((f"{prefix}{name}.", child))
-    return found
-
-
-def _flatten(modules: list[tuple[str, Stub]]) -> dict[str, Tensor]:
-    """What `state_dict` of a module would have been, from the state that its pickle gave it."""
-    return {
-        prefix + name: tensor
-        for prefix, module in modules
-        for kind in ("_parameters", "_buffers")
-        for name, tensor in _children(module, kind)
-        if isinstance(tensor, Tensor)
-    }
-
-
-def _dropout(modules: list[tuple[str, Stub]]) -> Any:
-    for prefix, module in modules:
-        if prefix.endswith("drop_out.") and isinstance(module.state, dict):
-            return module.state.get("p", 0)
-    return None
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in _children(module, kind):
+                if isinstance(tensor, Tensor):
+                    tensors[prefix + name] = tensor
+        if prefix.endswith("drop_out.") and dropout is None and isinstance(module.state, dict):
+            dropout = module.state.get("p", 0)
+    return tensors, dropout
 
 
 def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
@@ -185,15 +172,14 @@ def _config(tensors: Mapping[str, Tensor], dropout: float | None, path: Path) ->
         classes = len(tensors["classifier.weight"])
     except (KeyError, ValueError) as error:
         raise ModelError("is no checkpoint of QuickNAT", where=path) from error
-    has_channel = "encoders.0.excitation.channel.0.weight" in tensors
-    has_spatial = "encoders.0.excitation.spatial.weight" in tensors
-    kinds = {(False, False): "none", (True, False): "channel", (False, True): "spatial"}
+    kinds = ("channel.0", "spatial")
+    gates = [kind for kind in kinds if f"encoders.0.excitation.{kind}.weight" in tensors]
     settings = {
         "classes": classes,
         "channels": channels,
         "filters": filters,
         "kernel": kernel,
-        "excitation": kinds.get((has_channel, has_spatial), "both"),
+        "excitation": "both" if len(gates) == 2 else "".join(gates).removesuffix(".0") or "none",
     }
     if dropout is not None:
         settings["dropout"] = dropout

@@ -45,6 +45,12 @@ PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").g
 REPLACED = (
     # Hours of training: the same with a tiny network.
     (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
+    # One view, two steps: what is averaged has been trained elsewhere.
+    (
+        r"^trinat train miniature --set seed",
+        "trinat train miniature --set 'stages=[{name: coronal, views: [coronal], "
+        "schedule: {steps: 2}}]' --set 'views=[coronal]' --set seed",
+    ),
     # Minutes a scan.
     (r"--label-with fast", "--label-with runs/oasis/model"),
     # A slice of each view in place of 50.
