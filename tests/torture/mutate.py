@@ -28,7 +28,7 @@ from typing import NoReturn
 MODULES = {
     "segmentation/io/volume.py": "tests/unit/io/test_volume.py",
     "segmentation/io/headers.py": "tests/unit/io/test_headers.py tests/unit/io/test_volume.py "
-    "tests/faults/test_broken_files.py",
+    "tests/unit/io/test_memory.py tests/faults/test_broken_files.py",
     "segmentation/io/orientation.py": "tests/unit/io/test_orientation.py",
     "segmentation/io/streams.py": "tests/unit/io/test_streams.py tests/faults/test_broken_files.py",
     "segmentation/io/files.py": "tests/unit/io/test_files.py tests/unit/data/test_participants.py",

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from segmentation.errors import OutputError
-from segmentation.io.files import atomic_path, atomic_text, atomic_write
+from segmentation.errors import DatasetError, InputError, OutputError
+from segmentation.io.files import (
+    atomic_path,
+    atomic_text,
+    atomic_write,
+    open_regular,
+    read_rows,
+    write_tsv,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -127,3 +137,43 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_p
         [sys.executable, "-c", probe, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["file", "rename", "folder"]
+
+
+def test_what_is_no_regular_file_is_refused_and_what_is_missing_stays_missing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe"):
+        open_regular(tmp_path / "pipe")
+    # The path of a socket may have 107 bytes.
+    with closing(socket.socket(socket.AF_UNIX)) as server, contextlib.chdir(tmp_path):
+        server.bind("socket")
+        with pytest.raises(InputError, match="socket"):
+            open_regular("socket")
+
+
+def test_a_table_has_no_formulas_and_one_line_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    write_tsv(path, ("id", "value"), [("=1+1", -1.5), ("a\tb\nc", None), ("ü", "2")])
+    assert path.read_text("utf-8") == "id\tvalue\n'=1+1\t-1.5\na b c\tn/a\nü\t2\n"
+
+
+@pytest.mark.parametrize(("name", "mark"), [("t.csv", ","), ("t.tsv", "\t")])
+def test_rows_of_a_table_are_read_with_what_is_not_known_empty(
+    tmp_path: Path, name: str, mark: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(f"\ufeffid{mark}age\na{mark} 31 \nb{mark}N/A\nc\n", "utf-8")
+    expected = [{"id": "a", "age": "31"}, {"id": "b", "age": ""}, {"id": "c", "age": ""}]
+    assert read_rows(path, required=("id",)) == expected
+    with pytest.raises(DatasetError, match="no column 'sex'"):
+        read_rows(path, required=("id", "sex"))
+
+
+def test_an_empty_table_lacks_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").touch()
+    assert read_rows(tmp_path / "t.csv", required=()) == []
+    with pytest.raises(DatasetError, match="no column 'id'"):
+        read_rows(tmp_path / "t.csv", required=("id",))

@@ -440,3 +440,36 @@ def test_reading_takes_little_more_memory_than_the_voxels(
         tracemalloc.stop()
     # One MiB is for the piece that is drained.
     assert peak < most * voxels.nbytes + 1.5 * 2**20
+
+
+def test_images_in_memory_go_through_the_checks_of_files() -> None:
+    nifti = Volume.of_image(image_of(VOXELS))
+    mgh = Volume.of_image(nib.MGHImage(VOXELS.astype(np.float32), odd_scan().affine))
+    np.testing.assert_array_equal(nifti.data, VOXELS)
+    np.testing.assert_array_equal(mgh.data, VOXELS)
+    np.testing.assert_allclose(mgh.affine, nifti.affine, atol=1e-4)
+    with pytest.raises(FormatError, match="cannot use a ndarray"):
+        Volume.of_image(VOXELS)
+
+
+def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:
+    affine = odd_scan().affine
+    for kind, kept in (("u1", "u1"), ("i4", "i4"), ("i8", "f4"), ("f8", "f4")):
+        found = Volume.of_array(VOXELS.astype(kind), affine)
+        assert found.data.dtype == kept
+        np.testing.assert_array_equal(found.data, VOXELS.astype(kind))
+        np.testing.assert_allclose(found.affine, affine, atol=1e-5)
+    for array, place in ((VOXELS[0], affine), (VOXELS > 0, affine), (VOXELS, affine[:3])):
+        with pytest.raises(FormatError, match="give numbers"):
+            Volume.of_array(array, place)
+
+
+@pytest.mark.parametrize(("origin_mm", "is_taken"), [(1e5, True), (1.001e5, False)])
+def test_a_scan_lies_within_100_m(origin_mm: float, is_taken: bool) -> None:
+    affine = np.diag([1.0, 1, 1, 1])
+    affine[1, 3] = -origin_mm
+    if is_taken:
+        assert Volume.of_array(VOXELS, affine).affine[1, 3] == -origin_mm
+    else:
+        with pytest.raises(GeometryError, match="more than 100 m away"):
+            Volume.of_array(VOXELS, affine)

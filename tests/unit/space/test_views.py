@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.space.views import SliceAxes, View, from_slices, slice_axes, to_slices
+from segmentation.io.volume import Volume
+from segmentation.space.views import (
+    SliceAxes,
+    View,
+    from_slices,
+    reoriented,
+    slice_axes,
+    to_slices,
+)
 
 VIEWS = list(View)
 
@@ -82,3 +90,15 @@ def test_another_networks_axes_go_there_and_back() -> None:
     volume = numbered(2, 4, 5, 6)
     assert to_slices(volume, axes).shape == (5, 2, 4, 6)
     np.testing.assert_array_equal(from_slices(to_slices(volume, axes), axes), volume)
+
+
+def test_a_reoriented_voxel_keeps_its_place() -> None:
+    affine = np.array([[-1.0, 0, 0, 9], [0, 0, 2, -5], [0, -3, 0, 20], [0, 0, 0, 1]])
+    volume = Volume(numbered(2, 3, 4), affine)
+    assert volume.axcodes == "LIA"
+    found = reoriented(volume, "RAS")
+    assert found.shape == (2, 4, 3)
+    # Voxel (0, 1, 3) is at -0 + 9, 2 * 3 - 5, -3 * 1 + 20: in RAS the second, last, middle one.
+    assert found.data[1, 3, 1] == volume.data[0, 1, 3]
+    np.testing.assert_array_equal(found.affine @ (1, 3, 1, 1), (9, 1, 17, 1))
+    assert reoriented(found, "RAS") is found
