@@ -11,31 +11,19 @@ import pandas as pd
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
 from segmentation.metrics.statistics import robust_z
-from segmentation.report.evaluation import PAPERS
 from segmentation.report.figures import Drawing, z_score_plot
 from segmentation.report.page import (
     Cell,
     Column,
     Columns,
     Table,
+    asset,
     count,
     number,
     render,
     short_name,
     table,
 )
-
-__all__ = [
-    "OUTLIER_Z",
-    "Cohort",
-    "Picture",
-    "Range",
-    "Scan",
-    "cohort_drawings",
-    "cohort_of",
-    "cohort_page",
-    "volume_frame",
-]
 
 # Iglewicz and Hoaglin's limit for robust z-scores.
 OUTLIER_Z = 3.5
@@ -184,19 +172,6 @@ def _range_notes(frame: pd.DataFrame, scans: Sequence[Scan], ranges: Sequence[Ra
     return notes
 
 
-_CODE = """\
-import pandas as pd
-
-table = pd.read_csv("volumes.csv", keep_default_na=False, na_values={"value": [""], "z": [""]})
-volumes = table[table.metric == "volume"]
-by = volumes.groupby("structure", sort=False).value
-print(by.agg(["count", "mean", "median", "std", "min", "max"]))
-centre = by.transform("median")
-spread = 1.4826 * (volumes.value - centre).abs().groupby(volumes.structure).transform("median")
-again = volumes.assign(again=(volumes.value - centre) / spread)
-print(again[["subject", "structure", "z", "again"]])
-"""
-
 _GROUPS = {"sex": "sex", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
 
@@ -244,9 +219,8 @@ def cohort_page(
         scans=_scans(cohort),
         failures=table("failure-table", "Scans without a result", ["Scan", "Reason"], failures),
         volume_definition=METRICS["volume"].definition,
-        again=_CODE,
+        again=asset("cohort-again.txt"),
         provenance=provenance,
-        papers=PAPERS,
     )
 
 

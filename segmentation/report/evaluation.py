@@ -15,37 +15,9 @@ from segmentation.metrics.definitions import METRICS
 from segmentation.metrics.statistics import BOOTSTRAP_SAMPLES, FEWEST_PERSONS
 from segmentation.report import figures, summary, tables
 from segmentation.report.figures import Drawing
-from segmentation.report.page import count, render, short_name
+from segmentation.report.page import asset, count, render, short_name
 from segmentation.report.pictures import ERROR_COLORS, CaseView
 from segmentation.report.summary import HEADLINE, Evaluation
-
-__all__ = ["PAPERS", "Case", "code_of", "drawings", "evaluation_page", "heat_maps"]
-
-PAPERS = (
-    "Roy, Conjeti, Navab, Wachinger. QuickNAT: A fully convolutional network for quick and "
-    "accurate segmentation of neuroanatomy. NeuroImage 186 (2019), 713-727. arXiv:1801.04161",
-    "Nikolov et al. Clinically applicable segmentation of head and neck anatomy for radiotherapy. "
-    "J Med Internet Res 23 (2021), e26151 (surface Dice). arXiv:1809.04430",
-    "Cheng, Girshick, Dollár, Berg, Kirillov. Boundary IoU. CVPR 2021. arXiv:2103.16562",
-    "Maier-Hein, Reinke et al. Metrics reloaded: recommendations for image analysis validation. "
-    "Nature Methods 21 (2024), 195-212. arXiv:2206.01653",
-)
-
-# The page prints it. Written apart from `summary.py`, and a test compares.
-_CODE = """\
-import numpy as np, pandas as pd
-table = pd.read_csv("metrics.csv", dtype=str, keep_default_na=False)
-table["value"] = table.value.replace("", "nan").astype(float)
-
-rows = table[(table.model == MODEL) & (table.metric == "dice")]  # or another
-persons = rows.groupby(["subject", "structure"]).value.mean().unstack()  # over sessions
-# 95 % bootstrap intervals of the mean over persons, from two persons on
-drawn = np.random.default_rng(0).integers(len(persons), size=(10_000, len(persons)))
-counts = np.array([np.bincount(d, minlength=len(persons)) for d in drawn])
-means = (counts @ persons.fillna(0)) / (counts @ persons.notna().astype(int))
-interval = means.quantile([0.025, 0.975]).T[persons.count() > 1]
-print(persons.describe().T.join(interval).to_string())
-"""
 
 _HEAT = HEADLINE[:4]
 _PLOTTED = (*_HEAT, "assd", "boundary_iou", "volume_difference")
@@ -147,13 +119,13 @@ def evaluation_page(
         definitions=tables.definitions(),
         samples=f"{BOOTSTRAP_SAMPLES:,}",
         again=code_of(models[0]),
-        papers=PAPERS,
     )
 
 
 def code_of(model: str) -> str:
     """Python that computes the statistics of a model's structures again, from metrics.csv."""
-    return _CODE.replace("MODEL", repr(spreadsheet_safe(model)))
+    # Written apart from `summary.py`, and a test compares.
+    return asset("evaluation-again.txt").replace("MODEL", repr(spreadsheet_safe(model)))
 
 
 def _notices(evaluation: Evaluation, persons: int) -> list[str]:

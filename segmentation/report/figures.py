@@ -28,25 +28,6 @@ from segmentation.report.summary import by_person, by_scan, confusion, models_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "GRID",
-    "INK",
-    "MODEL_COLORS",
-    "WARNING_COLOR",
-    "Drawing",
-    "bland_altman_plot",
-    "box_plot",
-    "canvas",
-    "comparison_plot",
-    "confusion_plot",
-    "draw_boxes",
-    "draw_dots",
-    "heat_map",
-    "inline_svg",
-    "name_rows",
-    "plain_svg",
-    "z_score_plot",
-]
 
 # Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")

@@ -20,8 +20,6 @@ from segmentation.io.files import atomic_write
 from segmentation.metrics.surface import corner_codes
 from segmentation.space.grid import moved
 
-__all__ = ["Surface", "surface_net"]
-
 
 @dataclass(frozen=True, eq=False)
 class Surface:

@@ -18,10 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = [
-    *("Cell", "Column", "Columns", "Table"),
-    *("count", "data_uri", "number", "provenance", "render", "short_name", "table"),
-]
 
 # What the page's script sorts last in either direction.
 UNDEFINED = "none"
@@ -149,7 +145,7 @@ def render(
     **context: Any,
 ) -> str:
     """The page as text; its policy allows this style sheet, this script and these images only."""
-    style, script = _text(style), _text(script) if script else ""
+    style, script = asset(style), asset(script) if script else ""
     sources = {
         "default-src": "'none'",
         "img-src": images,
@@ -196,7 +192,8 @@ def _contents(sections: str) -> list[tuple[str, str]]:
     return [(id, short or title) for id, short, title in found]
 
 
-def _text(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of `templates`, as it is."""
     return (resources.files("segmentation.report") / "templates" / name).read_text("utf-8")
 
 

@@ -25,21 +25,6 @@ from segmentation.space.views import View, reoriented, to_slices
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "ERROR_COLORS",
-    "CaseView",
-    "brain_window",
-    "draw_mosaic",
-    "draw_rows",
-    "encoded",
-    "label_colors",
-    "outlines",
-    "overlay",
-    "png_bytes",
-    "three_pictures",
-    "view_case",
-    "view_result",
-]
 
 Picture = NDArray[np.float32]
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Result", "Segmenter", "segment"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Segmentation):

@@ -25,26 +25,6 @@ from segmentation.metrics.statistics import (
     within_subject_cv_percent,
 )
 
-__all__ = [
-    "HEADLINE",
-    "Evaluation",
-    "absences",
-    "agreement",
-    "by_person",
-    "by_scan",
-    "comparisons",
-    "confusion",
-    "evaluate_frame",
-    "groups_of",
-    "models_of",
-    "retest",
-    "structure_statistics",
-    "structures_of",
-    "swapped",
-    "where",
-    "worst_scans",
-]
-
 _SEED = 0
 # What a reader wants first, and on which models are compared: few, so that the tests stay few.
 HEADLINE = (*("dice", "iou", "hd95", "surface_dice_1mm"), *("assd", "absolute_volume_difference"))

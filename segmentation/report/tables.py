@@ -17,26 +17,6 @@ from segmentation.report import summary
 from segmentation.report.page import Cell, Column, Columns, Table, number, short_name, table
 from segmentation.report.summary import HEADLINE, Evaluation
 
-__all__ = [
-    "METRICS_COLUMNS",
-    "agreement",
-    "comparison",
-    "confusions",
-    "definitions",
-    "digits_of",
-    "groups",
-    "headline",
-    "heat",
-    "latex",
-    "metrics_frame",
-    "not_predicted",
-    "pairs",
-    "printed",
-    "retest",
-    "structures",
-    "write_table",
-]
-
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
 # The shade is full where the value is perfect; a distance of this has none.

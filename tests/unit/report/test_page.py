@@ -27,7 +27,6 @@ def page(**changes: object) -> str:
         "uncertainty": None,
         "pictures": [],
         "again": EVIL,
-        "papers": [EVIL],
         "volume_definition": EVIL,
     }
     shown = table(
