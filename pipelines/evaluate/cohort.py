@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
 
 from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
@@ -26,7 +25,6 @@ from segmentation.io.volume import TrustAffine, Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.report.cohort import (
     Cohort,
-    Picture,
     Range,
     Scan,
     cohort_drawings,
@@ -34,7 +32,7 @@ from segmentation.report.cohort import (
     cohort_page,
 )
 from segmentation.report.page import provenance
-from segmentation.report.pictures import draw_mosaic, encoded
+from segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
 from segmentation.report.tables import write_table
 
 _MOST_PICTURES = 12
@@ -233,7 +231,7 @@ def _distinct(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
 
 def _pictures(
     cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
-) -> list[Picture]:
+) -> list[tuple[str, str, bytes]]:
     """Of the most unusual scans: the picture made with the prediction, or one drawn now."""
     grades = {"reject": 0, "look": 1}
     unusual = cohort.largest_z()
@@ -252,7 +250,7 @@ def _pictures(
         if png is None and file.name in images:
             png = _drawn_picture(images[file.name], file.path, scheme, settings.trust_affine)
         if png:
-            pictures.append(Picture(scan.name, scan.notes or scan.grade, png))
+            pictures.append((scan.name, scan.notes or scan.grade, png))
     return pictures
 
 
@@ -275,7 +273,6 @@ def _drawn_picture(
     except (TrinatError, OSError):
         return None
     indices = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
-    # No face: what lies farther than 6 mm from any structure is black.
-    near = ndimage.binary_dilation(indices.data > 0, iterations=6)
-    brain = Volume(np.where(near, scan.volume.data, 0), scan.volume.affine)
+    gray = np.where(far_from_brain(indices.data > 0), 0, scan.volume.data)
+    brain = Volume(gray, scan.volume.affine)
     return encoded(draw_mosaic(brain, indices, scheme), "PNG")

@@ -176,15 +176,6 @@ _GROUPS = {"sex": "sex", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A quality control picture as PNG."""
-
-    title: str
-    text: str
-    png: bytes
-
-
 def cohort_drawings(cohort: Cohort) -> list[Drawing]:
     if cohort.frame["z"].notna().sum() == 0:
         return []
@@ -194,12 +185,12 @@ def cohort_drawings(cohort: Cohort) -> list[Drawing]:
 def cohort_page(
     cohort: Cohort,
     drawings: Sequence[Drawing],
-    pictures: Sequence[Picture],
+    pictures: Sequence[tuple[str, str, bytes]],
     provenance: Mapping[str, str],
     *,
     failures: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The HTML file; `failures` are scans without volumes and why."""
+    """The HTML file; `pictures` are titles, texts and PNGs; `failures` scans without volumes and why."""
     scans, people = len(cohort.scans), len({scan.subject for scan in cohort.scans})
     return render(
         "cohort.html",

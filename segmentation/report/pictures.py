@@ -206,7 +206,7 @@ def view_case(
     )
     if not show_head:
         # By the truth alone: a prediction that leaks into the face must not uncover it.
-        shades[_far_from_brain(true > 0)] = 0
+        shades[far_from_brain(true > 0)] = 0
     start = _worst_place(true, predicted, focus)
     columns = int(np.ceil(np.sqrt(true.shape[2])))
     shape = true.shape[0], true.shape[1], true.shape[2]
@@ -226,7 +226,7 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     box = _box(labels.data, labels.data, labels, everything=False)
     gray, found = image.data[box], labels.data[box]
     shades = _shades(gray, found)
-    shades[_far_from_brain(found > 0)] = 0
+    shades[far_from_brain(found > 0)] = 0
     x, y, z = found.shape
     columns = int(np.ceil(np.sqrt(z)))
     return CaseView(
@@ -273,7 +273,8 @@ def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
     return np.asarray(np.clip(gray / max(brightest, 1e-6) * 235, 0, 255), np.uint8)
 
 
-def _far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """More than 6 mm away, on a grid of 1 mm: what no picture shows, as it could be a face."""
     # Of every second voxel: the distances of all take half a second.
     distance = ndimage.distance_transform_edt(~brain[::2, ::2, ::2], sampling=2 * _STEP_MM)
     far = np.asarray(distance > _SHOWN_MM)

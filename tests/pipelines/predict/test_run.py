@@ -300,6 +300,9 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     sidecar = json.loads(labels.with_name(labels.name.replace(".nii.gz", ".json")).read_text())
     source = "bids:raw:sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz"
     assert sidecar["Sources"] == [source]
+    # Every scan's slices are on the page: there are fewer than it shows.
+    page = (out / "report.html").read_text()
+    assert page.count('class="viewer"') == len(list(out.rglob("*_qc.png"))) == 2
     made = {"Model": "random", "ModelSHA256": sha256_of(random_model() / "model.yaml")}
     assert sidecar | made | {"TrinatVersion": version("trinat")} == sidecar
     description = json.loads((out / "dataset_description.json").read_text())
