@@ -121,13 +121,11 @@ def profile_network(
     inner = {path: seconds / steps for path, seconds in _own_times(profiler.events()).items()}
     total = sum(inner.values())
     kinds = {path: type(module).__name__ for path, module in network.named_modules()}
-    modules = [
-        Row(
-            *(path, kinds.get(path, ""), shapes.get(path, ""), own, own / total),
-            flops=len(slices) * flops.get(path, 0.0),
-        )
-        for path, own in inner.items()
-    ]
+    modules = []
+    for path, own in inner.items():
+        counted = len(slices) * flops.get(path, 0.0)
+        what = kinds.get(path, ""), shapes.get(path, "")
+        modules.append(Row(path, *what, own, own / total, counted))
     operators = [e for e in profiler.key_averages() if not e.key.startswith(_PREFIX)]
     operators.sort(key=lambda e: -e.self_cpu_time_total)
     whole = sum(e.self_cpu_time_total for e in operators)
@@ -154,10 +152,9 @@ def count_flops(network: Network, slices: Tensor) -> tuple[dict[str, float], dic
     with torch.no_grad(), hooks.register_module_forward_hook(note), counter:
         network(slices)
     counts, root = counter.get_flop_counts(), type(network).__name__
-    called = [path for path in shapes if path in paths.values()]
-    own = {p: float(sum(counts.get(f"{root}.{p}".strip("."), {}).values())) for p in called}
-    whole = dict(own)
-    for path in filter(None, called):
+    whole = {p: float(sum(counts.get(f"{root}.{p}".strip("."), {}).values())) for p in shapes}
+    own = dict(whole)
+    for path in filter(None, whole):
         # Its nearest parent that is called: a list of modules never is.
         parent = path.rpartition(".")[0]
         while parent not in own:
