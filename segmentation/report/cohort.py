@@ -190,7 +190,7 @@ def cohort_page(
     *,
     failures: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The HTML file; `pictures` are titles, texts and PNGs; `failures` scans without volumes and why."""
+    """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why."""
     scans, people = len(cohort.scans), len({scan.subject for scan in cohort.scans})
     return render(
         "cohort.html",
