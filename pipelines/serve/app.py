@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shutil
 import tempfile
 import threading
@@ -76,8 +75,6 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
             (AnyHTTPException, RequestValidationError, Exception), _told
         ),
     )
-    # A broken upload is answered; its bytes are none of the log's business.
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     tempfile.tempdir = str(queue.folder / "incoming")  # where uploads are put as they come
     making = threading.Lock()
 
