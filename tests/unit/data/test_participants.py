@@ -91,7 +91,6 @@ def test_what_is_no_excel_table_is_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_the_table_of_ixi_as_excel(tmp_path: Path) -> None:
-    pytest.importorskip("openpyxl")
     table = pd.DataFrame(IXI).astype({"IXI_ID": int})
     table.to_excel(tmp_path / "IXI.xlsx", index=False)
     assert read_participants(tmp_path / "IXI.xlsx") == OF_IXI

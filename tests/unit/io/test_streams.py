@@ -90,7 +90,7 @@ def test_more_than_the_padding_allowed_is_refused(
 
 
 def test_padding_other_than_zeros_is_refused_where_zeros_are_asked_for(tmp_path: Path) -> None:
-    path = written(tmp_path, CONTENT + b"\0\0\x01")
+    path = written(tmp_path, CONTENT + b"\0" * 99 + b"\x01")
     assert read_whole(path, packed=False, limit=100, zeros=False)
     with pytest.raises(IntegrityError, match="more data than its header announces"):
         read_whole(path, packed=False, limit=100, zeros=True)
