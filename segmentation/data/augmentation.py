@@ -19,10 +19,8 @@ from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 
-__all__ = ["Artefact", "AugmentationConfig", "Augmenter", "add_artefact"]
-
 Share = Annotated[float, Field(ge=0, le=1)]
-Range = tuple[float, float]
+_Range = tuple[float, float]
 Artefact = Literal["ghosting", "motion", "spike", "gibbs"]
 
 
@@ -44,18 +42,18 @@ class AugmentationConfig(BaseModel):
     elastic_spacing: float = Field(default=32.0, ge=4)
 
     gain: Share = 0.8
-    gain_range: Range = (0.8, 1.25)
+    gain_range: _Range = (0.8, 1.25)
     bias: Share = 0.4
     bias_strength: float = Field(default=0.25, ge=0)  # standard deviation of its logarithm
     gamma: Share = 0.3
-    gamma_range: Range = (0.75, 1.35)
+    gamma_range: _Range = (0.75, 1.35)
 
     blur: Share = 0.15
-    blur_sigma: Range = (0.4, 1.2)
+    blur_sigma: _Range = (0.4, 1.2)
     low_resolution: Share = 0.15
-    low_resolution_factor: Range = (1.2, 4.0)
+    low_resolution_factor: _Range = (1.2, 4.0)
     noise: Share = 0.3
-    noise_std: Range = (0.005, 0.06)
+    noise_std: _Range = (0.005, 0.06)
 
     # Imported only when asked for: {"ghosting": 0.05, ...}
     artefacts: dict[Artefact, Share] = {}

@@ -18,9 +18,7 @@ from segmentation.errors import ConfigError, DatasetError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 
-__all__ = ["BalancedSampler", "SliceDataset", "open_slices"]
-
-THICKNESSES = (1, 3, 5, 7)
+_THICKNESSES = (1, 3, 5, 7)
 
 
 # Of slices without a label every eighth is kept, in the order of the volume, so that background
@@ -43,9 +41,9 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         *,
         thick: int = 1,
     ) -> None:
-        if thick not in THICKNESSES:
+        if thick not in _THICKNESSES:
             raise ConfigError(
-                f"slices cannot be {thick} thick", remedy=f"choose one of {THICKNESSES}"
+                f"slices cannot be {thick} thick", remedy=f"choose one of {_THICKNESSES}"
             )
         if view not in store.views:
             raise DatasetError(f"holds no {view.value} slices", where=store.root)

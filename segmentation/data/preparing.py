@@ -19,17 +19,8 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import conform
 from segmentation.space.views import View
 
-__all__ = [
-    "Cut",
-    "Prepared",
-    "digest_of",
-    "fingerprint",
-    "prepare_subject",
-    "read_on_working_grid",
-]
-
 # Image and labels that lie further apart than this are not on one grid.
-SAME_GRID_MM = 1e-3
+_SAME_GRID_MM = 1e-3
 
 
 @dataclass(frozen=True)
@@ -146,7 +137,7 @@ def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:
             remedy=remedy,
         )
     distance_mm = image.grid.apart_mm(labels.grid)
-    if distance_mm > SAME_GRID_MM:
+    if distance_mm > _SAME_GRID_MM:
         raise GeometryError(
             f"labels lie up to {distance_mm:.3g} mm away from the image",
             where=subject.labels,

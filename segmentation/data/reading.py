@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from segmentation.data.slices import FILES, Quantised, SubjectFile
 from segmentation.space.views import View
 
-__all__ = ["Order", "Place", "SliceReaders", "StoredSlice", "SubjectFiles"]
-
 # Open files are kept, up to this many: opening costs as much as reading two slices.
 _OPEN_FILES = 256
 

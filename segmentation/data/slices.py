@@ -32,8 +32,6 @@ from segmentation.io.files import atomic_write, open_regular
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View, slice_axes, to_slices
 
-__all__ = ["FILES", "FORMAT", "Quantised", "Statistics", "SubjectFile", "quantise", "write_subject"]
-
 # Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
 FORMAT = 2
 

@@ -16,17 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from segmentation.errors import DatasetError
 from segmentation.io.files import atomic_text, read_text
 
-__all__ = [
-    "PARTS",
-    "Part",
-    "Participant",
-    "Split",
-    "make_folds",
-    "make_split",
-    "read_exclusions",
-    "read_split",
-]
-
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 

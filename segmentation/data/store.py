@@ -28,31 +28,16 @@ from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View
 
-__all__ = [
-    "FORMAT",
-    "SPLIT",
-    "FileStamp",
-    "LedgerRow",
-    "Original",
-    "Pseudo",
-    "Store",
-    "StoreInfo",
-    "StoredSubject",
-    "split_store",
-    "subject_path",
-    "write_participants",
-]
-
 # Of store.json. Files of subjects have their own (slices.py), so that they need not be made anew.
 FORMAT: Literal[3] = 3
 SPLIT = "split.json"
 
-PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
-LEDGER_COLUMNS = ("subject", "status", "reason")
+_PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
+_LEDGER_COLUMNS = ("subject", "status", "reason")
 
 
 # Names become file names: those of a store that came from elsewhere too.
-SubjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+_SubjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
 
 
 class _Strict(BaseModel):
@@ -123,7 +108,7 @@ class StoreInfo(_Strict):
     # How originals are read.
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
-    subjects: dict[SubjectName, StoredSubject]
+    subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
         with atomic_text(root / "store.json") as file:
@@ -167,7 +152,7 @@ class Store:
     @cached_property
     def scheme(self) -> LabelScheme:
         """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
-        return scheme_from_table(self.info.scheme)
+        return _scheme_from_table(self.info.scheme)
 
     @property
     def scheme_name(self) -> str:
@@ -233,7 +218,7 @@ class Store:
         """One entry a subject, from participants.tsv as it stands now."""
         table = self.root / "participants.tsv"
         facts = read_participants(table)
-        rows = read_rows(table, required=PARTICIPANT_COLUMNS[:2])
+        rows = read_rows(table, required=_PARTICIPANT_COLUMNS[:2])
         people = {row["participant_id"]: row["person"] for row in rows}
         missing = [subject for subject in self.subjects if not people.get(subject)]
         if missing:
@@ -259,7 +244,7 @@ class Store:
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
         path = self.root / "ledger.tsv"
-        rows = read_rows(path, required=LEDGER_COLUMNS)
+        rows = read_rows(path, required=_LEDGER_COLUMNS)
         return tuple(LedgerRow.model_validate(row) for row in rows)
 
 
@@ -271,7 +256,7 @@ def subject_path(root: Path, subject: str) -> Path:
     return root / "subjects" / f"{subject}.h5"
 
 
-def scheme_from_table(table: dict[str, Any]) -> LabelScheme:
+def _scheme_from_table(table: dict[str, Any]) -> LabelScheme:
     labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
     return LabelScheme(table["name"], labels)
 
@@ -297,14 +282,14 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
         rows.append(
             [
                 subject.id,
-                *(ours[name] or theirs.get(name) or None for name in PARTICIPANT_COLUMNS[1:]),
+                *(ours[name] or theirs.get(name) or None for name in _PARTICIPANT_COLUMNS[1:]),
             ]
         )
-    write_tsv(path, PARTICIPANT_COLUMNS, rows)
+    write_tsv(path, _PARTICIPANT_COLUMNS, rows)
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
-    write_tsv(root / "ledger.tsv", LEDGER_COLUMNS, [(r.subject, r.status, r.reason) for r in rows])
+    write_tsv(root / "ledger.tsv", _LEDGER_COLUMNS, [(r.subject, r.status, r.reason) for r in rows])
 
 
 def split_store(

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from segmentation.labels.scheme import load_scheme
 
-__all__ = ["ANATOMY_FILE", "MIXED", "Anatomy", "load_anatomy"]
-
 ANATOMY_FILE = "anatomy.npz"
 MIXED = 255
 

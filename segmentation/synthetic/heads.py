@@ -30,8 +30,6 @@ from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, reoriented
 from segmentation.synthetic.anatomy import load_anatomy
 
-__all__ = ["HeadMaps", "Heads", "aim", "load_heads", "phantom_heads", "read_label_maps"]
-
 _DAMAGE = (ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.

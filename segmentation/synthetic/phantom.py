@@ -22,8 +22,6 @@ from segmentation.labels.scheme import load_scheme
 from segmentation.space.grid import Grid, world_axes
 from segmentation.synthetic.anatomy import MIXED, Anatomy, load_anatomy
 
-__all__ = ["phantom"]
-
 Floats = NDArray[np.float64]
 
 FIELD_OF_VIEW_MM = (184.0, 248.0, 240.0)  # right-left, front-back, up-down

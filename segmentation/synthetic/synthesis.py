@@ -19,11 +19,9 @@ from segmentation.labels.scheme import IGNORE
 from segmentation.space.views import View, slice_axes
 from segmentation.synthetic.heads import Heads
 
-__all__ = ["SynthesisConfig", "synthesise", "synthesise_volume"]
-
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+_Positive = Annotated[float, Field(gt=0)]
+_NotNegative = Annotated[float, Field(ge=0)]
 
 
 class SynthesisConfig(BaseModel):
@@ -45,7 +43,7 @@ class SynthesisConfig(BaseModel):
     clutter_spacing_mm: float = Field(default=7.0, gt=0)
     # Part of the scans whose field of view ends within the head, and of those blurred by motion.
     cropped: Share = 0.08
-    cropped_mm: tuple[Positive, Positive] = (35.0, 80.0)  # from the middle of the brain
+    cropped_mm: tuple[_Positive, _Positive] = (35.0, 80.0)  # from the middle of the brain
     motion: Share = 0.08
     motion_mm: float = Field(default=3.0, ge=1)
     rotation_deg: float = Field(default=8.0, ge=0)
@@ -62,7 +60,7 @@ class SynthesisConfig(BaseModel):
     places: int = Field(default=2, ge=1, le=8)
     # Whether the linings of ventricles are learnt as ventricle, or not at all.
     learn_linings: bool = False
-    blur_mm: tuple[Positive, Positive] = (0.3, 0.8)  # standard deviation
+    blur_mm: tuple[_Positive, _Positive] = (0.3, 0.8)  # standard deviation
     low_resolution: Share = 0.2
     low_resolution_mm: float = Field(default=3.0, ge=1)
     # Part of the variance of the classes' means that a scan's classes have in common: over scans,
@@ -72,15 +70,15 @@ class SynthesisConfig(BaseModel):
     # Between structures of one class of intensity, standard deviation.
     structure_offset: float = Field(default=0.05, ge=0)
     # Part of a class's spread, over its voxels, that is drawn voxel by voxel.
-    texture: tuple[NotNegative, NotNegative] = (0.3, 1.0)
+    texture: tuple[_NotNegative, _NotNegative] = (0.3, 1.0)
     bias: float = Field(default=0.25, ge=0)
     noise: float = Field(default=0.05, ge=0)
     gamma: float = Field(default=0.15, ge=0)
     # Contrast of grey to white matter, which sequences and field strengths change: brightness x of
     # white matter's becomes 1 - (1 - x)^p, p drawn from this range.
-    contrast: tuple[Positive, Positive] = (0.85, 1.8)
+    contrast: tuple[_Positive, _Positive] = (0.85, 1.8)
     # Where white matter ends up on the working grid's scale (1 is the bright end of the head).
-    white_matter: tuple[Positive, Positive] = (0.4, 1.15)
+    white_matter: tuple[_Positive, _Positive] = (0.4, 1.15)
 
 
 def synthesise(

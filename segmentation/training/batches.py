@@ -25,8 +25,6 @@ from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 from segmentation.training.config import StoreConfig
 from segmentation.training.validation import Scan
 
-__all__ = ["Batch", "MixedSource", "Source", "StoreSource", "SyntheticSource", "store_scans"]
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -15,16 +15,6 @@ from segmentation.models.model_info import Precision
 from segmentation.space.views import View
 from segmentation.synthetic.synthesis import SynthesisConfig
 
-__all__ = [
-    "DataConfig",
-    "OptimiserConfig",
-    "Recipe",
-    "ScheduleConfig",
-    "StageConfig",
-    "SyntheticConfig",
-    "ValidationConfig",
-]
-
 Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
 
 

@@ -32,8 +32,6 @@ from segmentation.training.state import (
 )
 from segmentation.training.workers import ALONE, Workers
 
-__all__ = ["StepReport", "Trainer"]
-
 # Batches announced to the source beside the present one, since a disk may be slow at times.
 AHEAD = 4
 

@@ -14,8 +14,6 @@ from segmentation.models.architectures import build
 from segmentation.models.base import Classifier, Network, NetworkConfig
 from segmentation.space.views import View
 
-__all__ = ["ViewsNet", "copy_matching", "update_average"]
-
 
 class ViewsNet(nn.Module):
     """Slices of several views, group by group, to logits; with one view a plain network."""

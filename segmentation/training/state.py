@@ -25,23 +25,6 @@ from segmentation.errors import IntegrityError, TrainingError
 from segmentation.io.files import atomic_write, read_bytes
 from segmentation.training.config import ScheduleConfig
 
-__all__ = [
-    "Counters",
-    "Position",
-    "State",
-    "check_identity",
-    "differences",
-    "from_bytes",
-    "has_state",
-    "learning_rate",
-    "progress",
-    "read_latest",
-    "read_state",
-    "seeded",
-    "to_bytes",
-    "write_state",
-]
-
 _MAGIC = b"trinat-state 1 "
 _NAME = re.compile(r"state-(\d{9})\.state")
 _KEPT = 2

@@ -19,8 +19,6 @@ from segmentation.synthetic.heads import HeadMaps, aim
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise_volume
 from segmentation.training.state import seeded
 
-__all__ = ["Examples", "Scan", "Scores", "predict_classes", "synthetic_scans", "validate"]
-
 _BATCH = 8
 _SHOWN = 3  # slices of a view
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import Parameter
 
-__all__ = ["ALONE", "Workers"]
-
 T = TypeVar("T")
 
 

@@ -15,21 +15,6 @@ from segmentation.errors import DatasetError
 from segmentation.io.files import read_rows
 from segmentation.io.streams import SCAN_SUFFIXES
 
-__all__ = [
-    "Exclusion",
-    "Facts",
-    "Finder",
-    "Listing",
-    "SourceOptions",
-    "Subject",
-    "facts_of",
-    "first_existing",
-    "natural_order",
-    "read_participants",
-    "safe_name",
-    "without_suffix",
-]
-
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")

@@ -19,12 +19,10 @@ from segmentation.data.sources.base import (
 from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import DatasetError
 
-__all__ = ["anat_files", "entities", "find", "misnamed"]
-
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # A label map in these spaces lies on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
-ADVICE = "no labels were found under derivatives/: only images for prediction can be prepared"
+_ADVICE = "no labels were found under derivatives/: only images for prediction can be prepared"
 
 
 def find(root: Path, options: SourceOptions) -> Listing:
@@ -39,7 +37,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
             where=root,
             remedy="--root is a BIDS dataset",
         )
-    return Listing.of(_entries(root, options, scans), unlabelled=ADVICE)
+    return Listing.of(_entries(root, options, scans), unlabelled=_ADVICE)
 
 
 def _entries(

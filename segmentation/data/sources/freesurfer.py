@@ -17,8 +17,6 @@ from segmentation.data.sources.base import (
 )
 from segmentation.errors import DatasetError
 
-__all__ = ["find", "find_image", "find_labels"]
-
 # From the scanner's own contrast to the most processed; all lie on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
 LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")

@@ -16,10 +16,8 @@ from segmentation.data.sources.base import (
 from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import DatasetError
 
-__all__ = ["find", "wanted_member"]
-
-LICENCE = "CC BY-SA 3.0"
-ADVICE = (
+_LICENCE = "CC BY-SA 3.0"
+_ADVICE = (
     "IXI has no labels: make them with `recon-all -s IXI002 -i IXI002-Guys-0828-T1.nii.gz -all`, "
     "or quicker with FastSurfer (--seg_only) or mri_synthseg, and name the folder by "
     "--subjects-dir; --label-with MODEL makes pseudo-labels"
@@ -36,7 +34,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
         where=root,
         remedy="fetch them with `trinat data get ixi`",
     )
-    return Listing.of(_entries(root, options), nothing, ADVICE)
+    return Listing.of(_entries(root, options), nothing, _ADVICE)
 
 
 def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
@@ -62,7 +60,7 @@ def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion
             labels=labels,
             extra=options.extra,
             ignore=options.ignore,
-            licence=LICENCE,
+            licence=_LICENCE,
         )
 
 

@@ -17,9 +17,7 @@ from segmentation.labels.folding import (
     GENERATION_SURROUNDINGS,
 )
 
-__all__ = ["find"]
-
-OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
+_OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 
 def find(root: Path, options: SourceOptions) -> Listing:
@@ -31,7 +29,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
             image=None,
             labels=path,
             extra={**GENERATION_FOLDED, **options.extra},
-            ignore=tuple({*OUTSIDE, *options.ignore}),
+            ignore=tuple({*_OUTSIDE, *options.ignore}),
         )
         for name, path in image_files(root).items()
     )

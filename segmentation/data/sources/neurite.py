@@ -16,9 +16,7 @@ from segmentation.data.sources.base import (
 )
 from segmentation.errors import ConfigError, DatasetError
 
-__all__ = ["SEG35", "find", "wanted_member"]
-
-LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
+_LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 
 _FOLDER = re.compile(r"OASIS_(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
 
@@ -65,7 +63,7 @@ def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion
             image=image,
             labels=labels,
             extra=SEG35,
-            licence=LICENCE,
+            licence=_LICENCE,
             note="skull-stripped" if kind.endswith("norm") else "",
         )
 

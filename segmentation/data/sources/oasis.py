@@ -16,10 +16,8 @@ from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import ConfigError, DatasetError
 from segmentation.io.files import read_text
 
-__all__ = ["AXES", "IMAGES", "find", "member_axes", "wanted_member"]
-
-SESSION = re.compile(r"(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
-LICENCE = "OASIS data use agreement"
+_SESSION = re.compile(r"(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
+_LICENCE = "OASIS data use agreement"
 
 # Voxel axes grow to: Anterior, Superior, Left in the scanner's and the subject's own space;
 # Left, Anterior, Superior in the atlas space T88.
@@ -90,7 +88,7 @@ def wanted_member(name: str) -> bool:
     path = Path(name)
     if "/mri/" in f"/{name}":
         return path.name in {"orig.mgz", "aseg.mgz", "aparc+aseg.mgz"}
-    if SESSION.fullmatch(path.stem) and path.suffix == ".txt":
+    if _SESSION.fullmatch(path.stem) and path.suffix == ".txt":
         return True
     folders = {"T88_111", "SUBJ_111", "FSL_SEG"}
     return path.suffix in {".hdr", ".img"} and path.parent.name in folders
@@ -105,7 +103,7 @@ def _sessions(root: Path) -> Iterator[Path]:
     """Session folders in `root`, in its discs, or in the folders of unpacked archives."""
     for depth in ("", "*/", "*/*/"):
         for path in sorted(root.glob(f"{depth}OAS1_*")):
-            if path.is_dir() and SESSION.fullmatch(path.name):
+            if path.is_dir() and _SESSION.fullmatch(path.name):
                 yield path
 
 
@@ -145,7 +143,7 @@ def _subject(
     axes: str | None,
     extra: dict[int, int],
 ) -> Subject:
-    match = SESSION.fullmatch(session)
+    match = _SESSION.fullmatch(session)
     assert match is not None  # _sessions saw to it
     age, sex = _age_and_sex(folder / f"{session}.txt")
     return Subject(
@@ -160,7 +158,7 @@ def _subject(
         extra=extra,
         age=age,
         sex=sex,
-        licence=LICENCE,
+        licence=_LICENCE,
     )
 
 

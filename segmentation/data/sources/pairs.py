@@ -18,8 +18,6 @@ from segmentation.data.sources.base import (
 from segmentation.errors import DatasetError
 from segmentation.io.files import read_rows
 
-__all__ = ["find", "image_files"]
-
 
 def find(root: Path, options: SourceOptions) -> Listing:
     """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""

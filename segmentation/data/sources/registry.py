@@ -11,8 +11,6 @@ from segmentation.data.sources import bids, freesurfer, ixi, labelmaps, neurite,
 from segmentation.data.sources.base import Exclusion, Finder, Listing, SourceOptions
 from segmentation.errors import ConfigError, DatasetError
 
-__all__ = ["SOURCES", "Source", "list_subjects"]
-
 
 @dataclass(frozen=True)
 class Source:
