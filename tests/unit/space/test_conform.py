@@ -283,6 +283,13 @@ def test_a_cropped_plan_restores_to_the_same_place() -> None:
     np.testing.assert_array_equal(probable.affine, whole.affine)
 
 
+def test_a_scan_that_fits_is_in_the_middle_of_the_grid() -> None:
+    shape, centre = (100, 120, 90), (60, -40, 90)
+    affine = affine_of("LPS", (1.5, 1.5, 1.5), shape, (0, 0, 0), centre)
+    grid = conform(head(affine, shape)).volume
+    np.testing.assert_allclose(grid.affine @ (127.5, 127.5, 127.5, 1), (*centre, 1), atol=1)
+
+
 def test_a_grid_of_the_heads_own_size() -> None:
     shape = (128, 128, 128)
     affine = affine_of("LPS", (1.5, 1.5, 1.5), shape, (0, 0, 0), (6, 0, 3))
