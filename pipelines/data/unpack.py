@@ -19,7 +19,8 @@ from typing import IO
 from natsort import natsorted
 
 from pipelines.data.catalogue import ArchiveLimits, archives_of
-from segmentation.data.sources.registry import SOURCES, Source
+from segmentation.data.sources.base import Source
+from segmentation.data.sources.registry import SOURCES
 from segmentation.errors import DatasetError, IntegrityError, TrinatError
 from segmentation.io.files import open_regular
 from segmentation.io.volume import Volume

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,18 +61,10 @@ class Listing:
     advice: str = ""
 
     @classmethod
-    def of(
-        cls,
-        found: Iterable[Subject | Exclusion],
-        nothing: DatasetError | None = None,
-        unlabelled: str = "",
-    ) -> Listing:
-        """What was found; the error if that is nothing, the advice if none of it has labels."""
-        entries = list(found)
-        if nothing is not None and not entries:
-            raise nothing
-        subjects = tuple(entry for entry in entries if isinstance(entry, Subject))
-        exclusions = tuple(entry for entry in entries if isinstance(entry, Exclusion))
+    def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
+        """What was found; with the advice if none of it has labels."""
+        subjects = tuple(entry for entry in found if isinstance(entry, Subject))
+        exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
         return cls(subjects, exclusions, "" if any(s.labels for s in subjects) else unlabelled)
 
 
@@ -88,7 +80,20 @@ class SourceOptions:
     ignore: tuple[int, ...] = ()
 
 
-Finder = Callable[[Path, SourceOptions], Listing]
+Found = Iterable[Subject | Exclusion]
+
+
+@dataclass(frozen=True)
+class Source:
+    """How to find a dataset's subjects, and which files of its archives are of use."""
+
+    find: Callable[[Path, SourceOptions], Found]
+    nothing: str = ""  # the error where nothing is found, and its remedy
+    remedy: str = ""
+    advice: str = ""  # where nothing that was found has labels
+    wanted_member: Callable[[str], bool] = lambda name: False
+    member_axes: Callable[[Path], str | None] = lambda path: None
+    partly_labelled: bool = False  # whether scans without labels are usual among those with them
 
 
 def safe_name(text: str) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from segmentation.data.sources.base import (
     Exclusion,
-    Listing,
+    Facts,
+    Found,
+    Source,
     SourceOptions,
     Subject,
     natural_order,
@@ -22,27 +24,16 @@ from segmentation.errors import DatasetError
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # A label map in these spaces lies on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
-_ADVICE = "no labels were found under derivatives/: only images for prediction can be prepared"
 
 
-def find(root: Path, options: SourceOptions) -> Listing:
+def _find(root: Path, options: SourceOptions) -> Found:
     """One subject per raw T1w; labels: `_dseg` of the same scan, else a FreeSurfer folder.
 
     With several pipelines' labels, `options.labels` names the one (derivatives/<name>) to take.
     """
     scans = sorted(anat_files(root, "T1w"), key=lambda path: natural_order(path.name))
     if not scans:
-        raise DatasetError(
-            "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
-            where=root,
-            remedy="--root is a BIDS dataset",
-        )
-    return Listing.of(_entries(root, options, scans), unlabelled=_ADVICE)
-
-
-def _entries(
-    root: Path, options: SourceOptions, scans: list[Path]
-) -> Iterator[Subject | Exclusion]:
+        return
     people = read_participants(root / "participants.tsv")
     pipelines = list(_pipelines(root, options.labels))
     for path in scans:
@@ -54,12 +45,11 @@ def _entries(
         pairs = {pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)}
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
-            reason = f"several label maps: {names}"
-            yield Exclusion(without_suffix(path), reason, broken=True)
+            yield Exclusion(without_suffix(path), f"several label maps: {names}", broken=True)
             continue
         image, labels = pairs.pop() if pairs else (path, None)
         person = f"sub-{own['sub']}"
-        facts = people.get(person)
+        facts = people.get(person, Facts())
         yield Subject(
             id=safe_name(name),
             person=person,
@@ -68,9 +58,9 @@ def _entries(
             labels=labels,
             extra=options.extra,
             ignore=options.ignore,
-            family=facts.family if facts else None,
-            age=facts.age if facts else None,
-            sex=facts.sex if facts else None,
+            family=facts.family,
+            age=facts.age,
+            sex=facts.sex,
         )
 
 
@@ -131,3 +121,12 @@ def _labels_of(scan: Path, own: dict[str, str], pipeline: Path) -> Iterator[tupl
         stem = "_".join(f"{key}-{own[key]}" for key in own)
         preprocessed = next(anat.glob(f"{stem}_desc-preproc_T1w.nii*"), None)
         yield preprocessed or scan, labels
+
+
+SOURCE = Source(
+    _find,
+    "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
+    "--root is a BIDS dataset",
+    advice="no labels were found under derivatives/: only images for prediction can be prepared",
+    partly_labelled=True,
+)

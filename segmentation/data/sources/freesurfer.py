@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.sources.base import (
     Exclusion,
-    Listing,
+    Found,
+    Source,
     SourceOptions,
     Subject,
     first_existing,
     natural_order,
     safe_name,
 )
-from segmentation.errors import DatasetError
 
 # From the scanner's own contrast to the most processed; all lie on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
@@ -26,13 +25,8 @@ _TEMPLATES = re.compile(r"fsaverage\d*|fsaverage_sym|[lr]h\.EC_average|cvs_avg35
 _SESSION = re.compile(r"(?P<person>.+?)_(?P<session>(?:ses-|MR|V|tp)\w+)")
 
 
-def find(root: Path, options: SourceOptions) -> Listing:
+def _find(root: Path, options: SourceOptions) -> Found:
     """Every folder with `mri/` is a subject; labels are aseg.mgz or what options.labels names."""
-    nothing = DatasetError("no subject folder here", where=root, remedy="--root is a SUBJECTS_DIR")
-    return Listing.of(_entries(root, options), nothing)
-
-
-def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
     for folder in sorted(root.iterdir(), key=lambda path: natural_order(path.name)):
         if not folder.is_dir() or folder.name.startswith("."):
             continue
@@ -42,8 +36,7 @@ def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion
         image = find_image(folder, options.image)
         if image is None:
             wanted = options.image or ", ".join(IMAGES)
-            reason = f"none of these in mri/: {wanted}"
-            yield Exclusion(folder.name, reason, broken=True)
+            yield Exclusion(folder.name, f"none of these in mri/: {wanted}", broken=True)
             continue
         person, session = person_and_session(folder.name)
         yield Subject(
@@ -86,3 +79,6 @@ def _why_not(folder: Path) -> str:
 
 def _mgz(name: str) -> str:
     return name if name.endswith(".mgz") else f"{name}.mgz"
+
+
+SOURCE = Source(_find, "no subject folder here", "--root is a SUBJECTS_DIR")

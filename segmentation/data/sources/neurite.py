@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.sources.base import (
     Exclusion,
-    Listing,
+    Found,
+    Source,
     SourceOptions,
     Subject,
     first_existing,
     natural_order,
 )
-from segmentation.errors import ConfigError, DatasetError
+from segmentation.errors import ConfigError
 
 _LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 
@@ -26,17 +26,8 @@ _RIGHT = (41, 42, 43, 44, 46, 47, 49, 50, 51, 52, 53, 54, 58, 60, 62, 63)
 SEG35 = dict(enumerate((*_LEFT, *_RIGHT), start=1))
 
 
-def find(root: Path, options: SourceOptions) -> Listing:
+def _find(root: Path, options: SourceOptions) -> Found:
     """`orig` (or norm, or their aligned_ twins, by options.image) with the seg35 of its grid."""
-    nothing = DatasetError(
-        "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
-        where=root,
-        remedy="fetch it with `trinat data get neurite`",
-    )
-    return Listing.of(_entries(root, options), nothing)
-
-
-def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
     kind = options.image or "orig"
     if kind not in {"orig", "norm", "aligned_orig", "aligned_norm"}:
         raise ConfigError(
@@ -68,7 +59,15 @@ def _entries(root: Path, options: SourceOptions) -> Iterator[Subject | Exclusion
         )
 
 
-def wanted_member(name: str) -> bool:
+def _wanted_member(name: str) -> bool:
     path = Path(name)
     images = {f"{a}{b}.nii.gz" for a in ("", "aligned_") for b in ("orig", "norm", "seg35")}
     return path.name in images
+
+
+SOURCE = Source(
+    _find,
+    "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
+    "fetch it with `trinat data get neurite`",
+    wanted_member=_wanted_member,
+)

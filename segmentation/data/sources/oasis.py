@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from segmentation.data.sources.base import Exclusion, Listing, SourceOptions, Subject, natural_order
+from segmentation.data.sources.base import (
+    Exclusion,
+    Found,
+    Source,
+    SourceOptions,
+    Subject,
+    natural_order,
+)
 from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import ConfigError, DatasetError
 from segmentation.io.files import read_text
@@ -54,7 +61,7 @@ IMAGES = {
 }
 
 
-def find(root: Path, options: SourceOptions) -> Listing:
+def _find(root: Path, options: SourceOptions) -> Found:
     """Sessions below `root`; tissue4 takes the tissue labels, other schemes FreeSurfer's."""
     kind = options.image or ("t88-masked" if options.scheme == "tissue4" else "freesurfer")
     if kind not in {*IMAGES, "freesurfer"}:
@@ -75,12 +82,7 @@ def find(root: Path, options: SourceOptions) -> Listing:
             )
         if not isinstance(found.get(folder.name), Subject):
             found[folder.name] = entry
-    nothing = DatasetError(
-        "no OASIS-1 session (OAS1_0001_MR1, ...) here",
-        where=root,
-        remedy="fetch a disc with `trinat data get oasis1`",
-    )
-    return Listing.of([found[name] for name in sorted(found, key=natural_order)], nothing)
+    return [found[name] for name in sorted(found, key=natural_order)]
 
 
 def wanted_member(name: str) -> bool:
@@ -92,11 +94,6 @@ def wanted_member(name: str) -> bool:
         return True
     folders = {"T88_111", "SUBJ_111", "FSL_SEG"}
     return path.suffix in {".hdr", ".img"} and path.parent.name in folders
-
-
-def member_axes(path: Path) -> str | None:
-    """The axes of an Analyze file of a disc, by the folder that it stands in."""
-    return AXES.get(path.parent.name)
 
 
 def _sessions(root: Path) -> Iterator[Path]:
@@ -186,3 +183,12 @@ def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
     age = re.search(r"^AGE:\s*(\d+)", text, re.MULTILINE)
     sex = re.search(r"^M/F:\s*([MF])", text, re.MULTILINE)
     return float(age[1]) if age else None, sex[1] if sex else None
+
+
+SOURCE = Source(
+    _find,
+    "no OASIS-1 session (OAS1_0001_MR1, ...) here",
+    "fetch a disc with `trinat data get oasis1`",
+    wanted_member=wanted_member,
+    member_axes=lambda path: AXES.get(path.parent.name),  # by the folder that a file stands in
+)

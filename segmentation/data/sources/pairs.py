@@ -1,14 +1,14 @@
-"""One's own scans and labels: two folders of equal names, or a table of pairs."""
+"""One's own scans and labels: two folders of equal names, a table of pairs, or label maps alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
-    Listing,
+    Found,
+    Source,
     SourceOptions,
     Subject,
     natural_order,
@@ -17,12 +17,22 @@ from segmentation.data.sources.base import (
 )
 from segmentation.errors import DatasetError
 from segmentation.io.files import read_rows
+from segmentation.labels.folding import (
+    GENERATION_FIRST_OUTSIDE,
+    GENERATION_FOLDED,
+    GENERATION_SURROUNDINGS,
+)
+
+# Label maps of whole heads, for networks that learn from scans synthesised on the way, have numbers
+# beyond FreeSurfer's: linings of ventricles and lesions join what they line or lie in; the fluid
+# all around the brain and what is outside it are background.
+_OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 
-def find(root: Path, options: SourceOptions) -> Listing:
+def _find(root: Path, options: SourceOptions) -> Found:
     """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""
     if root.suffix in {".csv", ".tsv"}:
-        return Listing.of(_from_table(root, options))
+        return _from_table(root, options)
     images, labels = root / (options.image or "images"), root / (options.labels or "labels")
     if not images.is_dir():
         raise DatasetError(
@@ -30,12 +40,10 @@ def find(root: Path, options: SourceOptions) -> Listing:
             where=root,
             remedy="--root is a folder with images/ and labels/, or a CSV with a column `image`",
         )
-    return Listing.of(_from_folders(images, labels, options))
+    return _from_folders(images, labels, options)
 
 
-def _from_folders(
-    images: Path, labels: Path, options: SourceOptions
-) -> Iterator[Subject | Exclusion]:
+def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
     image_of = image_files(images)
     if not image_of:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
@@ -70,7 +78,7 @@ def image_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _from_table(table: Path, options: SourceOptions) -> Iterator[Subject | Exclusion]:
+def _from_table(table: Path, options: SourceOptions) -> Found:
     """Columns: image; and as far as known labels, subject, person, session, family, age, sex."""
     for number, row in enumerate(read_rows(table, required=("image",)), start=2):
         if not row.get("image"):
@@ -106,3 +114,20 @@ def _from_table(table: Path, options: SourceOptions) -> Iterator[Subject | Exclu
 def _person(name: str) -> str:
     """sub-01 of sub-01_ses-2_T1w; another name is a person's of its own."""
     return name.partition("_")[0] if name.startswith("sub-") else name
+
+
+def _find_label_maps(root: Path, options: SourceOptions) -> Found:
+    """Every image file in `root` is the label map of one person, in FreeSurfer's numbers."""
+    for name, path in image_files(root).items():
+        yield Subject(
+            id=safe_name(name),
+            person=name,
+            image=None,
+            labels=path,
+            extra={**GENERATION_FOLDED, **options.extra},
+            ignore=tuple({*_OUTSIDE, *options.ignore}),
+        )
+
+
+PAIRS = Source(_find)
+LABEL_MAPS = Source(_find_label_maps, "no label map (.nii.gz, .nii, .mgz) here")

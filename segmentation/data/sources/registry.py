@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from segmentation.data.sources import bids, freesurfer, ixi, labelmaps, neurite, oasis, pairs
-from segmentation.data.sources.base import Exclusion, Finder, Listing, SourceOptions
+from segmentation.data.sources import bids, freesurfer, ixi, neurite, oasis, pairs
+from segmentation.data.sources.base import Exclusion, Listing, Source, SourceOptions
 from segmentation.errors import ConfigError, DatasetError
 
-
-@dataclass(frozen=True)
-class Source:
-    """How to find a dataset's subjects, and which files of its archives are of use."""
-
-    find: Finder
-    wanted_member: Callable[[str], bool] = lambda name: False
-    member_axes: Callable[[Path], str | None] = lambda path: None
-    partly_labelled: bool = False  # whether scans without labels are usual among those with them
-
-
 SOURCES: Mapping[str, Source] = {
-    "oasis1": Source(oasis.find, oasis.wanted_member, oasis.member_axes),
-    "neurite": Source(neurite.find, neurite.wanted_member),
-    "ixi": Source(ixi.find, ixi.wanted_member, partly_labelled=True),
-    "freesurfer": Source(freesurfer.find),
-    "bids": Source(bids.find, partly_labelled=True),
-    "pairs": Source(pairs.find),
-    "labelmaps": Source(labelmaps.find),
+    "oasis1": oasis.SOURCE,
+    "neurite": neurite.SOURCE,
+    "ixi": ixi.SOURCE,
+    "freesurfer": freesurfer.SOURCE,
+    "bids": bids.SOURCE,
+    "pairs": pairs.PAIRS,
+    "labelmaps": pairs.LABEL_MAPS,
 }
 
 
@@ -41,7 +30,11 @@ def list_subjects(
         raise ConfigError(f"no source {source!r}", remedy=f"name one of {', '.join(SOURCES)}")
     if not root.exists():
         raise DatasetError("no such file or folder", where=root, remedy="see --root")
-    listing = SOURCES[source].find(root, options)
+    kind = SOURCES[source]
+    found = list(kind.find(root, options))
+    if not found and kind.nothing:
+        raise DatasetError(kind.nothing, where=root, remedy=kind.remedy)
+    listing = Listing.of(found, kind.advice)
     # Two names that differ in case alone are one file on some file systems.
     counts = Counter(subject.id.lower() for subject in listing.subjects)
     twice = next((s.id for s in listing.subjects if counts[s.id.lower()] > 1), None)
@@ -49,17 +42,11 @@ def list_subjects(
         raise DatasetError(
             f"two subjects would both be named {twice}", where=root, remedy="rename one"
         )
-    if keep_unlabelled:
-        return listing
-    return _without_unlabelled(listing, broken=not SOURCES[source].partly_labelled)
-
-
-def _without_unlabelled(listing: Listing, *, broken: bool) -> Listing:
-    """Where some subjects have labels, those without are left out; else all serve prediction."""
-    if not any(subject.labels for subject in listing.subjects):
+    # Where some subjects have labels, those without are left out; else all serve prediction.
+    if keep_unlabelled or not any(subject.labels for subject in listing.subjects):
         return listing
     lacking = tuple(
-        Exclusion(subject.id, "no labels", broken)
+        Exclusion(subject.id, "no labels", broken=not kind.partly_labelled)
         for subject in listing.subjects
         if subject.labels is None
     )
