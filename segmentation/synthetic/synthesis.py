@@ -8,6 +8,7 @@ would make the host wait for all that is queued.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -92,12 +93,12 @@ def synthesise(
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H, W)."""
-    draw = _Draw(generator, heads.labels.device)
+    draw = _Draw(heads, config, generator)
     mirrored = draw.chance(count, config.mirrored)
     head = draw.below(len(heads.labels), count)
-    plane = _cut(heads, config, view, head, size, draw, neighbours, mirrored)
+    plane = _cut(draw, view, head, size, neighbours, mirrored)
     # What the scanner's field of view leaves out is neither seen nor learned.
-    seen = _find_view(heads, config, head, plane, draw)
+    seen = _find_view(draw, head, plane)
     middle = (_look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]).long()
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[middle], heads.targets[middle]
@@ -105,33 +106,34 @@ def synthesise(
     if not config.learn_linings:
         classes = classes.masked_fill(heads.is_lining[middle], IGNORE)
     # What the image shows: away from the target's borders, and anywhere within a voxel.
-    shown = plane + _stray(heads, config, head, plane, draw)
+    shown = plane + _stray(draw, head, plane)
     spots = [shown]
     if config.places > 1:
         spots = [shown + draw.uniform(-0.5, 0.5, 1, 3, 1, *size) for _ in range(config.places)]
     entries = [_look_up(heads, head, spot) * seen for spot in spots]
-    return _render(heads, config, head, entries, plane, draw), classes
+    return _render(draw, head, entries, plane), classes
 
 
 def synthesise_volume(
     heads: Heads, config: SynthesisConfig, head: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """One head as it is, whole: image (X, Y, Z) and classes (X, Y, Z), for validation."""
-    draw = _Draw(generator, heads.labels.device)
+    draw = _Draw(heads, config, generator)
     entries = heads.labels[head][None]
     axes = [torch.arange(n, device=draw.device) for n in entries.shape[1:]]
     points = torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
     index = torch.tensor([head], device=draw.device)
     # Sagittal slices on each other make the slab.
-    image = _render(heads, config, index, [entries], points, draw)[0]
+    image = _render(draw, index, [entries], points)[0]
     return image, heads.targets[entries[0].long()]
 
 
 class _Draw:
-    """Random numbers of one generator on its device."""
+    """Heads, how to draw them, and random numbers of one generator on their device."""
 
-    def __init__(self, generator: torch.Generator, device: torch.device) -> None:
-        self.generator, self.device = generator, device
+    def __init__(self, heads: Heads, config: SynthesisConfig, generator: torch.Generator) -> None:
+        self.heads, self.config, self.generator = heads, config, generator
+        self.device = heads.labels.device
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, device=self.device)
@@ -146,59 +148,43 @@ class _Draw:
     def chance(self, count: int, share: float) -> Tensor:
         return self.uniform(0, 1, count) < share
 
+    def smooth(
+        self, count: int, channels: int, size: Sequence[int], spacing_mm: float, strength: float
+    ) -> Tensor:
+        """Knots of smooth fields (B, C, ...) for planes of `size`, each as strong as drawn."""
+        knots = [max(2, round(n / spacing_mm) + 1) for n in size]
+        return self.normal(count, channels, *knots) * self.uniform(0, strength, count, 1, 1, 1)
 
-def _render(
-    heads: Heads,
-    config: SynthesisConfig,
-    head: Tensor,
-    entries: list[Tensor],
-    points: Tensor,
-    draw: _Draw,
-) -> Tensor:
+
+def _render(draw: _Draw, head: Tensor, entries: list[Tensor], points: Tensor) -> Tensor:
     """What a scanner makes of entries (B, C, H, W), one or several, at points (B, 3, C, H, W)."""
-    images, white = _paint(heads, config, entries, draw)
-    outside = _find_outside(heads, config, head, entries[0], points, draw)
-    images = _blur(images, config, draw)
-    images = _move(images, config, draw)
-    images = _corrupt(images, white, config, draw)
+    images, white = _paint(draw, entries)
+    outside = _find_outside(draw, head, entries[0], points)
+    images = _move(draw, _blur(draw, images))
+    images = _corrupt(draw, images, white)
     # As conform does it: vessels go beyond 1, what goes beyond 2 is cut off.
     return images.clamp_(max=2).masked_fill_(outside, 0)
 
 
 def _cut(
-    heads: Heads,
-    config: SynthesisConfig,
-    view: View,
-    head: Tensor,
-    size: tuple[int, int],
-    draw: _Draw,
-    neighbours: int,
-    mirrored: Tensor,
+    draw: _Draw, view: View, head: Tensor, size: tuple[int, int], neighbours: int, mirrored: Tensor
 ) -> Tensor:
     """Slabs through deformed heads: their places in voxels, (B, 3, C, H, W).
 
     The planes are oblique and bent, so that twenty heads give more than their own slices.
     """
     along, rows, columns = slice_axes(view)
-    count = len(head)
-    centre = _choose_centres(heads, config, along, head, draw)
+    config, device, count = draw.config, draw.device, len(head)
+    centre = _choose_centres(draw, along, head)
     # Step in voxels along rows, columns and slices of the drawn plane: a random affine, (B, 3, 3).
-    affine = _random_affine(config, count, draw)
+    affine = _random_affine(draw, count)
     frame = torch.stack([affine[:, :, axis] for axis in (rows, columns, along)], -1)
     # A mirrored head is cut by a mirrored plane: its left is painted on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
 
-    device = draw.device
-    grid = torch.stack(
-        torch.meshgrid(
-            torch.arange(size[0], device=device) - (size[0] - 1) / 2,
-            torch.arange(size[1], device=device) - (size[1] - 1) / 2,
-            indexing="ij",
-        ),
-        -1,
-    )
-    knots = [max(2, round(n / config.elastic_spacing_mm) + 1) for n in size]
-    bend = draw.normal(count, 3, *knots) * draw.uniform(0, config.elastic_mm, count, 1, 1, 1)
+    lines = [torch.arange(n, device=device) - (n - 1) / 2 for n in size]
+    grid = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1)
+    bend = draw.smooth(count, 3, size, config.elastic_spacing_mm, config.elastic_mm)
     bend = interpolate(bend, size, mode="bicubic", align_corners=True)
     plane = torch.einsum("hwa,bia->bihw", grid, frame[:, :, :2]) + centre[:, :, None, None] + bend
     offsets = torch.arange(-neighbours, neighbours + 1, device=device, dtype=plane.dtype)
@@ -220,26 +206,21 @@ def _look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
     return entries * inside
 
 
-def _stray(
-    heads: Heads, config: SynthesisConfig, head: Tensor, plane: Tensor, draw: _Draw
-) -> Tensor:
+def _stray(draw: _Draw, head: Tensor, plane: Tensor) -> Tensor:
     """How far from its place what a voxel shows is, (B, 3, C, H, W) voxels.
 
     Near deep structures only: cerebral cortex is delineated where the image shows it.
     """
-    count, size = len(plane), plane.shape[3:]
-    knots = [max(2, round(n / config.border_spacing_mm) + 1) for n in size]
-    away = draw.normal(count, 3, *knots) * draw.uniform(0, config.border_mm, count, 1, 1, 1)
+    heads, config, size = draw.heads, draw.config, plane.shape[3:]
+    away = draw.smooth(len(plane), 3, size, config.border_spacing_mm, config.border_mm)
     away = interpolate(away, size, mode="bicubic", align_corners=True)
     near = _grow(heads.is_deep[_look_up(heads, head, plane).long()], 3)
     return away[:, :, None] * near[:, None]
 
 
-def _choose_centres(
-    heads: Heads, config: SynthesisConfig, along: int, head: Tensor, draw: _Draw
-) -> Tensor:
+def _choose_centres(draw: _Draw, along: int, head: Tensor) -> Tensor:
     """A plane's centre in voxels, (B, 3): near the brain's; along, by structure or anywhere."""
-    count = len(head)
+    heads, config, count = draw.heads, draw.config, len(head)
     structure = draw.below(heads.points.shape[1], count)
     point = draw.below(heads.points.shape[2], count)
     by_structure = heads.points[head, structure, point][:, along].float()
@@ -251,8 +232,9 @@ def _choose_centres(
     return torch.where(astray, low + (high - low) * draw.uniform(0, 1, count, 3), centre)
 
 
-def _random_affine(config: SynthesisConfig, count: int, draw: _Draw) -> Tensor:
+def _random_affine(draw: _Draw, count: int) -> Tensor:
     """Rotations times shears times scalings, (B, 3, 3)."""
+    config = draw.config
     angles = draw.normal(count, 3) * (config.rotation_deg * torch.pi / 180)
     skew = torch.zeros(count, 3, 3, device=draw.device)
     skew[:, 0, 1], skew[:, 0, 2], skew[:, 1, 2] = angles.unbind(1)
@@ -267,11 +249,10 @@ def _random_affine(config: SynthesisConfig, count: int, draw: _Draw) -> Tensor:
     return affine
 
 
-def _paint(
-    heads: Heads, config: SynthesisConfig, entries: list[Tensor], draw: _Draw
-) -> tuple[Tensor, Tensor]:
+def _paint(draw: _Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Intensities (B, C, H, W) of voxels with several entries each, and of white matter, (B,)."""
-    shape, count, classes = entries[0].shape, len(entries[0]), heads.means.shape[1]
+    heads, config, shape = draw.heads, draw.config, entries[0].shape
+    count, classes = len(entries[0]), heads.means.shape[1]
 
     def around(prior: Tensor, common: float) -> Tensor:
         own, shared = draw.normal(count, classes), draw.normal(count, 1)
@@ -307,37 +288,26 @@ def _paint(
     images = images.addcmul_(spread, draw.normal(*images.shape)).view(shape)
     # Muscle, fat and bone are patchy where the maps have one label.
     size = shape[2:]
-    knots = [max(2, round(n / config.clutter_spacing_mm) + 1) for n in size]
-    patches = draw.normal(count, 1, *knots) * draw.uniform(0, config.clutter, count, 1, 1, 1)
+    patches = draw.smooth(count, 1, size, config.clutter_spacing_mm, config.clutter)
     patches = interpolate(patches, size, mode="bilinear", align_corners=True).exp_()
     return torch.where(heads.is_outside[entries[0].long()], images * patches, images), white
 
 
-def _find_view(
-    heads: Heads, config: SynthesisConfig, head: Tensor, points: Tensor, draw: _Draw
-) -> Tensor:
+def _find_view(draw: _Draw, head: Tensor, points: Tensor) -> Tensor:
     """Voxels in the scanner's field of view, (B, C, H, W); it may end within the head."""
-    count = len(head)
+    heads, config, count = draw.heads, draw.config, len(head)
     side = draw.below(6, count)
     axis, sign = side // 2, 1.0 - 2 * (side % 2)
     each = torch.arange(count, device=draw.device)
     away = points[each, axis] - heads.centre[head, axis][:, None, None, None]
-    edge = torch.where(
-        draw.chance(count, config.cropped), draw.uniform(*config.cropped_mm, count), torch.inf
-    )
+    cropped = draw.chance(count, config.cropped)
+    edge = torch.where(cropped, draw.uniform(*config.cropped_mm, count), torch.inf)
     return away * sign[:, None, None, None] < edge[:, None, None, None]
 
 
-def _find_outside(
-    heads: Heads,
-    config: SynthesisConfig,
-    head: Tensor,
-    entries: Tensor,
-    points: Tensor,
-    draw: _Draw,
-) -> Tensor:
+def _find_outside(draw: _Draw, head: Tensor, entries: Tensor, points: Tensor) -> Tensor:
     """Voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
-    count = len(entries)
+    heads, config, count = draw.heads, draw.config, len(entries)
     far = _grow(heads.is_brain[entries.long()], 3)
     # Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
     tight, near = (~_grow(~far, reach) for reach in (3, 1))
@@ -345,14 +315,8 @@ def _find_outside(
     kept = torch.where(margin == 0, tight, torch.where(margin == 1, near, far))
     stripped = draw.chance(count, config.skull_stripped)[:, None, None, None]
     # Defacing cuts along a plane in front of and below the brain; x goes left to right.
-    normal = torch.stack(
-        [
-            torch.zeros(count, device=draw.device),
-            draw.uniform(0.5, 1, count),
-            draw.uniform(-1, -0.2, count),
-        ],
-        1,
-    )
+    forward, up = draw.uniform(0.5, 1, count), draw.uniform(-1, -0.2, count)
+    normal = torch.stack([torch.zeros_like(up), forward, up], 1)
     away = torch.einsum("bichw,bi->bchw", points.float(), normal)
     level = (heads.centre[head] * normal).sum(1) + draw.uniform(50, 90, count)
     cut = away > level[:, None, None, None]
@@ -373,18 +337,15 @@ def _grow(mask: Tensor, reach: int) -> Tensor:
     return mask
 
 
-def _blur(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
+def _blur(draw: _Draw, images: Tensor) -> Tensor:
     """A scanner's point spread: Gaussian, and wide along one axis in thick-sliced scans."""
-    count, channels = images.shape[:2]
+    config, (count, channels) = draw.config, images.shape[:2]
     sigma = draw.uniform(*config.blur_mm, count, 3)
     thick = draw.chance(count, config.low_resolution)
     axis = draw.below(3, count)
     wide = draw.uniform(1, config.low_resolution_mm, count) * 0.42  # full width at half maximum
-    sigma = torch.where(
-        thick[:, None] & (axis[:, None] == torch.arange(3, device=draw.device)),
-        wide[:, None],
-        sigma,
-    )
+    is_wide = thick[:, None] & (axis[:, None] == torch.arange(3, device=draw.device))
+    sigma = torch.where(is_wide, wide[:, None], sigma)
     reach = 3
     taps = torch.arange(-reach, reach + 1, device=draw.device)
     kernels = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
@@ -402,10 +363,11 @@ def _blur(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
     return torch.einsum("bcd,bdhw->bchw", across, x)
 
 
-def _move(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
+def _move(draw: _Draw, images: Tensor) -> Tensor:
     """Motion during the scan: some lines of k-space were measured with the head elsewhere."""
     # Slices of a batch are alike: the first so many may be moved, and which of them are need not
     # be known here, so that transforms are made of few.
+    config = draw.config
     count = math.ceil(config.motion * len(images))
     if not count:
         return images
@@ -427,9 +389,9 @@ def _move(images: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
     return images
 
 
-def _corrupt(images: Tensor, white: Tensor, config: SynthesisConfig, draw: _Draw) -> Tensor:
+def _corrupt(draw: _Draw, images: Tensor, white: Tensor) -> Tensor:
     """Bias field, noise, gamma and gain: raw intensities to the working grid's scale."""
-    count, channels, *size = images.shape
+    config, (count, channels, *size) = draw.config, images.shape
     per_image = (count, 1, 1, 1)
     images = images / white.view(per_image)
     field = draw.normal(count, 1, 4, 4) * draw.uniform(0, config.bias, *per_image)
