@@ -165,7 +165,7 @@ def test_subjects_that_cannot_train_are_refused(tmp_path: Path, lacking: str) ->
 def test_more_subjects_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import segmentation.data.reading as module
+    import segmentation.data.dataset as module
 
     monkeypatch.setattr(module, "_OPEN_FILES", 2)
     names = ("a", "b", "c", "d")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.small_store import damage, small_store
 
-from segmentation.data.reading import Place, SliceReaders, SubjectFiles
+from segmentation.data.dataset import Place, SliceReaders, SubjectFiles
 from segmentation.data.slices import SubjectFile
 from segmentation.errors import IntegrityError
 from segmentation.space.views import View
@@ -55,7 +55,7 @@ def test_threads_give_what_is_read_here_in_the_order_asked(store: Path) -> None:
 
 
 def test_many_threads_share_few_open_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("segmentation.data.reading._OPEN_FILES", 1)
+    monkeypatch.setattr("segmentation.data.dataset._OPEN_FILES", 1)
     readers, places = readers_of(store, 8), 40 * PLACES
     found = readers.take(readers.order(places))
     expected = [files_of(store).read(place) for place in PLACES]
