@@ -118,17 +118,11 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self,
-        store: Store,
-        subjects: Sequence[str],
-        view: View,
-        *,
-        thick: int = 1,
+        self, store: Store, subjects: Sequence[str], view: View, *, thick: int = 1
     ) -> None:
         if thick not in _THICKNESSES:
-            raise ConfigError(
-                f"slices cannot be {thick} thick", remedy=f"choose one of {_THICKNESSES}"
-            )
+            remedy = f"choose one of {_THICKNESSES}"
+            raise ConfigError(f"slices cannot be {thick} thick", remedy=remedy)
         if view not in store.views:
             raise DatasetError(f"holds no {view.value} slices", where=store.root)
         self.view, self.thick = view, thick
@@ -149,11 +143,6 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         file, middle = int(self.subject_of[index]), int(self.slice_of[index])
         return Place(file, self.view, middle, self.thick)
 
-    def voxels_per_class(self) -> NDArray[np.int64]:
-        """Voxels of each class over all items, (K,): what loss weights are made of."""
-        total: NDArray[np.int64] = self.class_counts.sum(axis=0, dtype=np.int64)
-        return total
-
     def _index(
         self, store: Store
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
@@ -162,12 +151,8 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         for number, name in enumerate(self.subjects):
             entry, file = store.info.subjects[name], self.files[number]
             if not (entry.has_image and entry.has_labels):
-                lacking = "labels" if entry.has_image else "image"
-                raise DatasetError(
-                    f"subject {name} has no {lacking}",
-                    where=store.root,
-                    remedy="leave it out of the split",
-                )
+                what = f"subject {name} has no {'labels' if entry.has_image else 'image'}"
+                raise DatasetError(what, where=store.root, remedy="leave it out of the split")
             per_slice = file.class_counts(self.view)
             kept = np.asarray(per_slice[:, 1:].any(axis=1))
             kept[np.flatnonzero(~kept)[::_KEEP_EVERY]] = True
@@ -216,12 +201,7 @@ class BalancedSampler(Sampler[int]):
 
 
 def open_slices(
-    store: Path,
-    split: Path,
-    part: Part,
-    view: View,
-    *,
-    thick: int = 1,
+    store: Path, split: Path, part: Part, view: View, *, thick: int = 1
 ) -> SliceDataset:
     """The slices of one part of a split, after checking that the split fits the store."""
     opened = Store(store)

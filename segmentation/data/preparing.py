@@ -129,17 +129,11 @@ def digest_of(path: Path | None) -> str | None:
 
 
 def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:
-    remedy = "bring the labels to the image's grid first (nearest neighbour)"
     if image.shape != labels.shape:
-        raise GeometryError(
-            f"labels have shape {labels.shape}, the image {image.shape}",
-            where=subject.labels,
-            remedy=remedy,
-        )
-    distance_mm = image.grid.apart_mm(labels.grid)
-    if distance_mm > _SAME_GRID_MM:
-        raise GeometryError(
-            f"labels lie up to {distance_mm:.3g} mm away from the image",
-            where=subject.labels,
-            remedy=remedy,
-        )
+        what = f"labels have shape {labels.shape}, the image {image.shape}"
+    elif (distance_mm := image.grid.apart_mm(labels.grid)) > _SAME_GRID_MM:
+        what = f"labels lie up to {distance_mm:.3g} mm away from the image"
+    else:
+        return
+    remedy = "bring the labels to the image's grid first (nearest neighbour)"
+    raise GeometryError(what, where=subject.labels, remedy=remedy)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from segmentation.errors import DatasetError, IntegrityError
 from segmentation.io.files import atomic_write, open_regular
 from segmentation.labels.scheme import LabelScheme
+from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, slice_axes, to_slices
 
 # Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
@@ -162,7 +163,7 @@ class SubjectFile:
         """Intensities of slices start..stop-1, (N, H, W) float32."""
         return self.codes(view, start, stop).values()
 
-    def codes(self, view: View, start: int = 0, stop: int | None = None) -> Quantised:
+    def codes(self, view: View, start: int, stop: int) -> Quantised:
         """Slices as they are stored, (N, H, W): those there are of start..stop-1."""
         codes: NDArray[np.uint16] = self._read(view, "image", start, stop)
         return Quantised(codes, self._scale, self._zero)
@@ -223,7 +224,7 @@ class SubjectFile:
                 self._file.close()
             self._file, self._datasets = None, {}
 
-    def _read(self, view: View, name: str, start: int, stop: int | None) -> NDArray[Any]:
+    def _read(self, view: View, name: str, start: int, stop: int) -> NDArray[Any]:
         try:
             with FILES:
                 dataset = self._dataset(view, name)
@@ -234,9 +235,8 @@ class SubjectFile:
             for empty, (filters_left_out, packed) in zip(slices, chunks, strict=True):
                 _unpack(packed, filters_left_out, empty, is_shuffled)
         except (OSError, ValueError, zlib.error) as error:
-            last = (len(dataset) if stop is None else stop) - 1
             raise IntegrityError(
-                f"damaged: {view.value} {name} of slices {start} to {last} cannot be read",
+                f"damaged: {view.value} {name} of slices {start} to {stop - 1} cannot be read",
                 where=self.path,
                 remedy="run `trinat prepare` again",
             ) from error
@@ -310,10 +310,7 @@ def _counts_along_axes(labels: NDArray[np.uint8], classes: int) -> dict[View, ND
     if labels.size and int(labels.max()) >= classes:
         raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
     # Only the box around what is labelled needs counting: a fifth of the working grid.
-    box = tuple(
-        slice(int(hit[0]), int(hit[-1]) + 1) if len(hit) else slice(0, 0)
-        for hit in (np.flatnonzero(labels.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3))
-    )
+    box = occupied_box(labels > 0)
     counts = {}
     for view in View:
         slices = to_slices(labels, view)

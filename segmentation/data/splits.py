@@ -6,12 +6,15 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, ValidationError
+from scipy.sparse import lil_array
+from scipy.sparse.csgraph import connected_components
 
 from segmentation.errors import DatasetError
 from segmentation.io.files import atomic_text, read_text
@@ -85,9 +88,9 @@ def read_split(path: Path) -> Split:
             "no such split file", where=path, remedy="make it with `trinat split`"
         ) from None
     except (ValidationError, UnicodeDecodeError) as error:
-        reason = (
-            error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is not text"
-        )
+        reason = "it is not text"
+        if isinstance(error, ValidationError):
+            reason = error.errors()[0]["msg"]
         raise DatasetError(
             f"not a split file ({reason})", where=path, remedy="make it with `trinat split`"
         ) from None
@@ -130,50 +133,29 @@ def make_folds(
     dealt = _deal(participants, (1.0,) * folds, np.random.default_rng(seed))
     splits = []
     for test in range(folds):
-        validation = (test + 1) % folds
-        train = [
-            subject
-            for index, fold in enumerate(dealt)
-            if index not in (test, validation)
-            for subject in fold
-        ]
-        parts: dict[Part, list[str]] = {
-            "train": train,
-            "validation": dealt[validation],
-            "test": dealt[test],
-        }
+        # The folds in a circle: the first tests, the second validates.
+        tested, validating, *training = *dealt[test:], *dealt[:test]
+        parts = {"train": [*chain(*training)], "validation": validating, "test": tested}
         splits.append(_split(parts, seed, store))
     return splits
 
 
-def _split(parts: Mapping[Part, Sequence[str]], seed: int, store: str) -> Split:
+def _split(parts: Mapping[str, Sequence[str]], seed: int, store: str) -> Split:
     ordered = {name: tuple(natsorted(subjects)) for name, subjects in parts.items()}
-    return Split(
-        store=store,
-        seed=seed,
-        train=ordered["train"],
-        validation=ordered["validation"],
-        test=ordered["test"],
-    )
+    return Split.model_validate({"store": store, "seed": seed, **ordered})
 
 
 def _groups(participants: Sequence[Participant]) -> list[list[Participant]]:
     """Participants that belong together: joined by person, by family, or through others."""
-    leader = list(range(len(participants)))
-
-    def root(index: int) -> int:
-        while leader[index] != index:
-            index = leader[index]
-        return index
-
     first_with: dict[tuple[str, str], int] = {}
+    joined = lil_array((len(participants), len(participants)), dtype=np.int8)
     for index, participant in enumerate(participants):
-        for key in (("person", participant.person), ("family", participant.family)):
-            if key[1] is not None:
-                leader[root(index)] = root(first_with.setdefault((key[0], key[1]), index))
+        for kind, name in (("person", participant.person), ("family", participant.family)):
+            if name is not None:
+                joined[index, first_with.setdefault((kind, name), index)] = 1
     groups: dict[int, list[Participant]] = defaultdict(list)
-    for index, participant in enumerate(participants):
-        groups[root(index)].append(participant)
+    for group, participant in zip(connected_components(joined)[1], participants, strict=True):
+        groups[int(group)].append(participant)
     return list(groups.values())
 
 

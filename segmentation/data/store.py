@@ -225,16 +225,8 @@ class Store:
             raise DatasetError(
                 f"subject {missing[0]} has no person", where=table, remedy="complete the table"
             )
-        return tuple(
-            Participant(
-                subject,
-                people[subject],
-                facts[subject].family,
-                facts[subject].age,
-                facts[subject].sex,
-            )
-            for subject in self.subjects
-        )
+        known = ((s, people[s], facts[s]) for s in self.subjects)
+        return tuple(Participant(s, person, f.family, f.age, f.sex) for s, person, f in known)
 
     @property
     def labelled(self) -> list[Participant]:
@@ -264,28 +256,16 @@ def _scheme_from_table(table: dict[str, Any]) -> LabelScheme:
 def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
     """Write participants.tsv; what a reader has filled in where we know nothing stays."""
     path = root / "participants.tsv"
-    known = {}
-    if path.is_file():
-        known = {
-            row["participant_id"]: row for row in read_rows(path, required=("participant_id",))
-        }
-    rows = []
-    for subject in subjects:
-        ours = {
-            "person": subject.person,
-            "session": subject.session,
-            "family": subject.family,
-            "age": None if subject.age is None else f"{subject.age:g}",
-            "sex": subject.sex,
-        }
-        theirs = known.get(subject.id, {})
-        rows.append(
-            [
-                subject.id,
-                *(ours[name] or theirs.get(name) or None for name in _PARTICIPANT_COLUMNS[1:]),
-            ]
-        )
-    write_tsv(path, _PARTICIPANT_COLUMNS, rows)
+    rows = read_rows(path, required=("participant_id",)) if path.is_file() else ()
+    known = {row["participant_id"]: row for row in rows}
+
+    def row(subject: Subject) -> list[str | None]:
+        age = None if subject.age is None else f"{subject.age:g}"
+        ours = (subject.person, subject.session, subject.family, age, subject.sex)
+        theirs = map(known.get(subject.id, {}).get, _PARTICIPANT_COLUMNS[1:])
+        return [subject.id, *(a or b or None for a, b in zip(ours, theirs, strict=True))]
+
+    write_tsv(path, _PARTICIPANT_COLUMNS, [row(subject) for subject in subjects])
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:

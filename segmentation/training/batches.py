@@ -194,7 +194,7 @@ class StoreSource(Source):
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
-        return torch.from_numpy(self.datasets[view].voxels_per_class())
+        return torch.from_numpy(self.datasets[view].class_counts.sum(axis=0, dtype=np.int64))
 
     def _order(self, view: View, first: int, count: int) -> Order:
         items = (self._item(view, number) for number in range(first, first + count))
