@@ -106,7 +106,7 @@ def use_of_ratings(ratings: Collection[Rating], seen: Collection[str]) -> str:
 
 def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
     """Each two raters on what both judged: share of equal ratings in percent, and Cohen's kappa."""
-    import pandas as pd  # with SciPy too slow for the page, which shows no agreement
+    import pandas as pd  # with SciPy too slow for the start of the page
 
     from segmentation.metrics.statistics import cohen_kappa
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +22,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 
@@ -109,8 +110,11 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
             with queue.upload(client) as folder:
                 if shutil.disk_usage(folder).free < _FREE_BYTES:
                     raise HTTPException(507, "the server's disk is full")
-                async with request.form(max_files=1, max_fields=9, max_part_size=200) as form:
+                form = await _form(request)
+                try:
                     job = await run_in_threadpool(_take, queue, form.multi_items(), folder, client)
+                finally:
+                    await form.close()
         except FullError as error:
             raise HTTPException(429, str(error), {"Retry-After": _RETRY_S}) from None
         except InputError as error:
@@ -239,6 +243,29 @@ async def _told(_: Request, error: Exception) -> Response:
 def _require(job: Job, asked: str) -> None:
     if asked and asked not in job.outputs:
         raise HTTPException(404, f"not made: ask for it with outputs={asked}")
+
+
+class _FormParser(MultiPartParser):
+    ended = False
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+async def _form(request: Request) -> FormData:
+    """A form that ends early is an error, upon which the parser closes its files."""
+
+    async def body() -> AsyncGenerator[bytes]:
+        async for chunk in request.stream():
+            yield chunk
+        if not parser.ended:
+            raise InputError("the form ends early")
+
+    parser = _FormParser(request.headers, body(), max_files=1, max_fields=9, max_part_size=200)
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from None
 
 
 def _take(

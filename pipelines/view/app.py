@@ -43,6 +43,9 @@ def make_app(study: Study) -> Starlette:
     def overview(_: Request) -> Response:
         return JSONResponse(study.overview())
 
+    def raters(_: Request) -> Response:
+        return JSONResponse(study.raters())
+
     def detail(request: Request) -> Response:
         return JSONResponse(study.detail(study[request.path_params["number"]]))
 
@@ -65,6 +68,7 @@ def make_app(study: Study) -> Starlette:
     routes = [Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()]
     routes += [
         Route("/v1/study", overview),
+        Route("/v1/raters", raters),
         Route("/v1/scans/{number:int}", detail),
         Route("/v1/scans/{number:int}/ratings", rate, methods=["PUT"]),
         Route("/v1/scans/{number:int}/{kind}", content),

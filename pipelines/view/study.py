@@ -14,7 +14,14 @@ import numpy as np
 
 from pipelines.common.discovery import ScanFile, as_scan, find_files
 from pipelines.common.naming import FOLD, Product, safe_component
-from pipelines.common.ratings import RATINGS, VERDICTS, Rating, read_ratings, save_rating
+from pipelines.common.ratings import (
+    RATINGS,
+    VERDICTS,
+    Rating,
+    agreement_table,
+    read_ratings,
+    save_rating,
+)
 from pipelines.predict.ledger import Entry, entries_in
 from pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
 from segmentation.data.sources.base import natural_order, without_suffix
@@ -120,10 +127,12 @@ class Study:
         for item in self.items:
             for name, volume in item.entry.result.get("volumes_mm3", {}).items():
                 volumes.setdefault(name, []).append(volume)
-        mine = {r["scan"]: r for r in self.ratings() if r["mine"] and not r["structure"]}
+        ratings = self.ratings()
+        mine = {r["scan"]: r for r in ratings if r["mine"] and not r["structure"]}
         return {
             "title": self.folder.resolve().name,
             "rater": self.rater,
+            "raters": len({r["rater"] for r in ratings}),
             "against": self.against.resolve().name if self.against else "",
             "verdicts": VERDICTS,
             "structures": [
@@ -175,6 +184,12 @@ class Study:
             }
             for r in read_ratings(self.folder / RATINGS)
         ]
+
+    def raters(self) -> list[dict[str, Any]]:
+        """How far each two raters agree; None for a kappa that is not defined."""
+        table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
+        known = table.where(table.notna(), None)
+        return [dict(zip(known.columns, row, strict=True)) for row in known.values.tolist()]
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:

@@ -377,6 +377,20 @@ function filterChips() {
   for (const chip of $("filters").children) chip.setAttribute("aria-pressed", chip.dataset.filter === page.filter);
 }
 
+async function showRaters() {
+  try {
+    const rows = await askJson("/v1/raters");
+    $("raters-rows").replaceChildren(...rows.map((row) => make("tr", {}, ...[
+      row.of, `${row.rater}, ${row.other_rater}`, row.rated_by_both, `${row.same_percent.toFixed(0)} %`,
+      row.kappa === null ? "not defined" : row.kappa.toFixed(2),
+    ].map((text) => make("td", {}, String(text))))));
+    if (!rows.length) $("raters-rows").append(make("tr", {}, make("td", { colspan: 5 }, "No result was rated by two.")));
+    $("raters").showModal();
+  } catch (error) {
+    tell(error.message);
+  }
+}
+
 // ---- Controls ----
 
 function press(id, on) {
@@ -452,7 +466,7 @@ const KEYS = [
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 1], ArrowDown: [1, -1], PageUp: [2, 1], PageDown: [2, -1] };
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const { target } = event;
   if (event.key === "Escape") {
     if (target.matches("input")) target.blur();
@@ -484,6 +498,8 @@ function wire() {
       page.picture?.resize();
     });
   }
+  $("raters-open").hidden = page.study.raters < 2;
+  $("raters-open").addEventListener("click", showRaters);
   $("help-open").addEventListener("click", () => $("help").showModal());
   $("previous").addEventListener("click", () => go(-1));
   $("next").addEventListener("click", () => go(1));

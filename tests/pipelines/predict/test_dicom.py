@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -182,3 +184,17 @@ def test_nothing_of_the_patient_is_in_any_other_output(tmp_path: Path, capfd) ->
             searched += 1
     assert searched > 9
     assert not [mark for mark in marks if mark in said]
+
+
+def test_nifti_needs_no_package_for_dicom(tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    head("RAS").write(tmp_path / "scans" / "a.nii.gz")
+    # Importing them is an error here. nibabel, which imports pydicom where it can, does without.
+    probe = (
+        "import sys; sys.modules['pydicom'] = sys.modules['highdicom'] = None\n"
+        "from pathlib import Path; from helpers.serial import run_serially\n"
+        "run_serially(Path(sys.argv[1]), Path(sys.argv[2]), model=sys.argv[3])"
+    )
+    places = [tmp_path / "scans", tmp_path / "out", random_model()]
+    subprocess.run([sys.executable, "-c", probe, *map(str, places)], check=True)
+    assert (tmp_path / "out" / "a_dseg.nii.gz").is_file()

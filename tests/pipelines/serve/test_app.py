@@ -23,7 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.important]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service") / "queue") as running:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "always::ResourceWarning")
+        running = Service(tmp_path_factory.mktemp("service") / "queue")
+    with running:
         yield running.ready()
 
 
@@ -161,6 +164,9 @@ def test_what_is_no_scan_is_told_at_once(
     assert service.client.get("/metrics").text == before
 
 
+_PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.nii"\r\n\r\n'
+
+
 def test_what_is_no_form_is_told_at_once(service: Service) -> None:
     for content, kind, status in (
         (b"{}", "application/json", 415),
@@ -169,11 +175,14 @@ def test_what_is_no_form_is_told_at_once(service: Service) -> None:
         (b"hello", "multipart/form-data; boundary=x", 400),
         (b"--x\r\n", "multipart/form-data; boundary=x", 422),
         (b"--x--\r\n", "multipart/form-data; boundary=x", 422),
+        (_PART + b"abc", None, 422),
+        (_PART + b"a\r\n" + _PART + b"b\r\n--x--", None, 400),
         (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\na\r\n--x--', None, 422),
     ):
         headers = {"Content-Type": kind or "multipart/form-data; boundary=x"}
         answer = service.client.post(AT, content=content, headers=headers)
         assert (answer.status_code, bool(reason(answer))) == (status, True), content
+    assert "ResourceWarning" not in service.log.read_text()
 
 
 def test_a_zip_of_dicom_gives_a_dicom_seg(service: Service, scan: Path, tmp_path: Path) -> None:

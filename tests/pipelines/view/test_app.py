@@ -88,6 +88,28 @@ def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(out: Pa
     }
 
 
+def test_how_far_raters_agree_is_told(out: Path) -> None:
+    assert client(out).get("/v1/study").json()["raters"] == 0
+    assert client(out).get("/v1/raters").json() == []
+    for number, (anna, berta) in enumerate([("pass", "pass"), ("look", "reject")]):
+        rate(client(out), number, rating=anna)
+        rate(client(out, "berta"), number, rating=berta)
+        rate(client(out), number, structure="Left-Thalamus", rating="pass")
+        rate(client(out, "berta"), number, structure="Left-Thalamus", rating="pass")
+    assert client(out).get("/v1/study").json()["raters"] == 2
+    scans, structures = client(out).get("/v1/raters").json()
+    # Chance gives 1/4 of equal ratings (both say pass half of the time), 1/2 are equal.
+    assert scans == {
+        "of": "scans",
+        "rater": "anna",
+        "other_rater": "berta",
+        "rated_by_both": 2,
+        "same_percent": 50.0,
+        "kappa": pytest.approx(1 / 3),
+    }
+    assert (structures["of"], structures["kappa"]) == ("structures", None)
+
+
 def test_an_empty_rating_takes_it_back(out: Path) -> None:
     rate(client(out))
     rate(client(out), rating="")

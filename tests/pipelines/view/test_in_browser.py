@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 
@@ -11,7 +12,7 @@ import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.studies import write_study
 
-from pipelines.common.ratings import read_ratings
+from pipelines.common.ratings import read_ratings, save_rating
 from pipelines.view.app import make_app
 from pipelines.view.study import Study
 from pipelines.web import start
@@ -80,6 +81,20 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         assert found == {(second, "", "reject"), (second, "Right-Thalamus", "look")}
         page.open(address.partition("?")[0])
         page.wait("window.trinatShown?.step === 0", 240)
+        assert page.evaluate("document.getElementById('raters-open').hidden")
+        theirs = [replace(r, rater="berta") for r in read_ratings(tmp_path / "out/ratings.tsv")]
+        for rating in theirs:
+            save_rating(tmp_path / "out/ratings.tsv", rating, lock=tmp_path / "lock")
+        page.open(address.partition("?")[0])
+        page.wait("window.trinatShown?.step === 0", 240)
+        page.evaluate("document.getElementById('raters-open').click()")
+        page.wait("document.getElementById('raters').open")
+        rows = page.evaluate("document.getElementById('raters-rows').innerText")
+        assert rows.split() == [
+            *("scans", "anna,", "berta", "1", "100", "%", "not", "defined"),
+            *("structures", "anna,", "berta", "1", "100", "%", "not", "defined"),
+        ]
+        page.evaluate("document.querySelector('#raters button').click()")
         said = "document.querySelectorAll('.said[data-grade=reject]').length"
         assert page.evaluate(said) == 1
         assert page.evaluate("document.querySelector('script:not([src])')") is None
