@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ class Order:
     """Slices that were asked for; each may be on its way."""
 
     places: Sequence[Place]
-    coming: Sequence[Future[StoredSlice]]
+    reads: Sequence[Callable[[], StoredSlice]]
 
 
 class SliceReaders:
@@ -93,16 +94,13 @@ class SliceReaders:
 
     def order(self, places: Sequence[Place]) -> Order:
         """Have slices read; without workers nothing is done before they are taken."""
-        threads = self._threads
-        return Order(
-            places, [threads.submit(self.files.read, p) for p in places] if threads else ()
-        )
+        if self._threads is None:
+            return Order(places, [partial(self.files.read, place) for place in places])
+        return Order(places, [self._threads.submit(self.files.read, p).result for p in places])
 
     def take(self, order: Order) -> list[StoredSlice]:
         """The slices of an order, in its order; waits for them."""
-        if self._threads is None:
-            return [self.files.read(place) for place in order.places]
-        return [future.result() for future in order.coming]
+        return [read() for read in order.reads]
 
     def close(self) -> None:
         """Read nothing more."""

@@ -7,9 +7,6 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from segmentation.data.sources.base import Subject
 from segmentation.errors import GeometryError
@@ -34,33 +31,11 @@ class Cut:
     fill_nonfinite: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """One subject on the working grid, (X, Y, Z)."""
-
-    image: NDArray[np.float32] | None
-    labels: NDArray[np.uint8] | None
-    affine: NDArray[np.float64]
-    notes: tuple[str, ...]
-
-
 def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
-    """Read, conform, cut and write one subject, or raise with the reason why not."""
-    prepared = read_on_working_grid(subject, cut)
-    write_subject(
-        path,
-        image=None if prepared.image is None else quantise(prepared.image),
-        labels=prepared.labels,
-        affine=prepared.affine,
-        scheme=cut.scheme,
-        views=cut.views,
-        fingerprint=fingerprint,
-        notes=prepared.notes,
-    )
+    """Read, conform, cut and write one subject, or raise with the reason why not.
 
-
-def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
-    """Image and labels of a subject, brought to the working grid by one and the same plan."""
+    One plan brings image and labels to the working grid.
+    """
     notes: tuple[str, ...] = (subject.note,) if subject.note else ()
     image = classes = None
     if subject.image is not None:
@@ -73,10 +48,7 @@ def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
         notes += image.notes
     if subject.labels is not None:
         raw = Volume.read(
-            subject.labels,
-            labels=True,
-            axes=subject.labels_axes,
-            trust_affine=cut.trust_affine,
+            subject.labels, labels=True, axes=subject.labels_axes, trust_affine=cut.trust_affine
         )
         if image is not None:
             _require_same_grid(image, raw, subject)
@@ -92,15 +64,25 @@ def read_on_working_grid(subject: Subject, cut: Cut) -> Prepared:
     if image is None:
         if classes is None:
             raise ValueError(f"{subject.id} has neither image nor labels")
-        alone = conform(classes, labels=True, shape=cut.grid).volume
-        return Prepared(None, alone.data, alone.affine, notes)
-    conformed = conform(image, shape=cut.grid)
-    labels = None
-    if classes is not None:
-        # What lies within the tolerance of the image's grid is on it.
-        on_grid = replace(classes, affine=image.affine)
-        labels = conform(on_grid, labels=True, plan=conformed.plan).volume.data
-    return Prepared(conformed.volume.data, labels, conformed.volume.affine, notes)
+        scan, labels = None, conform(classes, labels=True, shape=cut.grid).volume
+        affine = labels.affine
+    else:
+        conformed = conform(image, shape=cut.grid)
+        scan, labels, affine = conformed.volume, None, conformed.volume.affine
+        if classes is not None:
+            # What lies within the tolerance of the image's grid is on it.
+            on_grid = replace(classes, affine=image.affine)
+            labels = conform(on_grid, labels=True, plan=conformed.plan).volume
+    write_subject(
+        path,
+        image=quantise(scan.data) if scan else None,
+        labels=labels.data if labels else None,
+        affine=affine,
+        scheme=cut.scheme,
+        views=cut.views,
+        fingerprint=fingerprint,
+        notes=notes,
+    )
 
 
 def fingerprint(subject: Subject, cut: Cut, image: str | None, labels: str | None) -> str:

@@ -178,7 +178,7 @@ class Heads:
 
 def aim(maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu") -> Heads:
     """Head maps for the classes of a scheme."""
-    folded = [GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers]
+    folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])
     by_number = {number: label.index for label in scheme.labels for number in label.numbers}
     targets = np.array(
         [0 if n == GENERATION_SURROUNDINGS else by_number.get(n, 0) for n in folded], np.uint8
@@ -186,6 +186,9 @@ def aim(maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu")
     mirrored = scheme.partner_permutation[targets].astype(np.uint8)
     if not targets.any():
         raise DatasetError(f"label maps hold nothing that {scheme.name} names")
+    white_matter = maps.numbers == _WHITE_MATTER
+    if not white_matter.any():
+        raise DatasetError(f"label maps lack number {_WHITE_MATTER}, cerebral white matter")
     learned = np.unique(targets[targets > 0])
     surveys = [_survey(head, targets, learned) for head in maps.labels]
     points, extent, centre = (np.stack(parts) for parts in zip(*surveys, strict=True))
@@ -205,14 +208,12 @@ def aim(maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu")
         mirrored_targets=tensor(mirrored),
         sideless=tensor(_pair_sides(maps.numbers)),
         is_brain=tensor(
-            np.array(
-                [0 < n < GENERATION_FIRST_OUTSIDE and n != GENERATION_SURROUNDINGS for n in folded]
-            )
+            (folded > 0) & (folded < GENERATION_FIRST_OUTSIDE) & (folded != GENERATION_SURROUNDINGS)
         ),
         is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
         is_lining=tensor(np.isin(maps.numbers, _LININGS)),
         is_deep=tensor(is_deep[targets]),
-        white_matter=int(maps.classes[_entry_of(maps.numbers, _WHITE_MATTER)]),
+        white_matter=int(maps.classes[white_matter][0]),
         points=tensor(points),
         extent=tensor(extent),
         centre=tensor(centre),
@@ -239,13 +240,6 @@ def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     box = occupied_box(np.any([head > 0 for head in heads], 0))
     # Heads turned from another orientation lie in another order, which np.stack keeps.
     return np.ascontiguousarray(np.stack([head[box] for head in heads]))
-
-
-def _entry_of(numbers: NDArray[np.int64], number: int) -> int:
-    found = np.flatnonzero(numbers == number)
-    if not len(found):
-        raise DatasetError(f"label maps lack number {number}, cerebral white matter")
-    return int(found[0])
 
 
 def _pair_sides(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

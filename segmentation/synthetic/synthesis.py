@@ -89,7 +89,6 @@ def synthesise(
     count: int,
     size: tuple[int, int],
     generator: torch.Generator,
-    *,
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H, W)."""

@@ -79,13 +79,7 @@ class SyntheticSource(Source):
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
         images, labels = synthesise(
-            self.heads[view],
-            self.config,
-            view,
-            count,
-            self.size,
-            generator,
-            neighbours=self.neighbours,
+            self.heads[view], self.config, view, count, self.size, generator, self.neighbours
         )
         return Batch(images, labels, f"synthetic {view.value} slices {first}-{first + count - 1}")
 

@@ -22,14 +22,7 @@ from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.network import ViewsNet, update_average
-from segmentation.training.state import (
-    Counters,
-    Position,
-    State,
-    learning_rate,
-    progress,
-    seeded,
-)
+from segmentation.training.state import Counters, Position, State, learning_rate, progress, seeded
 from segmentation.training.workers import ALONE, Workers
 
 # Batches announced to the source beside the present one, since a disk may be slow at times.
@@ -75,12 +68,9 @@ class Trainer:
             # Norms see the whole batch; for tensors on a CPU torch has no such norm.
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = _build_optimiser(self.network, stage)
-        self.losses = {
-            view: build_loss(stage.loss, source.counts(view)).to(device) for view in self.views
-        }
-        self.bf16 = stage.precision == "bfloat16" or (
-            stage.precision == "auto" and computes_bfloat16(device)
-        )
+        self.losses = {v: build_loss(stage.loss, source.counts(v)).to(device) for v in self.views}
+        auto = stage.precision == "auto" and computes_bfloat16(device)
+        self.bf16 = auto or stage.precision == "bfloat16"
         self.counters = Counters()
         self.epoch_steps = max(
             1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
@@ -264,7 +254,12 @@ class Trainer:
         try:
             return cast("list[Tensor]", self.network(images, counts, self._trunk))
         except Exception as error:
-            if not self.stage.compile or not isinstance(error, _compiler_failed()):
+            if not self.stage.compile:
+                raise
+            # It takes seconds to import.
+            from torch._dynamo.exc import TorchDynamoException
+
+            if not isinstance(error, TorchDynamoException):
                 raise
             self._trunk = None
             # The first two lines name the cause; pages of advice follow.
@@ -291,13 +286,6 @@ class Trainer:
             f"at step {self.counters.step} with {'; '.join(suspects or [w for _, w in of_all])}",
             remedy="lower optimiser.rate, or look at those slices",
         )
-
-
-def _compiler_failed() -> type[Exception]:
-    # Imported when a step of a compiled network has failed: it takes seconds.
-    from torch._dynamo.exc import TorchDynamoException
-
-    return TorchDynamoException
 
 
 def _divide(first: int, count: int, views: Sequence[View]) -> list[tuple[View, int, int]]:

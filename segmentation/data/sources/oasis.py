@@ -71,7 +71,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
         )
     found: dict[str, Subject | Exclusion] = {}
     for folder in _sessions(options.subjects_dir or root if kind == "freesurfer" else root):
-        entry = _from_freesurfer(folder) if kind == "freesurfer" else _from_disc(folder, kind)
+        entry = _entry(folder, kind)
         # Discs of images and of FreeSurfer results name their folders alike: the one that has
         # what is asked for counts.
         if isinstance(found.get(folder.name), Subject) and isinstance(entry, Subject):
@@ -104,42 +104,22 @@ def _sessions(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _from_disc(folder: Path, kind: str) -> Subject | Exclusion:
-    layout = IMAGES[kind]
-    session = folder.name
-    image = _one(folder, layout.pattern.format(s=session))
+def _entry(folder: Path, kind: str) -> Subject | Exclusion:
+    session, axes = folder.name, None
+    image: Path | str
+    labels: Path | str | None
+    if kind == "freesurfer":
+        image = find_image(folder) or "no mri/orig.mgz"
+        labels = find_labels(folder) or "no mri/aseg.mgz"
+    else:
+        layout = IMAGES[kind]
+        axes = layout.axes
+        image = _one(folder, layout.pattern.format(s=session))
+        labels = _one(folder, layout.labels.format(s=session)) if layout.labels else None
     if isinstance(image, str):
         return Exclusion(session, image, broken=True)
-    labels = _one(folder, layout.labels.format(s=session)) if layout.labels else None
     if isinstance(labels, str):
         return Exclusion(session, labels, broken=True)
-    return _subject(
-        session,
-        folder,
-        image=image,
-        labels=labels,
-        axes=layout.axes,
-        extra=TISSUES if labels else {},
-    )
-
-
-def _from_freesurfer(folder: Path) -> Subject | Exclusion:
-    image, labels = find_image(folder), find_labels(folder)
-    if image is None or labels is None:
-        missing = "orig.mgz" if image is None else "aseg.mgz"
-        return Exclusion(folder.name, f"no mri/{missing}", broken=True)
-    return _subject(folder.name, folder, image=image, labels=labels, axes=None, extra={})
-
-
-def _subject(
-    session: str,
-    folder: Path,
-    *,
-    image: Path,
-    labels: Path | None,
-    axes: str | None,
-    extra: dict[int, int],
-) -> Subject:
     match = _SESSION.fullmatch(session)
     assert match is not None  # _sessions saw to it
     age, sex = _age_and_sex(folder / f"{session}.txt")
@@ -152,7 +132,7 @@ def _subject(
         # Files that we have converted carry their axes; only Analyze files need ours.
         image_axes=axes if image.suffix == ".hdr" else None,
         labels_axes=axes if labels and labels.suffix == ".hdr" else None,
-        extra=extra,
+        extra=TISSUES if axes and labels else {},
         age=age,
         sex=sex,
         licence=_LICENCE,
