@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.data.augmentation import Augmenter
-from segmentation.data.dataset import (
-    BalancedSampler,
-    Order,
-    SliceReaders,
-    StoredSlice,
-    open_slices,
-)
+from segmentation.data.dataset import BalancedSampler, Order, SliceReaders, StoredSlice, open_slices
 from segmentation.data.splits import read_split
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
