@@ -108,29 +108,22 @@ class _Draw:
 
     def __init__(self, generator: torch.Generator, count: int, device: torch.device) -> None:
         self.generator, self.count, self.device = generator, count, device
+        self.origin = generator.device
 
     def happens(self, share: float) -> Tensor:
         """(N,) bool."""
         return self.uniform(0, 1) < share
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        drawn = torch.rand(
-            (self.count, *shape), generator=self.generator, device=self.generator.device
-        )
+        drawn = torch.rand((self.count, *shape), generator=self.generator, device=self.origin)
         return (low + (high - low) * drawn).to(self.device)
 
     def normal(self, *shape: int) -> Tensor:
-        drawn = torch.randn(
-            (self.count, *shape), generator=self.generator, device=self.generator.device
-        )
+        drawn = torch.randn((self.count, *shape), generator=self.generator, device=self.origin)
         return drawn.to(self.device)
 
     def seed(self) -> int:
-        return int(torch.randint(2**31, (), generator=self.generator, device=self.generator.device))
-
-    def device_generator(self) -> torch.Generator:
-        """For whole images of noise, which are too large to draw elsewhere and bring over."""
-        return torch.Generator(self.device).manual_seed(self.seed())
+        return int(torch.randint(2**31, (), generator=self.generator, device=self.origin))
 
 
 def _move(
@@ -159,9 +152,8 @@ def _move(
     source = torch.stack((source[:, 1] * (2 / width), source[:, 0] * (2 / height)), -1)
     images, labels = images.clone(), labels.clone()
     images[chosen] = grid_sample(images[chosen], source, "bilinear", align_corners=False)
-    moved = grid_sample(
-        labels[chosen, None].to(source.dtype), source, "nearest", align_corners=False
-    )
+    classes = labels[chosen, None].to(source.dtype)
+    moved = grid_sample(classes, source, "nearest", align_corners=False)
     labels[chosen] = moved[:, 0].to(labels.dtype)
     return images, labels
 
@@ -197,10 +189,8 @@ def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor
 def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     """Blur, low resolution along rows, columns or both, and noise where there is signal."""
     blurred, sigma = draw.happens(config.blur), draw.uniform(*config.blur_sigma)
-    coarse, factor = (
-        draw.happens(config.low_resolution),
-        draw.uniform(*config.low_resolution_factor),
-    )
+    coarse = draw.happens(config.low_resolution)
+    factor = draw.uniform(*config.low_resolution_factor)
     direction = draw.uniform(0, 3).floor()
     chosen = (blurred | coarse).nonzero().flatten()
     if len(chosen):
@@ -215,7 +205,9 @@ def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
         images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
     noisy = torch.where(draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0)
     if config.noise:
-        noise = torch.empty_like(images).normal_(generator=draw.device_generator())
+        # Whole images of noise are too large to draw elsewhere and bring over.
+        generator = torch.Generator(draw.device).manual_seed(draw.seed())
+        noise = torch.empty_like(images).normal_(generator=generator)
         # Empty background, as around a stripped brain, stays empty.
         images = torch.where(images > 0, images + noise * noisy[:, None, None, None], images)
     return images

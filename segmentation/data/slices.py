@@ -43,6 +43,7 @@ _LEVELS = 4096
 _SMALLEST_STEP = float(np.finfo(np.float32).tiny)
 _HISTOGRAM_BINS = 64
 _HISTOGRAM_TOP = 1.5
+_REMEDY = "run `trinat prepare` again"
 # Not lzf, which unpacks images a fifth faster: what it writes depends on what memory held before.
 _IMAGE_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1, "shuffle": True}
 _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
@@ -235,11 +236,8 @@ class SubjectFile:
             for empty, (filters_left_out, packed) in zip(slices, chunks, strict=True):
                 _unpack(packed, filters_left_out, empty, is_shuffled)
         except (OSError, ValueError, zlib.error) as error:
-            raise IntegrityError(
-                f"damaged: {view.value} {name} of slices {start} to {stop - 1} cannot be read",
-                where=self.path,
-                remedy="run `trinat prepare` again",
-            ) from error
+            what = f"damaged: {view.value} {name} of slices {start} to {stop - 1} cannot be read"
+            raise IntegrityError(what, where=self.path, remedy=_REMEDY) from error
         return slices
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
@@ -260,19 +258,13 @@ class SubjectFile:
                 # Random slices gain nothing from a chunk cache; read-only disks know no locks.
                 self._file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
             except OSError as error:
-                raise IntegrityError(
-                    "not a readable slice file",
-                    where=self.path,
-                    remedy="run `trinat prepare` again",
-                ) from error
+                what = "not a readable slice file"
+                raise IntegrityError(what, where=self.path, remedy=_REMEDY) from error
             self._pid = os.getpid()
             found = self._file.attrs.get("format")
             if found != FORMAT:
-                raise DatasetError(
-                    f"has slice format {found}, this version reads {FORMAT}",
-                    where=self.path,
-                    remedy="run `trinat prepare` again",
-                )
+                what = f"has slice format {found}, this version reads {FORMAT}"
+                raise DatasetError(what, where=self.path, remedy=_REMEDY)
             self._scale = float(self._file.attrs.get("image_scale", 1.0))
             self._zero = int(self._file.attrs.get("image_zero", 0))
         return self._file

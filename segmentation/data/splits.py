@@ -84,16 +84,12 @@ def read_split(path: Path) -> Split:
     try:
         return Split.model_validate_json(read_text(path))
     except FileNotFoundError:
-        raise DatasetError(
-            "no such split file", where=path, remedy="make it with `trinat split`"
-        ) from None
-    except (ValidationError, UnicodeDecodeError) as error:
-        reason = "it is not text"
-        if isinstance(error, ValidationError):
-            reason = error.errors()[0]["msg"]
-        raise DatasetError(
-            f"not a split file ({reason})", where=path, remedy="make it with `trinat split`"
-        ) from None
+        what = "no such split file"
+    except UnicodeDecodeError:
+        what = "not a split file (it is not text)"
+    except ValidationError as error:
+        what = f"not a split file ({error.errors()[0]['msg']})"
+    raise DatasetError(what, where=path, remedy="make it with `trinat split`")
 
 
 def read_exclusions(path: Path) -> tuple[str, ...]:

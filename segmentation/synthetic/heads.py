@@ -84,9 +84,8 @@ def load_heads(path: Path) -> HeadMaps:
             file.seek(0)
             return HeadMaps(**np.load(file, allow_pickle=False))
     except FileNotFoundError:
-        raise DatasetError(
-            "no label maps there", where=path, remedy="name a folder of them, or a heads file"
-        ) from None
+        remedy = "name a folder of them, or a heads file"
+        raise DatasetError("no label maps there", where=path, remedy=remedy) from None
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.filename:
             raise  # of the disk, not of what zipfile reads
@@ -101,11 +100,8 @@ def read_label_maps(folder: Path) -> HeadMaps:
             with open_regular(folder / file) as table:
                 tables[name] = np.load(table, allow_pickle=False)
         except FileNotFoundError:
-            raise DatasetError(
-                f"{file} is not there",
-                where=folder,
-                remedy="label maps come with their tables (github.com/BBillot/SynthSeg, data)",
-            ) from None
+            remedy = "label maps come with their tables (github.com/BBillot/SynthSeg, data)"
+            raise DatasetError(f"{file} is not there", where=folder, remedy=remedy) from None
     order = np.argsort(tables["numbers"], kind="stable")
     numbers = tables["numbers"][order].astype(np.int64)
     paths = sorted(folder.glob("*.nii.gz"))
