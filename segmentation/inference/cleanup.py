@@ -10,8 +10,6 @@ from scipy import ndimage
 
 from segmentation.space.resample import occupied_box
 
-__all__ = ["clean_up"]
-
 _TOUCHING = np.ones((3, 3, 3), bool)
 
 

@@ -17,8 +17,6 @@ from segmentation.models.hardware import GPU, computes_bfloat16
 from segmentation.models.winograd import save_products
 from segmentation.space.views import SliceAxes, to_slices
 
-__all__ = ["Part", "Precision", "ViewNetwork", "choose_precision", "thick"]
-
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 # A class that the model was never taught must not win by chance.

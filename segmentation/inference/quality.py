@@ -16,19 +16,6 @@ from segmentation.inference.segmentation import Segmentation
 from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import ModelInfo
 
-__all__ = [
-    "ENOUGH_MM3",
-    "LIMITS",
-    "Grade",
-    "GradeName",
-    "Limits",
-    "grade",
-    "limits_of",
-    "mean_agreement",
-    "tissue_contrast",
-    "total_brain_mm3",
-]
-
 GradeName = Literal["pass", "look", "reject"]
 
 # Fluid is no brain tissue.

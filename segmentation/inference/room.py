@@ -14,8 +14,6 @@ from torch import Tensor
 from segmentation.space.grid import Box
 from segmentation.space.resample import occupied_box
 
-__all__ = ["Room", "room_around"]
-
 # Room to spare around what was seen of a brain: half of the way from one looked slice to the next,
 # and the error of a first look.
 _SPARE = 12

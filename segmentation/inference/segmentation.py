@@ -18,8 +18,6 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import ConformPlan, restore, restore_probabilities
 from segmentation.space.resample import GridMap
 
-__all__ = ["Segmentation"]
-
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:

@@ -33,8 +33,6 @@ from segmentation.space.resample import GridMap, resample_image
 from segmentation.space.views import View, chosen_views, reoriented, source_axes, to_slices
 from segmentation.timing import stage
 
-__all__ = ["Segmenter"]
-
 _T = TypeVar("_T")
 
 # The brain is looked for in every eighth coronal slice.

@@ -14,8 +14,6 @@ from torch import Tensor
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.views import View
 
-__all__ = ["Samples", "Uncertainty", "dice_of_maps", "entropy_of", "view_agreement"]
-
 
 @dataclass(frozen=True, eq=False)
 class Uncertainty:

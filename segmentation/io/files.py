@@ -19,22 +19,6 @@ from typing import Any, BinaryIO, TextIO
 from segmentation.errors import DatasetError, InputError, OutputError, one_line
 from segmentation.timing import stage
 
-__all__ = [
-    "atomic_path",
-    "atomic_text",
-    "atomic_write",
-    "open_regular",
-    "read_bytes",
-    "read_rows",
-    "read_text",
-    "remove_leftovers",
-    "sha256_of",
-    "spreadsheet_safe",
-    "sync",
-    "write_tsv",
-    "write_whole",
-]
-
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}  # The package that pandas reads each with.
 _REMEDIES = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["free_memory"]
-
 # Controllers in /proc/self/cgroup -> folder, limit, use, and what of that use is given back.
 _GROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),

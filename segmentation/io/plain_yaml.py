@@ -6,8 +6,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["parse_yaml"]
-
 _INT = "tag:yaml.org,2002:int"
 _LONGEST_INT = 100
 # Many times what a recipe has; aliases of aliases make more.

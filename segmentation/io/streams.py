@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["NO_CHECKSUM", "SCAN_SUFFIXES", "Source", "has_checksum", "refuse_bomb"]
-
 # Every kind of scan that is read; of two that end a name, the longer comes first.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 

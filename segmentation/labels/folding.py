@@ -15,16 +15,6 @@ from numpy.typing import NDArray
 
 from segmentation.errors import LabelError
 
-__all__ = [
-    "GENERATION_FIRST_OUTSIDE",
-    "GENERATION_FOLDED",
-    "GENERATION_SURROUNDINGS",
-    "MAX_CLASSES",
-    "Folding",
-    "folding_table",
-    "outer_rim",
-]
-
 # Indices are uint8; the two values above the last class mark voxels with no class (yet).
 MAX_CLASSES = 254
 _SIDELESS, _UNKNOWN = 254, 255

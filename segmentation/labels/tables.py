@@ -6,8 +6,6 @@ from typing import Literal
 
 from segmentation.labels.scheme import LabelScheme
 
-__all__ = ["Viewer", "viewer_table"]
-
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
 
 # Lines before the table, and the line of a label; background is clear.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     truth: Scan | NDArray[Any],

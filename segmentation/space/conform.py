@@ -24,8 +24,6 @@ from segmentation.space.resample import (
     resample_probabilities,
 )
 
-__all__ = ["ConformPlan", "Conformed", "conform", "restore", "restore_probabilities"]
-
 _GRID_MM = 1.0
 _DEFAULT_SHAPE = (256, 256, 256)
 _LARGEST = 256

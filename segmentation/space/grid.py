@@ -10,8 +10,6 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Box", "Grid", "Shape", "corners", "moved", "to_shape", "world_axes"]
-
 Shape = tuple[int, int, int]
 Box = tuple[slice, slice, slice]
 

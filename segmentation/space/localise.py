@@ -12,8 +12,6 @@ from segmentation.io.volume import Volume
 from segmentation.space.grid import Box
 from segmentation.space.resample import occupied_box
 
-__all__ = ["foreground", "head_box"]
-
 # The scan is looked at through cells of about this size, in which noise averages out.
 _CELL_MM = 4.0
 # What is brighter than this share of the bright end is tissue. Cerebrospinal fluid, the darkest

@@ -26,8 +26,6 @@ from segmentation.errors import LabelError
 from segmentation.space.grid import Box, Grid, Shape
 from segmentation.space.views import turned
 
-__all__ = ["GridMap", "occupied_box", "resample_image", "resample_labels", "resample_probabilities"]
-
 # Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
 _SAME_VOXELS = 0.01
 # A step of up to this many source voxels is left to linear interpolation alone.

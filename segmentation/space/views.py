@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     from segmentation.io.volume import Volume
 
-__all__ = [
-    "SliceAxes",
-    "View",
-    "chosen_views",
-    "from_slices",
-    "reoriented",
-    "slice_axes",
-    "source_axes",
-    "to_slices",
-    "turned",
-]
-
 _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 
 
