@@ -32,7 +32,16 @@ _PLACES = 4
 _MARGIN_MM = 10.0
 _CHUNK = 1 << 17
 # docs/notes/fast-2.md: measured on two scans. Wide ventricles of old age must not be lost.
-_COUNTS_LESS = {"Lateral-Ventricle": 0.0, "Cerebral-Cortex": 0.3, "Pallidum": 0.3}
+_COUNTS = 1.5
+_COUNTS_LESS = {
+    "background": 0.1,
+    "Cerebral-White-Matter": 0.1,
+    "Cerebral-Cortex": 0.1,
+    "Cerebellum-Cortex": 0.1,
+    "Cerebellum-White-Matter": 0.6,
+    "3rd-Ventricle": 0.6,
+    "Lateral-Ventricle": 0.0,
+}
 
 
 def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Template:
@@ -85,7 +94,7 @@ def default_prior(scheme: LabelScheme) -> Prior:
         for weight in [_COUNTS_LESS.get(label.name.removeprefix("Left-").removeprefix("Right-"))]
         if weight is not None
     }
-    return Prior(per_class=per_class)
+    return Prior(weight=_COUNTS, per_class=per_class)
 
 
 def apply_prior(
