@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.common.config import read_yaml
 from pipelines.common.discovery import Case
-from pipelines.common.process import cpu_count
+from pipelines.common.process import cpu_count, deaf_to_interrupts
 from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import RunSettings
 from segmentation.errors import ConfigError, InterruptedRunError, reason_of
@@ -155,7 +153,7 @@ class DaskEngine:
             from distributed import LocalCluster
 
             count = self._local_count()
-            with _deaf_to_interrupts():
+            with deaf_to_interrupts():
                 return LocalCluster(
                     n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0"
                 )
@@ -190,22 +188,6 @@ class DaskEngine:
         if type(error).__name__ == "KilledWorker":
             reason = f"killed {_ALLOWED_FAILURES + 1} workers, and was set aside"
         return Entry.failed(case, self.settings, reason)
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started here, and later by threads started here, never see a Ctrl-C.
-
-    It reaches all processes of a terminal, and what it means is this one's to decide: it does when
-    the block ends.
-    """
-    # Starting it, as the first process would, lets interrupts through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def _ask(client: Client) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 from pipelines.common.discovery import Case
+from pipelines.common.process import deaf_to_interrupts, prepare_process
 from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import RunSettings
 from pipelines.predict.server import WAITING, serve
@@ -47,7 +48,6 @@ class SerialEngine:
         self._settings, self._device = settings, device
 
     def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
-        from pipelines.common.process import prepare_process
         from pipelines.predict.case import CaseWorker
 
         prepare_process(self._settings.threads)
@@ -201,7 +201,9 @@ class LocalEngine:
         process = context.Process(
             target=self._target, args=(theirs, self._settings, device), daemon=True
         )
-        process.start()
+        # While it imports, too, where Python would print a traceback.
+        with deaf_to_interrupts():
+            process.start()
         theirs.close()
         return _Worker(process, ours, device)
 

@@ -241,7 +241,10 @@ def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
     except UnicodeDecodeError as error:
         raise LabelError("is not a text file in UTF-8", where=path) from error
     reader = csv.DictReader(text.splitlines(), delimiter="\t", strict=True)
-    columns = reader.fieldnames or []
+    try:
+        columns = reader.fieldnames or []
+    except csv.Error as error:
+        raise LabelError(f"is no table: {error}", where=path) from error
     missing = [column for column in _REQUIRED if column not in columns]
     unknown = [column for column in columns if column not in _REQUIRED + _OPTIONAL]
     if missing or unknown:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
@@ -30,7 +31,10 @@ from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, reoriented
 from segmentation.synthetic.anatomy import load_anatomy
 
-_DAMAGE = (ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
+_DAMAGE = (
+    *(ValueError, KeyError, TypeError, EOFError, RuntimeError),
+    *(BadZipFile, zlib.error, TokenError),  # the last one of an array's header
+)
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)

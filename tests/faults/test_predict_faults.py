@@ -192,6 +192,16 @@ def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
     worker.kill()
 
 
+def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
+    engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end)
+    worker = engine._start("cpu")
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    worker.kill()
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))
+    assert int(blocked.split()[1], 16) >> signal.SIGINT - 1 & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:
     plan = Plan([], Path(), output=OutputSettings(mirror=True, samples=2))
     assert plan.limit_s == 6 * 7200

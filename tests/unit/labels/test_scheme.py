@@ -332,6 +332,12 @@ def test_an_own_table_is_a_scheme(tmp_path: Path) -> None:
         fold(2, scheme=scheme)
 
 
+def test_a_quotation_that_does_not_end_is_no_table(tmp_path: Path) -> None:
+    for lines in ((f'"{HEADER}', BACKGROUND), (HEADER, f'"{BACKGROUND}')):
+        with pytest.raises(LabelError, match="is no table: unexpected end of data"):
+            load_scheme(write(tmp_path, *lines))
+
+
 def test_an_own_class_goes_before_the_folding_table(tmp_path: Path) -> None:
     parcel = "1\tctx-lh-precuneus\t1025\tn/a\tn/a\t#A08CB4\tPC\tcortical"
     rest = "2\tctx-lh\t3\tn/a\tn/a\t#CD3E4E\tCC\tcortical"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -161,5 +162,15 @@ def test_a_zip_whose_directory_points_elsewhere_is_damage(tmp_path: Path) -> Non
     # Where the directory begins, in the record at the end: members are sought before the file.
     broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(4, "little")
     path.write_bytes(broken)
+    with pytest.raises(IntegrityError, match="or a damaged one"):
+        load_heads(path)
+
+
+def test_an_array_whose_header_does_not_end_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "heads.npz"
+    # Version 1 of the format: its header is Python's own notation.
+    header = b"{'descr': ('|u1', 'shape': (1,)".ljust(117) + b"\n"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("labels.npy", b"\x93NUMPY\x01\x00\x76\x00" + header)
     with pytest.raises(IntegrityError, match="or a damaged one"):
         load_heads(path)
