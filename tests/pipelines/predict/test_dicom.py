@@ -196,5 +196,7 @@ def test_nifti_needs_no_package_for_dicom(tmp_path: Path) -> None:
         "run_serially(Path(sys.argv[1]), Path(sys.argv[2]), model=sys.argv[3])"
     )
     places = [tmp_path / "scans", tmp_path / "out", random_model()]
-    subprocess.run([sys.executable, "-c", probe, *map(str, places)], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = [sys.executable, "-c", probe, *map(str, places)]
+    subprocess.run(line, check=True, env=environment)
     assert (tmp_path / "out" / "a_dseg.nii.gz").is_file()

@@ -112,7 +112,7 @@ def test_the_number_of_readers_is_no_part_of_what_a_run_is() -> None:
 
 def test_who_starts_from_a_model_and_names_no_network_gets_the_models() -> None:
     recipe = read_recipe("finetune", ["start=fast"])
-    assert (recipe.network.filters, recipe.network.channels) == (32, 3)
+    assert (recipe.network.filters, recipe.network.unshuffle) == (64, 2)
     own = read_recipe("finetune", ["start=fast", "network={filters: 8}"])
     assert own.network.filters == 8
 
