@@ -13,7 +13,7 @@ from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.models.hardware import count_gpus
 from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads
+from segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads, with_variants
 from segmentation.training.batches import (
     MixedSource,
     Source,
@@ -53,6 +53,8 @@ def open_data(
             # No heads are held out: new scans of the same heads.
             unseen = maps
         unseen = unseen.part(slice(None, limit or 1))
+        if data.synthetic.variants:
+            seen = with_variants(seen)
         synthesis = data.synthetic.synthesis
         sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
         scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731

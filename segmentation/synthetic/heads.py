@@ -15,6 +15,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import ndimage
 from torch import Tensor
 
 from segmentation.errors import DatasetError, IntegrityError
@@ -38,6 +39,9 @@ _DAMAGE = (
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)
+_CORTEX, _FLUID = (3, 42), 24
+# Left and right pallidum, and putamen and white matter of that side.
+_PALLIDUM_TAKES = ((13, 12, 2), (52, 51, 41))
 _POINTS = 64
 _WHITE_MATTER = 2
 _PRIORS = {
@@ -138,6 +142,36 @@ def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
         anatomy.means.T.astype(np.float64),
         anatomy.spreads.T.astype(np.float64),
     )
+
+
+def with_variants(maps: HeadMaps) -> HeadMaps:
+    """The heads, and each once more with a thin cortex and a large pallidum.
+
+    A few maps show neither: the outermost millimetre of the cortex becomes the fluid around it,
+    and the pallidum takes a millimetre of the putamen and the white matter that it touches.
+    """
+
+    def of(*numbers: int) -> NDArray[np.bool_]:
+        return np.isin(maps.numbers, numbers)[maps.labels]
+
+    varied = maps.labels.copy()
+    around = (maps.numbers == 0) | (maps.numbers == _FLUID)
+    around |= maps.numbers >= GENERATION_FIRST_OUTSIDE
+    fluid = np.flatnonzero(maps.numbers == _FLUID)
+    if len(fluid):
+        varied[of(*_CORTEX) & _next_to(around[maps.labels])] = fluid[0]
+    for pallidum, *giving in _PALLIDUM_TAKES:
+        if pallidum in maps.numbers:
+            grown = of(*giving) & _next_to(of(pallidum))
+            varied[grown] = np.flatnonzero(maps.numbers == pallidum)[0]
+    return replace(maps, labels=np.concatenate([maps.labels, varied]))
+
+
+def _next_to(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Voxels of heads (M, X, Y, Z) with a neighbour across a face in the mask."""
+    cross = ndimage.generate_binary_structure(3, 1)[None]
+    grown: NDArray[np.bool_] = ndimage.binary_dilation(mask, cross)
+    return grown
 
 
 @dataclass(frozen=True, eq=False)

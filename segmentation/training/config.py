@@ -57,6 +57,7 @@ class SyntheticConfig(_Config):
     heads: Path | Literal["phantom"]  # a folder of label maps and priors, or a heads file
     synthesis: SynthesisConfig = SynthesisConfig()  # how scans are made
     held_out: int = Field(default=0, ge=0)  # the last N heads validate
+    variants: bool = False  # also each head with a thin cortex and a large pallidum
 
 
 class StoreConfig(_Config):

@@ -13,7 +13,14 @@ from segmentation.errors import DatasetError, FormatError, IntegrityError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads, read_label_maps
+from segmentation.synthetic.heads import (
+    HeadMaps,
+    aim,
+    load_heads,
+    phantom_heads,
+    read_label_maps,
+    with_variants,
+)
 from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 
 SCHEME = load_scheme("quicknat33")
@@ -174,3 +181,13 @@ def test_an_array_whose_header_does_not_end_is_damage(tmp_path: Path) -> None:
         archive.writestr("labels.npy", b"\x93NUMPY\x01\x00\x76\x00" + header)
     with pytest.raises(IntegrityError, match="or a damaged one"):
         load_heads(path)
+
+
+def test_variants_have_a_thin_cortex_and_a_large_pallidum() -> None:
+    numbers = [0, 2, 3, 12, 13, 24, 507]
+    line = [507, 24, 3, 3, 2, 13, 12, 12, 2, 3, 3, 0]
+    labels = np.array([numbers.index(n) for n in line], np.uint8).reshape(1, -1, 1, 1)
+    maps = HeadMaps(labels, np.array(numbers), np.zeros(7, np.int64), *[np.ones((2, 1))] * 2)
+    same, varied = np.array(numbers)[with_variants(maps).labels[..., 0, 0]]
+    assert same.tolist() == line
+    assert varied.tolist() == [507, 24, 24, 3, 13, 13, 13, 12, 2, 3, 24, 0]
