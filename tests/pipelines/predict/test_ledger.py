@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.common.discovery import Case
-from pipelines.predict.ledger import Entry, Ledger, ledgers_in, read_entries
+from pipelines.common.naming import LEFT_OUT
+from pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
 from pipelines.predict.outputs import OutputSettings, RunSettings
 from segmentation.errors import IntegrityError
 from segmentation.io.files import sha256_of
@@ -100,6 +101,36 @@ def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path:
             ledger.add(entry)
     ledgers = ledgers_in(tmp_path)
     assert read_entries(ledgers) == read_entries(reversed(ledgers)) == {"a": there}
+
+
+def test_between_ledgers_the_clock_holds_where_one_tells_a_failure(tmp_path: Path) -> None:
+    done = replace(DONE, outputs={"gone": "x"}, finished="2027")
+    for number, entry in enumerate((done, replace(DONE, status="failed"))):
+        with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
+            ledger.add(entry)
+    assert read_entries(ledgers_in(tmp_path)) == {"a": done}
+
+
+def test_a_whole_ledger_gets_no_empty_line_when_it_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    for _ in range(2):
+        with Ledger(path) as ledger:
+            ledger.add(DONE)
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "is_left_out"),
+    [
+        ("skipped", f"{LEFT_OUT}a localiser", True),
+        ("skipped", "changed by hand", False),
+        ("failed", f"{LEFT_OUT}a localiser", False),
+    ],
+)
+def test_what_is_left_out_is_skipped_for_being_no_scan(
+    status: Status, reason: str, is_left_out: bool
+) -> None:
+    assert Entry("a", status, reason=reason).is_left_out is is_left_out
 
 
 def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(tmp_path: Path) -> None:

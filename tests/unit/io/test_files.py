@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -22,6 +23,7 @@ from segmentation.io.files import (
     atomic_write,
     open_regular,
     read_rows,
+    sync,
     write_tsv,
 )
 
@@ -137,6 +139,23 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_p
         [sys.executable, "-c", probe, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["file", "rename", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "is_told"),
+    [("", errno.EINVAL, False), ("", errno.EIO, True), ("file", errno.EINVAL, True)],
+)
+def test_only_a_folder_may_be_one_that_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: int, is_told: bool
+) -> None:
+    (tmp_path / "file").touch()
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(reason, "no fsync here")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="no fsync") if is_told else contextlib.nullcontext():
+        sync(tmp_path / name)
 
 
 def test_what_is_no_regular_file_is_refused_and_what_is_missing_stays_missing(

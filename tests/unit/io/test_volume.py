@@ -22,7 +22,7 @@ from oracle.careful import NIFTI1
 from oracle.fuzz import odd_scan
 
 from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError, OutputError
-from segmentation.io.volume import Volume
+from segmentation.io.volume import Volume, write_maps
 
 SUFFIXES = (".nii", ".nii.gz", ".mgz")
 ORIENTATIONS = [
@@ -450,6 +450,22 @@ def test_images_in_memory_go_through_the_checks_of_files() -> None:
     np.testing.assert_allclose(mgh.affine, nifti.affine, atol=1e-4)
     with pytest.raises(FormatError, match="cannot use a ndarray"):
         Volume.of_image(VOXELS)
+
+
+def test_maps_come_back_as_values_from_0_to_1(tmp_path: Path) -> None:
+    shares = np.linspace(0, 1, VOXELS.size, dtype=np.float32).reshape(VOXELS.shape)
+    both = [Volume(part, odd_scan().affine) for part in (shares, 1 - shares)]
+    write_maps(tmp_path / "maps.nii.gz", both, 2)
+    image = nib.load(tmp_path / "maps.nii.gz")
+    np.testing.assert_allclose(image.affine, odd_scan().affine, atol=1e-4)
+    for number, part in enumerate(both):
+        np.testing.assert_allclose(image.dataobj[..., number], part.data, atol=1e-4)
+
+
+def test_an_image_of_a_scan_is_no_label_map() -> None:
+    volume = Volume.of_image(image_of(VOXELS))
+    assert volume.to_nibabel().header.get_intent()[0] == "none"
+    assert volume.to_nibabel(labels=True).header.get_intent()[0] == "label"
 
 
 def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:

@@ -317,6 +317,13 @@ def test_a_scan_too_tall_for_the_grid_keeps_its_top() -> None:
     assert 44 + 5 < faces[1] < 44 + 35
 
 
+def test_a_wide_label_map_is_centred_on_what_it_labels() -> None:
+    voxels = np.zeros((300, 32, 32), np.uint8)
+    voxels[280:, 8:24, 8:24] = 1
+    conformed = conform(Volume(voxels, np.eye(4)), labels=True)
+    assert conformed.volume.data.sum() == voxels.sum()
+
+
 def test_a_wide_oblique_field_is_centred_on_the_head() -> None:
     """256 mm across and turned: the grid cannot hold the corners, but it holds the head."""
     shape = (64, 64, 64)
