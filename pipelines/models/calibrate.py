@@ -28,9 +28,10 @@ from segmentation.models.model_info import Quality
 from segmentation.space.conform import conform
 from segmentation.synthetic.phantom import phantom
 
-# A structure below the first Dice should be rejected; below the second a person should look.
-REJECTED, DOUBTFUL = 0.5, 0.7
-SENSITIVITY = 0.9
+DOUBTFUL = 0.7  # Dice
+# Of the doubtful structures, so many are below the first limit; of those below the second, so many
+# are doubtful.
+SENSITIVITY, PRECISION = 0.9, 0.9
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
@@ -124,23 +125,32 @@ CASES = (
 )
 
 
-def limit(points: Sequence[Point], dice: float) -> float:
-    """The lowest limit of agreement under which enough structures below a Dice fall."""
-    bad = sorted(point.agreement for point in points if point.dice < dice)
+def find_limits(points: Sequence[Point]) -> tuple[float, float]:
+    """The lowest limit of agreement that is sensitive enough, and the highest that is precise."""
+    bad = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
     if not bad:
         raise EvaluationError(
-            f"no structure of the phantoms has a Dice below {dice}",
+            f"no structure of the phantoms has a Dice below {DOUBTFUL}",
             remedy="the model is graded by the general limits",
         )
-    last = bad[int(np.ceil(SENSITIVITY * len(bad))) - 1]
-    # To hundredths, and above the last that must be caught.
-    return float(np.floor(last * 100 + 1) / 100)
+    look = _just_above(bad[int(np.ceil(SENSITIVITY * len(bad))) - 1])
+    reject = 0.0
+    for limit in sorted({_just_above(agreement) for agreement in bad}):
+        below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
+        if limit <= look and np.mean(below) >= PRECISION:
+            reject = limit
+    return look, reject
 
 
-def rates(points: Sequence[Point], dice: float, agreement: float) -> tuple[float, float]:
-    """Share of structures below a Dice that a limit catches, and of the others that it alarms."""
-    bad = [point.agreement < agreement for point in points if point.dice < dice]
-    good = [point.agreement < agreement for point in points if point.dice >= dice]
+def _just_above(agreement: float) -> float:
+    """To hundredths."""
+    return float(np.floor(agreement * 100 + 1) / 100)
+
+
+def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
+    """Share of the doubtful structures that a limit catches, and of the others that it alarms."""
+    bad = [point.agreement < limit for point in points if point.dice < DOUBTFUL]
+    good = [point.agreement < limit for point in points if point.dice >= DOUBTFUL]
     return float(np.mean(bad or np.nan)), float(np.mean(good or np.nan))
 
 
@@ -165,24 +175,19 @@ def calibrate(
     # First, so that what cannot be read is known before all the work.
     real = [point for path in subjects for point in look(path.name, *_subject(path))]
     points = [point for case in CASES for point in look(case.name, *case.read())]
-    reject = limit(points, REJECTED)
-    limits = {
-        "look": (DOUBTFUL, max(reject, limit(points, DOUBTFUL))),
-        "reject": (REJECTED, reject),
-    }
-    lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
-    for name, (dice_, found) in limits.items():
-        caught, alarmed = rates(points, dice_, found)
-        shares = f"{caught:.0%} of Dice < {dice_} caught, {alarmed:.0%} of the others alarmed"
-        lines.append(f"{name} below {found:.2f}: {shares}")
-    agreement = (limits["look"][1], reject)
+    limits = find_limits(points)
+    lines = [f"{len(points)} structures in {len(CASES)} phantoms", *_say_limits(limits, points)]
     origin = "trinat calibrate: " + "; ".join(lines)
-    update_info(segmenter.model.folder, quality=Quality(agreement=agreement, origin=origin))
-    for name, (dice_, found) in limits.items() if real else ():
-        caught, alarmed = rates(real, dice_, found)
-        shares = f"{caught:.0%} caught, {alarmed:.0%} of the others alarmed"
-        lines.append(f"real scans, {name}: {shares}")
+    update_info(segmenter.model.folder, quality=Quality(agreement=limits, origin=origin))
+    lines += [f"real scans, {line}" for line in (_say_limits(limits, real) if real else ())]
     return lines
+
+
+def _say_limits(limits: tuple[float, float], points: Sequence[Point]) -> Iterator[str]:
+    for name, limit in zip(("look", "reject"), limits, strict=True):
+        caught, alarmed = rates(points, limit)
+        shares = f"{caught:.0%} of Dice < {DOUBTFUL} caught, {alarmed:.0%} of the others alarmed"
+        yield f"{name} below {limit:.2f}: {shares}"
 
 
 @cache
