@@ -33,10 +33,7 @@ class Job:
         return text.split()
 
 
-_PREDICT = (
-    "predict {inputs}/scans --out {out} --model {sound}/model --threads 1 --no-pictures --quiet "
-    "--stats"
-)
+_PREDICT = "predict {inputs}/scans --out {out} --model {sound}/model --threads 1 --quiet --stats"
 JOBS = {
     job.name: job
     for job in (
