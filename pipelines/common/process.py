@@ -7,7 +7,8 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -103,47 +104,56 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 def isolated(
     work: Callable[[Item], Result],
-    items: Iterable[Item],
+    items: Sequence[Item],
     jobs: int,
     *,
     killed: Callable[[Item], Result],
+    finished: Callable[[Result, int, int], object] = lambda result, done, total: None,
     torch_threads: int | None = 1,
-) -> Iterator[tuple[Item, Result]]:
-    """Items with results as they come; `killed` is the result of one whose process died.
+) -> list[Result]:
+    """Results in the order of items; `killed` is the result of one whose process died.
 
-    With one job all is done in this process. Without a number of threads torch is not touched:
-    work that seldom needs it need not wait for its import.
+    `finished(result, done, total)` is called as each comes. With one job all is done in this
+    process. Without a number of threads torch is not touched: work that seldom needs it need not
+    wait for its import.
     """
-    waiting = list(items)
-    if jobs <= 1:
-        yield from ((item, work(item)) for item in waiting)
-        return
+    results: dict[int, Result] = {}
+
+    def take(number: int, result: Result) -> None:
+        results[number] = result
+        finished(result, len(results), len(items))
+
+    jobs, waiting = min(jobs, len(items)), deque(range(len(items)))
+    while waiting and jobs <= 1:
+        number = waiting.popleft()
+        take(number, work(items[number]))
     while waiting:
-        crashed: list[Item] = []
+        crashed: list[int] = []
         with _pool(jobs, work, torch_threads) as pool:
-            running: dict[Future[Result], Item] = {}
+            running: dict[Future[Result], int] = {}
             while running or (waiting and not crashed):
                 # No more than are at work, so that a broken pool leaves few in doubt.
                 while waiting and not crashed and len(running) < jobs:
-                    item = waiting.pop(0)
+                    number = waiting.popleft()
                     try:
-                        running[pool.submit(work, item)] = item
+                        running[pool.submit(work, items[number])] = number
                     except BrokenProcessPool:
-                        crashed.append(item)
+                        crashed.append(number)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    item = running.pop(future)
+                    number = running.pop(future)
                     try:
-                        yield item, future.result()
+                        take(number, future.result())
                     except BrokenProcessPool:
-                        crashed.append(item)
+                        crashed.append(number)
         # Whose fault it was is not told: each suspect gets a process of its own.
-        for item in crashed:
+        for number in crashed:
             with _pool(1, work, torch_threads) as pool:
                 try:
-                    result = pool.submit(work, item).result()
+                    result = pool.submit(work, items[number]).result()
                 except BrokenProcessPool:
-                    result = killed(item)
-            yield item, result
+                    result = killed(items[number])
+            take(number, result)
+    return [results[number] for number in range(len(items))]
 
 
 def _pool(

@@ -207,10 +207,8 @@ def run(
             for s in listing.subjects
         ]
         before = [_stamp(job.path) for job in todo]
-        outcomes: dict[str, Outcome] = {}
-        for _, outcome in isolated(_prepare, todo, jobs, killed=_killed):
-            outcomes[outcome.subject] = outcome
-            finished(outcome, len(outcomes), len(todo))
+        made = isolated(_prepare, todo, jobs, killed=_killed, finished=finished)
+        outcomes = {outcome.subject: outcome for outcome in made}
         # By the files, not by what workers say: one that dies takes along what its neighbour has
         # just made, and whoever tries that subject again finds it current.
         current = sum(

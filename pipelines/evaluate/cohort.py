@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,8 +64,8 @@ class _Measured:
         return self.file.name
 
 
+_KILLED = "its process was killed (out of memory?): use fewer --jobs"
 _OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
-Progress = Callable[[_Measured, int, int], None]
 # A file, the scheme of its labels, and what to trust of its orientation.
 _Task = tuple[ScanFile, str, TrustAffine | None]
 
@@ -73,7 +73,7 @@ _Task = tuple[ScanFile, str, TrustAffine | None]
 def report(
     settings: Settings,
     *,
-    progress: Progress | None = None,
+    progress: Callable[[_Measured, int, int], object] = lambda result, done, total: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Measure every label map, write volumes.csv and the page; failures are in the page.
@@ -91,25 +91,26 @@ def report(
     ratings = read_given(settings.ratings)
     rejected = rejections(ratings)
     files = find_files(settings.predictions)
-    measured = []
-    for _, result in _measure_all(files, settings):
-        measured.append(result)
-        if progress:
-            progress(result, len(measured), len(files))
-    place = {file.path: number for number, file in enumerate(files)}
-    measured.sort(key=lambda result: place[result.file.path])
+    measured = isolated(
+        _measure,
+        [(file, settings.labels, settings.trust_affine) for file in files],
+        settings.jobs or cpu_count(),
+        killed=lambda task: _Measured(task[0], None, _KILLED),
+        finished=progress,
+        torch_threads=None,
+    )
     told = list(entries_in(settings.predictions))
     entries = [entry for _, entry in told]
     results = {folder / name: entry.result for folder, entry in told for name in entry.outputs}
+    sound: list[ScanFile] = []
+    scans: list[Scan] = []
     for result in measured:
-        if by := rejected.get(result.sha256, {}).get(""):
-            say(f"{result.subject}: left out, rejected by {by}")
-    sound = [
-        _without(result, rejected.get(result.sha256, {}))
-        for result in measured
-        if not result.failure and "" not in rejected.get(result.sha256, {})
-    ]
-    scans = [_scan(result, people, results.get(result.file.path, {})) for result in sound]
+        bad = rejected.get(result.sha256, {})
+        if "" in bad:
+            say(f"{result.subject}: left out, rejected by {bad['']}")
+        elif not result.failure:
+            sound.append(result.file)
+            scans.append(_scan(result, bad, people, results.get(result.file.path, {})))
     failures = [(r.subject, r.failure) for r in measured if r.failure]
     failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
     for name, reason in failures:
@@ -120,8 +121,13 @@ def report(
             f"{failures[0][1] if failures else 'rejected'}",
             where=settings.predictions,
         )
-    sound_files = [result.file for result in sound]
-    cohort = cohort_of(_distinct(scans, sound_files), scheme, ranges)
+    count = Counter(scan.name for scan in scans)
+    distinct = [
+        # Scans of equal names are named after their files.
+        replace(scan, session=file.name) if count[scan.name] > 1 else scan
+        for scan, file in zip(scans, sound, strict=True)
+    ]
+    cohort = cohort_of(distinct, scheme, ranges)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
         drawings = cohort_drawings(cohort)
@@ -135,7 +141,7 @@ def report(
             say(done["ratings"])
         if taught := taught_by_models(entries):
             done["training"] = " ".join(taught)
-        pictures = _pictures(cohort, sound_files, scheme, settings)
+        pictures = _pictures(cohort, sound, scheme, settings)
         page = cohort_page(cohort, drawings, pictures, done, failures=failures)
         write_whole(settings.out / "report.html", page)
         return batch_exit(done=len(scans), failed=len(failures))
@@ -167,19 +173,6 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     return ranges
 
 
-def _measure_all(
-    files: Sequence[ScanFile], settings: Settings
-) -> Iterator[tuple[_Task, _Measured]]:
-    """Results as they come."""
-    tasks = [(file, settings.labels, settings.trust_affine) for file in files]
-    jobs = min(settings.jobs or cpu_count(), len(files))
-    yield from isolated(_measure, tasks, jobs, killed=_killed, torch_threads=None)
-
-
-def _killed(task: _Task) -> _Measured:
-    return _Measured(task[0], None, "its process was killed (out of memory?): use fewer --jobs")
-
-
 def _measure(task: _Task) -> _Measured:
     """Volumes of the structures that are there; 0 for one of the scheme's that is not."""
     file, scheme_name, trust_affine = task
@@ -197,20 +190,20 @@ def _measure(task: _Task) -> _Measured:
     return _Measured(file, volumes, sha256=labels.source_sha256 or "")
 
 
-def _without(result: _Measured, rejected: Mapping[str, str]) -> _Measured:
-    """Without the structures that a rater rejected."""
-    volumes = (result.volumes_mm3 or {}).items()
-    return replace(result, volumes_mm3={k: v for k, v in volumes if k not in rejected})
-
-
-def _scan(result: _Measured, people: Mapping[str, Facts], facts: Mapping[str, Any]) -> Scan:
+def _scan(
+    result: _Measured,
+    rejected: Mapping[str, str],
+    people: Mapping[str, Facts],
+    facts: Mapping[str, Any],
+) -> Scan:
+    """Without the structures that a rater rejected; `facts` are those of the ledger."""
     file = result.file
     person = facts_of(people, file.subject)
     doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
     return Scan(
         file.subject,
         file.scan,
-        result.volumes_mm3 or {},
+        {k: v for k, v in (result.volumes_mm3 or {}).items() if k not in rejected},
         sex=person.sex or "",
         age=person.age,
         site=person.site,
@@ -218,15 +211,6 @@ def _scan(result: _Measured, people: Mapping[str, Facts], facts: Mapping[str, An
         notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
         uncertainty=doubts or None,
     )
-
-
-def _distinct(scans: Sequence[Scan], files: Sequence[ScanFile]) -> list[Scan]:
-    """Scans of equal names are named after their files."""
-    count = Counter(scan.name for scan in scans)
-    return [
-        replace(scan, session=file.name) if count[scan.name] > 1 else scan
-        for scan, file in zip(scans, files, strict=True)
-    ]
 
 
 def _pictures(
@@ -246,18 +230,15 @@ def _pictures(
     pictures = []
     for n in order[:_MOST_PICTURES]:
         file, scan = files[n], cohort.scans[n]
-        png = _existing_picture(file.path)
-        if png is None and file.name in images:
+        stem, ending, _ = file.path.name.rpartition("_dseg")
+        drawn, png = file.path.with_name(f"{stem}_qc.png"), None
+        if ending and drawn.is_file():
+            png = drawn.read_bytes()
+        elif file.name in images:
             png = _drawn_picture(images[file.name], file.path, scheme, settings.trust_affine)
         if png:
             pictures.append((scan.name, scan.notes or scan.grade, png))
     return pictures
-
-
-def _existing_picture(labels: Path) -> bytes | None:
-    stem, found, _ = labels.name.rpartition("_dseg")
-    picture = labels.with_name(f"{stem}_qc.png")
-    return picture.read_bytes() if found and picture.is_file() else None
 
 
 def _drawn_picture(

@@ -21,16 +21,17 @@ from pipelines.common.naming import safe_component
 from pipelines.common.process import cpu_count
 from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
 from pipelines.common.stored import stored_files
-from pipelines.evaluate.measuring import (
+from pipelines.evaluate.pairing import (
     Done,
     Mappings,
+    Pairing,
     Task,
     measure_all,
+    pair_files,
     read_mapping,
     read_pair,
     scan_of,
 )
-from pipelines.evaluate.pairing import Pairing, pair_files
 from pipelines.predict.ledger import entries_in, taught_by_models
 from segmentation.data.sources.base import without_suffix
 from segmentation.data.splits import Part
@@ -91,7 +92,7 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Mod
 def evaluate(
     settings: Settings,
     *,
-    progress: Callable[[Done, int, int], None] | None = None,
+    progress: Callable[[Done, int, int], object] = lambda result, done, total: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Measure every pair, write the tables and the report; failures are in both.
@@ -140,13 +141,7 @@ def evaluate(
             where=settings.truth,
             remedy="name both sides alike (sub-01 and sub-01, or equal file names)",
         )
-    done = []
-    for result in measure_all(tasks, settings.jobs or cpu_count()):
-        done.append(result)
-        if progress:
-            progress(result, len(done), len(tasks))
-    order = {id(task): n for n, task in enumerate(tasks)}
-    done.sort(key=lambda result: order[id(result.task)])
+    done = measure_all(tasks, settings.jobs or cpu_count(), progress)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         pairs = _pairs_table(done, pairings)
         write_table(settings.out / "pairs.csv", pairs)

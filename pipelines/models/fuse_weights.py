@@ -17,8 +17,7 @@ from pydantic import JsonValue
 
 from pipelines.common.discovery import find_files
 from pipelines.common.exits import Exit, batch_exit
-from pipelines.evaluate.measuring import Mappings, read_mapping
-from pipelines.evaluate.pairing import Pair, pair_files
+from pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
 from pipelines.models.sources import load_views
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights

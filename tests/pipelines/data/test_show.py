@@ -12,8 +12,13 @@ from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_
 from PIL import Image
 
 from pipelines.data.prepare import PrepareConfig, run
-from pipelines.data.report import find_outliers, write_report
-from pipelines.data.show import read_augmentation, show_augmented, show_subject
+from pipelines.data.report import (
+    find_outliers,
+    read_augmentation,
+    show_augmented,
+    show_subject,
+    write_report,
+)
 from segmentation.data.slices import Statistics
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, DatasetError

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from pipelines.common.discovery import ScanFile
-from pipelines.evaluate.measuring import Mappings, Task, measure_all
-from pipelines.evaluate.pairing import Pair
+from pipelines.evaluate.pairing import Mappings, Pair, Task, measure_all
 
 
 class Deadly(str):

@@ -19,7 +19,7 @@ from helpers.miniatures import without_orientation
 from helpers.serial import run_serially, write_scans
 
 from pipelines.common.exits import Exit
-from pipelines.evaluate.measuring import read_mapping
+from pipelines.evaluate.pairing import read_mapping
 from pipelines.evaluate.run import Model, Settings, evaluate, named_models
 from pipelines.predict.ledger import Entry, Ledger
 from segmentation.errors import ConfigError, EvaluationError
