@@ -25,28 +25,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = [
-    "ConfigError",
-    "DatasetError",
-    "DeviceError",
-    "DownloadError",
-    "EvaluationError",
-    "FormatError",
-    "GeometryError",
-    "InputError",
-    "IntegrityError",
-    "InterruptedRunError",
-    "LabelError",
-    "LockedError",
-    "ModelError",
-    "OutputError",
-    "TrainingError",
-    "TrinatError",
-    "one_line",
-    "reason_of",
-]
-
-
 # torch on a GPU and on a processor, and Python, where a thread's stack has no room.
 _OUT_OF_MEMORY = re.compile(
     "^OutOfMemoryError|can't allocate memory|can't start new thread"

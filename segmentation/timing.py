@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["Clock", "Spent", "as_table", "stage", "time_process", "timed", "together"]
-
 Spent = Mapping[str, tuple[float, float]]  # stage -> wall seconds, processor seconds
 
 

@@ -17,7 +17,8 @@ from segmentation.data.store import Pseudo
 from segmentation.errors import InterruptedRunError
 from segmentation.io.files import sha256_of
 from segmentation.labels.scheme import LabelScheme
-from segmentation.models.checkpoint import MODEL_FILE, Model, load_model
+from segmentation.models.checkpoint import Model, load_model
+from segmentation.models.zoo import MODEL_FILE
 
 
 def label(

@@ -42,8 +42,8 @@ from segmentation.data.store import (
 )
 from segmentation.errors import ConfigError, DatasetError, FormatError, TrinatError, reason_of
 from segmentation.io.files import read_bytes
+from segmentation.io.orientation import TrustAffine
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
-from segmentation.io.volume import TrustAffine
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
 

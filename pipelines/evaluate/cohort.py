@@ -21,7 +21,8 @@ from pipelines.predict.ledger import entries_in, taught_by_models
 from segmentation.data.sources.base import Facts, facts_of, read_participants
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import read_rows, write_whole
-from segmentation.io.volume import TrustAffine, Volume
+from segmentation.io.orientation import TrustAffine
+from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.report.cohort import (
     Cohort,

@@ -18,10 +18,11 @@ from pipelines.common.process import isolated
 from segmentation.data.sources.base import natural_order
 from segmentation.errors import ConfigError, GeometryError, TrinatError
 from segmentation.io.files import read_rows
-from segmentation.io.volume import TrustAffine, Volume
+from segmentation.io.orientation import TrustAffine
+from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
-from segmentation.metrics import Measurement, compare
 from segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
+from segmentation.metrics.pair import Measurement, compare
 
 
 @dataclass(frozen=True)

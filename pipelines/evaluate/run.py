@@ -38,7 +38,8 @@ from segmentation.data.splits import Part
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import atomic_text, atomic_write, sha256_of, write_whole
-from segmentation.io.volume import TrustAffine, Volume
+from segmentation.io.orientation import TrustAffine
+from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics.common_grid import on_grid_of
 from segmentation.report.page import provenance

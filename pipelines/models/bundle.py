@@ -11,13 +11,7 @@ from pipelines.models.sources import check_out, find_source
 from segmentation.errors import ConfigError, ModelError
 from segmentation.inference.prior import build_template, default_prior
 from segmentation.models.base import Network
-from segmentation.models.checkpoint import (
-    MODEL_FILE,
-    Model,
-    class_weights,
-    load_model,
-    save_model,
-)
+from segmentation.models.checkpoint import Model, class_weights, load_model, save_model
 from segmentation.models.ensemble import Ensemble, EnsembleConfig
 from segmentation.models.model_info import (
     Description,
@@ -27,6 +21,7 @@ from segmentation.models.model_info import (
     Preprocessing,
     Training,
 )
+from segmentation.models.zoo import MODEL_FILE
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads
 

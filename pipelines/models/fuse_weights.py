@@ -23,7 +23,8 @@ from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
 from segmentation.inference.segmenter import Segmenter
 from segmentation.io.files import atomic_text
-from segmentation.io.volume import TrustAffine, Volume
+from segmentation.io.orientation import TrustAffine
+from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.common_grid import on_grid_of
 from segmentation.metrics.overlap import dice

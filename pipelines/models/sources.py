@@ -6,8 +6,7 @@ from pathlib import Path
 
 from segmentation.errors import ConfigError, ModelError
 from segmentation.inference.segmenter import Segmenter
-from segmentation.models.checkpoint import MODEL_FILE
-from segmentation.models.zoo import find_model, shipped_models
+from segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
 
 
 def check_out(out: Path, overwrite: bool) -> None:

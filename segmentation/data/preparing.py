@@ -11,7 +11,8 @@ from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subje
 from segmentation.data.sources.base import Subject
 from segmentation.errors import GeometryError
 from segmentation.io.files import sha256_of
-from segmentation.io.volume import TrustAffine, Volume
+from segmentation.io.orientation import TrustAffine
+from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import conform
 from segmentation.space.views import View

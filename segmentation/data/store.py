@@ -24,7 +24,7 @@ from segmentation.data.sources.base import Subject, read_participants
 from segmentation.data.splits import Part, Participant, Split, make_folds, make_split, read_split
 from segmentation.errors import DatasetError, IntegrityError
 from segmentation.io.files import atomic_text, read_rows, read_text, sha256_of, write_tsv
-from segmentation.io.volume import TrustAffine
+from segmentation.io.orientation import TrustAffine
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View
 

@@ -15,8 +15,6 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
-__all__ = ["Fusion", "view_weights"]
-
 # In a geometric mean a class has at least this probability in each view. On the two scans that
 # chose it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
 _LEAST = 1e-3

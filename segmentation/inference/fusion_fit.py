@@ -32,8 +32,6 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from segmentation.space.views import SliceAxes, View
 
-__all__ = ["CLASS_PRIOR", "VIEW_PRIOR", "Contested", "Evidence", "contest", "fit_weights"]
-
 # Scans that the default weights of the views, and the views' weights for a class, count as.
 VIEW_PRIOR = 0.1
 CLASS_PRIOR = 1.0

@@ -45,17 +45,6 @@ from segmentation.io.streams import refuse_bomb
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = [
-    "Loaded",
-    "Series",
-    "find_series",
-    "holds_dicom",
-    "is_dicom",
-    "load",
-    "quiet",
-    "read_series",
-]
-
 _MAGIC_AT = 128
 _MR = "1.2.840.10008.5.1.4.1.1.4"  # MR, enhanced MR and legacy converted enhanced MR images
 _MR_CLASSES = (_MR, f"{_MR}.1", f"{_MR}.4")

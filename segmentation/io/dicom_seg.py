@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from segmentation.io.volume import Volume
     from segmentation.labels.scheme import Label, LabelScheme
 
-__all__ = ["Code", "code_of", "write_seg"]
-
 _SAME_MM = 1e-3
 # What the standard wants there, be it empty: files that were made anonymous may have dropped it.
 _NEEDED = (

@@ -20,11 +20,6 @@ from segmentation.errors import FormatError, GeometryError, IntegrityError
 from segmentation.io.memory import free_memory
 from segmentation.io.streams import Source
 
-__all__ = [
-    *("Form", "Header", "announce", "check_sides", "check_size", "check_zooms"),
-    *("from_nifti", "read_mgh", "read_nifti", "read_pair"),
-]
-
 _Shape = tuple[int, int, int]
 _Zooms = tuple[float, float, float]
 

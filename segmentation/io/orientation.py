@@ -13,8 +13,6 @@ from segmentation.errors import GeometryError
 from segmentation.io.headers import SPACING_RANGE_MM, Form, Header
 from segmentation.space.grid import Grid, world_axes
 
-__all__ = ["Place", "TrustAffine", "place"]
-
 TrustAffine = Literal["sform", "qform", "header"]
 
 MAX_SHEAR = 1e-3

@@ -27,8 +27,6 @@ from segmentation.io.orientation import TrustAffine, place
 from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
 from segmentation.space.grid import Grid, Shape
 
-__all__ = ["Scan", "TrustAffine", "Volume", "write_maps"]
-
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
 _GZIP_LEVEL = 4
 # Steps of 3e-5, finer than float16, in half the bytes of float32 and a type that all tools read.

@@ -25,8 +25,6 @@ from segmentation.io.files import read_bytes
 from segmentation.labels.folding import MAX_CLASSES, Folding, outer_rim
 from segmentation.space.views import View
 
-__all__ = ["IGNORE", "Label", "LabelScheme", "MergedScheme", "load_scheme", "parse_scheme"]
-
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
 IGNORE = 255
 

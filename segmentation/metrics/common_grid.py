@@ -13,8 +13,6 @@ from segmentation.io.volume import Volume
 from segmentation.space.grid import Grid
 from segmentation.space.views import reoriented
 
-__all__ = ["DrawnSlices", "drawn_slices", "labelled_slices", "on_grid_of"]
-
 # Headers store places as float32, and rotations as quaternions of float32.
 _TOLERANCE = 0.02  # of a voxel, at the corners of the volume
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BOUNDARY_WIDTH_MM", "METRICS", "NOT_PREDICTED", "TOLERANCES_MM", "Absence", "Metric"]
-
 TOLERANCES_MM = (1.0, 2.0)
 BOUNDARY_WIDTH_MM = 2.0
 

@@ -14,19 +14,6 @@ from numpy.typing import NDArray
 
 from segmentation.errors import EvaluationError
 
-__all__ = [
-    "check_shapes",
-    "dice",
-    "generalised_dice",
-    "iou",
-    "joint_histogram",
-    "precision",
-    "recall",
-    "side_swap",
-    "volume_difference_percent",
-    "volumes_mm3",
-]
-
 Counts = NDArray[np.int64]
 Values = NDArray[np.float64]
 

@@ -21,8 +21,6 @@ from segmentation.metrics.definitions import (
     Absence,
 )
 
-__all__ = ["ALL_STRUCTURES", "Measurement", "PairMeasurements", "compare"]
-
 Indices = NDArray[np.uint8]
 Values = NDArray[np.float64]
 

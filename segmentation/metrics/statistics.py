@@ -16,21 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-__all__ = [
-    "BOOTSTRAP_SAMPLES",
-    "FEWEST_PERSONS",
-    "Agreement",
-    "PairedTest",
-    "bland_altman",
-    "bootstrap_interval",
-    "cohen_kappa",
-    "holm",
-    "icc_2_1",
-    "paired_test",
-    "robust_z",
-    "within_subject_cv_percent",
-]
-
 Values = NDArray[np.float64]
 
 BOOTSTRAP_SAMPLES = 10_000

@@ -17,18 +17,6 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
-__all__ = [
-    "SurfaceDistances",
-    "average_symmetric_distance_mm",
-    "boundary_iou",
-    "centroid_distance_mm",
-    "corner_codes",
-    "hausdorff_mm",
-    "surface_dice",
-    "surface_distances",
-    "surfel_areas_mm2",
-]
-
 Spacing = tuple[float, float, float]
 Mask = NDArray[np.bool_]
 Values = NDArray[np.float64]

@@ -14,8 +14,6 @@ from torch.nn.functional import pixel_shuffle
 
 from segmentation.models.blocks import Layer, max_pool
 
-__all__ = ["Classifier", "Network", "NetworkConfig", "odd"]
-
 
 def odd(number: int) -> int:
     if number % 2 == 0:

@@ -9,18 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, leaky_relu, max_pool2d, pad
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-__all__ = [
-    "Activation",
-    "DenseBlock",
-    "Excitation",
-    "Layer",
-    "Order",
-    "PReLU",
-    "Recalibration",
-    "max_pool",
-    "max_unpool",
-]
-
 Activation = Literal["prelu", "relu"]
 Order = Literal["norm-activation-convolution", "convolution-norm-activation"]
 Recalibration = Literal["none", "channel", "spatial", "both"]

@@ -40,16 +40,6 @@ from segmentation.models.model_info import (
 from segmentation.models.zoo import MODEL_FILE, find_model
 from segmentation.space.views import View, chosen_views
 
-__all__ = [
-    "MODEL_FILE",
-    "Model",
-    "class_weights",
-    "load_model",
-    "read_info",
-    "save_model",
-    "update_info",
-]
-
 _MAX_YAML_BYTES = 1 << 20
 # Far beyond any model's; a sparse file on disk may be of any size.
 _MAX_FILE_BYTES = 2 << 30

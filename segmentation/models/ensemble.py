@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from segmentation.models.base import Classifier, Network, NetworkConfig
 
-__all__ = ["Ensemble", "EnsembleConfig"]
-
 # Under which a probability has no logarithm in half precision either.
 _LEAST = 1e-7
 

@@ -17,8 +17,6 @@ from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.models.unpickling import Stub, read_torch_file
 from segmentation.space.views import SliceAxes, View
 
-__all__ = ["PORT_PREPROCESSING", "import_port", "read_port"]
-
 # The port reads FreeSurfer's conformed orig.mgz: 256 x 256 x 256 voxels of 1 mm whose axes run to
 # the Left, Inferior and Anterior. It scales the volume's minimum to 0 and its maximum to 1, and
 # makes its slices by transpose((2, 0, 1)) for coronal, ((1, 2, 0)) for axial, none for sagittal.

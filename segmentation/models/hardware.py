@@ -12,19 +12,6 @@ import torch
 
 from segmentation.errors import DeviceError
 
-__all__ = [
-    "GPU",
-    "bfloat16_hardware",
-    "choose_device",
-    "computes_bfloat16",
-    "count_gpus",
-    "describe_gpu",
-    "free_gpu_memory",
-    "memory_history",
-    "training_layout",
-    "use_gpu",
-]
-
 # torch's other kinds of GPU have the same functions under another name, such as xpu.
 GPU = "cuda"
 

@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "LossConfig",
-    "SegmentationLoss",
-    "boundaries",
-    "build_loss",
-    "median_frequency_weights",
-]
-
 
 class LossConfig(BaseModel):
     """How much of each part of the loss."""

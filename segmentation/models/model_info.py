@@ -27,22 +27,6 @@ from segmentation.models.architectures import Architecture
 from segmentation.space.grid import world_axes
 from segmentation.space.views import SliceAxes, View, slice_axes
 
-__all__ = [
-    "FORMAT",
-    "PRIOR_FILE",
-    "Description",
-    "Fusion",
-    "Mean",
-    "ModelInfo",
-    "Origin",
-    "Precision",
-    "Preprocessing",
-    "Prior",
-    "Quality",
-    "Template",
-    "Training",
-]
-
 FORMAT = 1
 PRIOR_FILE = "prior.npz"
 _LARGEST_PRIOR_BYTES = 256 << 20

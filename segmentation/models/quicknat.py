@@ -12,8 +12,6 @@ from torch.nn.functional import pad, pixel_unshuffle
 from segmentation.models.base import Classifier, Network, NetworkConfig, odd
 from segmentation.models.blocks import Activation, DenseBlock, Order, Recalibration, max_unpool
 
-__all__ = ["FAST", "PUBLISHED", "QuickNat", "QuickNatConfig"]
-
 
 class QuickNatConfig(NetworkConfig):
     """One member of the family; the defaults are the network as its authors' port has it."""

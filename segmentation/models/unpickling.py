@@ -27,8 +27,6 @@ from torch import Tensor
 from segmentation.errors import InputError, ModelError
 from segmentation.io.files import open_regular
 
-__all__ = ["Stub", "read_torch_file"]
-
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 # A pickle without its tensors holds names and shapes: kilobytes.

@@ -18,8 +18,6 @@ from torch.nn.functional import max_pool2d, pad
 from segmentation.models.base import Network
 from segmentation.models.blocks import Layer
 
-__all__ = ["WinogradConv2d", "max_pool_rounded", "save_products"]
-
 # Small numbers and their inverses, whose powers neither grow nor vanish; the last is infinity.
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 _TILE = 4  # results in a row

@@ -17,8 +17,6 @@ from segmentation.metrics.overlap import dice, joint_histogram, side_swap
 from segmentation.metrics.statistics import robust_z
 from segmentation.models.base import Classifier, Network
 
-__all__ = ["MEASURES", "Evidence", "Look", "Suspect", "look", "rank", "summarise"]
-
 Values = NDArray[np.float64]
 
 # Measure: what it says where it is large.

@@ -9,7 +9,8 @@ import pytest
 
 from segmentation.errors import EvaluationError
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.metrics import METRICS, PairMeasurements, compare
+from segmentation.metrics.definitions import METRICS
+from segmentation.metrics.pair import PairMeasurements, compare
 from segmentation.metrics.surface import hausdorff_mm, surface_distances
 
 SPACING_MM = (1.0, 1.5, 2.0)
