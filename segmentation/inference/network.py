@@ -14,7 +14,6 @@ from segmentation.errors import DeviceError
 from segmentation.models.base import Network
 from segmentation.models.ensemble import Ensemble
 from segmentation.models.hardware import GPU, computes_bfloat16
-from segmentation.models.winograd import save_products
 from segmentation.space.views import SliceAxes, to_slices
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -74,8 +73,6 @@ class ViewNetwork:
             # Norms that do not fold keep their statistics in full precision.
             if isinstance(module, nn.Conv2d | nn.PReLU):
                 module.to(dtype)
-        if device.type == "cpu" and dtype == torch.float32:
-            save_products(folded)
         self.dtype = dtype
         self.network = folded.to(device)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Annotated, Self
 
 import torch
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
-from segmentation.models.blocks import Layer, max_pool
+from segmentation.models.blocks import Layer
 
 
 def odd(number: int) -> int:
@@ -73,8 +72,6 @@ class Network(nn.Module, ABC):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        # What halves rows and columns; `winograd.py` replaces it.
-        self.pool: Callable[[Tensor], tuple[Tensor, Tensor]] = max_pool
         self.layout = torch.channels_last
 
     def new_classifier(self, classes: int) -> Classifier:

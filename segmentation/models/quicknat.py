@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, pixel_unshuffle
 
 from segmentation.models.base import Classifier, Network, NetworkConfig, odd
-from segmentation.models.blocks import Activation, DenseBlock, Order, Recalibration, max_unpool
+from segmentation.models.blocks import (
+    Activation,
+    DenseBlock,
+    Order,
+    Recalibration,
+    max_pool,
+    max_unpool,
+)
 
 
 class QuickNatConfig(NetworkConfig):
@@ -91,7 +98,7 @@ class QuickNat(Network):
         passed = []
         for encoder in self.encoders:
             skip = encoder(x)
-            x, where = self.pool(skip)
+            x, where = max_pool(skip)
             passed.append((skip, where))
         # The port builds a squeeze-and-excitation for its bottleneck and never applies it, nor
         # does it drop channels there.
