@@ -10,6 +10,7 @@ docs/python.md shows all of it. `python -m trinat` is the command line.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,10 @@ __all__ = [
     "segment",
     "segment_many",
 ]
+
+# As the command line does: on a busy machine threads that spin while they wait make all others wait,
+# many times longer than they work. libgomp reads it when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Imported when they are first used: torch takes seconds.
 _MODULES = {

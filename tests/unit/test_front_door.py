@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_importing_takes_nothing_heavy() -> None:
     assert done.stdout == "set()\n"
     (line,) = (line for line in done.stderr.splitlines() if line.endswith("| trinat"))
     assert int(line.split("|")[1]) < 200_000  # microseconds
+
+
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_in_python_too_waiting_threads_leave_processors_to_others(own: str | None) -> None:
+    probe = "import os, trinat; trinat.segment; print(os.environ['OMP_WAIT_POLICY'])"
+    given = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=given | ({"OMP_WAIT_POLICY": own} if own else {}),
+    )
+    assert done.stdout.split() == [own or "PASSIVE"]
 
 
 def test_python_m_trinat_is_the_command_line() -> None:
