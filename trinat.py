@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.predict.many import segment_many
     from segmentation.errors import TrinatError
     from segmentation.io.volume import Volume
-    from segmentation.metrics.table import evaluate
+    from segmentation.metrics.pair import evaluate
     from segmentation.models.checkpoint import load_model
     from segmentation.report.mesh import Surface
     from segmentation.report.result import Result, Segmenter, segment
@@ -51,7 +51,7 @@ _MODULES = {
     "TrinatError": "segmentation.errors",
     "View": "segmentation.space.views",
     "Volume": "segmentation.io.volume",
-    "evaluate": "segmentation.metrics.table",
+    "evaluate": "segmentation.metrics.pair",
     "load_model": "segmentation.models.checkpoint",
     "phantom": "segmentation.synthetic.phantom",
     "segment": "segmentation.report.result",

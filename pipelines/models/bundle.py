@@ -10,9 +10,9 @@ from pipelines.common.config import check, read_yaml
 from pipelines.models.sources import check_out, find_source
 from segmentation.errors import ConfigError, ModelError
 from segmentation.inference.prior import build_template, default_prior
+from segmentation.models.architectures import Ensemble, EnsembleConfig
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import Model, class_weights, load_model, save_model
-from segmentation.models.ensemble import Ensemble, EnsembleConfig
 from segmentation.models.model_info import (
     Description,
     Fusion,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from segmentation.errors import DeviceError
+from segmentation.models.architectures import Ensemble
 from segmentation.models.base import Network
-from segmentation.models.ensemble import Ensemble
 from segmentation.models.hardware import GPU, computes_bfloat16
 from segmentation.space.views import SliceAxes, to_slices
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.inference.cleanup import clean_up
+from segmentation.inference.segmentation import clean_up
 from segmentation.inference.uncertainty import Samples, dice_of_maps, entropy_of, view_agreement
 from segmentation.labels.scheme import Label, LabelScheme
 from segmentation.space.views import View

@@ -10,9 +10,8 @@ import torch
 from pydantic import ValidationError
 
 from segmentation.inference.network import ViewNetwork
-from segmentation.models.architectures import build
+from segmentation.models.architectures import Ensemble, EnsembleConfig, build
 from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.ensemble import Ensemble, EnsembleConfig
 from segmentation.models.model_info import Description
 from segmentation.models.quicknat import QuickNatConfig
 from segmentation.space.views import View, slice_axes

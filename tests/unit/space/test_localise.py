@@ -13,9 +13,8 @@ from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
 from segmentation.io.volume import Volume
-from segmentation.space.conform import conform
+from segmentation.space.conform import conform, foreground, head_box
 from segmentation.space.grid import Box
-from segmentation.space.localise import foreground, head_box
 from segmentation.space.resample import occupied_box
 from segmentation.synthetic.phantom import phantom
 
