@@ -39,8 +39,8 @@ __all__ = [
     "segment_many",
 ]
 
-# As the command line does: on a busy machine threads that spin while they wait make all others wait,
-# many times longer than they work. libgomp reads it when torch is imported.
+# As the command line does: on a busy machine, threads that spin while they wait make all others
+# wait, many times longer than they work. libgomp reads it when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Imported when they are first used: torch takes seconds.
