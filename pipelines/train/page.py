@@ -99,9 +99,11 @@ def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
     from matplotlib.figure import Figure
 
     titles = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    panels = ("loss", "rate", "dice", "iou")
-    for panel, axes in zip(panels, figure.subplots(2, 2).flat, strict=True):
+    known = {key.split()[-1] for _, curves in runs for key, (steps, _) in curves.items() if steps}
+    # Without validation there is no Dice to draw.
+    panels = ["loss", "rate", *(panel for panel in titles if panel in known)]
+    figure = Figure(figsize=(11, 1.5 * len(panels)), layout="constrained")
+    for panel, axes in zip(panels, figure.subplots(len(panels) // 2, 2).flat, strict=True):
         named = 0
         for name, curves in runs:
             for key, (steps, values) in curves.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from pipelines.train.log import Metrics, append_scores
 from pipelines.train.page import read_curves, write_page
@@ -90,3 +91,12 @@ def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
     page = (tmp_path / "run.html").read_text()
     assert caption in page
     assert page.count("data:image/png;base64,") == 2
+
+
+def test_without_validation_there_are_two_curves_in_place_of_four(tmp_path: Path) -> None:
+    heights = []
+    for _ in range(2):
+        write_page(tmp_path, "a run", SCHEME)
+        heights.append(imread(tmp_path / "progress.png").shape[0])
+        append_scores(tmp_path, 10, scores(0.5), SCHEME)
+    assert heights == [330, 660]
