@@ -8,21 +8,8 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import run
-from pipelines.cli.options import (
-    HELP,
-    Entropy,
-    FillNonfinite,
-    ListOptions,
-    Model,
-    Overwrite,
-    Probabilities,
-    Quiet,
-    Stats,
-    TrustAffine,
-    Uncertainty,
-    show_version,
-)
+from pipelines.cli import options, run
+from pipelines.cli.options import show_version
 
 
 def command(
@@ -42,7 +29,7 @@ def command(
         "--session-label",
         help="Sessions to process, as a or ses-a. Default: all.",
     ),
-    model: Model = "",
+    model: options.Model = "",
     device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."),
     n_cpus: int | None = typer.Option(
         None,
@@ -52,14 +39,14 @@ def command(
         envvar="TRINAT_THREADS",
         help="Number of CPU threads.",
     ),
-    uncertainty: Uncertainty = 0,
-    stats: Stats = False,
-    entropy: Entropy = False,
-    probabilities: Probabilities = False,
-    fill_nonfinite: FillNonfinite = False,
-    trust_affine: TrustAffine = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    uncertainty: options.Uncertainty = 0,
+    stats: options.Stats = False,
+    entropy: options.Entropy = False,
+    probabilities: options.Probabilities = False,
+    fill_nonfinite: options.FillNonfinite = False,
+    trust_affine: options.TrustAffine = None,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
     _version: bool = typer.Option(
         False, "--version", "-v", callback=show_version, is_eager=True, help="Print the version."
     ),
@@ -117,5 +104,5 @@ def command(
 def main() -> NoReturn:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # BIDS Apps take `--participant_label 01 02`.
-    app.command(cls=ListOptions, context_settings=HELP)(command)
+    app.command(cls=options.ListOptions, context_settings=options.HELP)(command)
     run(app)

@@ -11,23 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from pipelines.cli.options import (
-    Entropy,
-    FillNonfinite,
-    Folds,
-    Json,
-    Model,
-    Overwrite,
-    Part,
-    Probabilities,
-    Stats,
-    StoreOption,
-    Threads,
-    Timings,
-    TrustAffine,
-    Uncertainty,
-    say_next,
-)
+from pipelines.cli import options
 from pipelines.common.naming import FOLD
 from segmentation.errors import ConfigError
 from segmentation.timing import as_table, stage, time_process
@@ -47,17 +31,17 @@ def predict(
         "or a SUBJECTS_DIR.",
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
-    model: Model = "",
-    store: StoreOption = None,
-    part: Part = "test",
-    folds: Folds = False,
+    model: options.Model = "",
+    store: options.StoreOption = None,
+    part: options.Part = "test",
+    folds: options.Folds = False,
     device: str = typer.Option(
         "auto",
         envvar="TRINAT_DEVICE",
         help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1.",
     ),
     workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
-    threads: Threads = None,
+    threads: options.Threads = None,
     batch: int | None = typer.Option(None, min=1, help="Number of slices per batch."),
     precision: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="Floating-point type that the networks compute in."
@@ -68,7 +52,7 @@ def predict(
     mirror: bool = typer.Option(
         False, "--mirror", help="Average with the prediction of the mirrored scan."
     ),
-    uncertainty: Uncertainty = 0,
+    uncertainty: options.Uncertainty = 0,
     clean: bool = typer.Option(
         False, "--clean", help="Keep the largest component of each structure and fill holes."
     ),
@@ -76,15 +60,15 @@ def predict(
         "aseg", "--format", help="Label numbers: aseg (FreeSurfer's) or index (0 to K)."
     ),
     mgz: bool = typer.Option(False, "--mgz", help="Write .mgz label maps for .mgz scans."),
-    stats: Stats = False,
+    stats: options.Stats = False,
     pictures: bool = typer.Option(True, help="Write a picture of each scan's labels."),
-    entropy: Entropy = False,
-    probabilities: Probabilities = False,
+    entropy: options.Entropy = False,
+    probabilities: options.Probabilities = False,
     dicom_seg: bool = typer.Option(
         False, "--dicom-seg", help="Write a DICOM SEG of each scan that was given as DICOM."
     ),
-    fill_nonfinite: FillNonfinite = False,
-    trust_affine: TrustAffine = None,
+    fill_nonfinite: options.FillNonfinite = False,
+    trust_affine: options.TrustAffine = None,
     require_checksum: bool = typer.Option(
         False,
         "--require-checksum",
@@ -96,7 +80,7 @@ def predict(
         help="Time limit per scan, in seconds; 0: none. Default: two hours for each pass of the "
         "networks.",
     ),
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     allow_cpu: bool = typer.Option(
         False, "--allow-cpu", help="Continue on the CPU if the GPU runs out of memory."
     ),
@@ -111,9 +95,9 @@ def predict(
     cluster_config: Path | None = typer.Option(
         None, help="YAML file with the cluster's jobs, cores, memory and walltime."
     ),
-    timings: Timings = False,
+    timings: options.Timings = False,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print one summary line only."),
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> int:
     """Segment scans: label maps in each scan's own space, volumes and quality grades.
 
@@ -177,11 +161,7 @@ def predict(
         timings=timings,
         overwrite=overwrite,
         shard=Shard.parse(shard) if shard else Shard.of_slurm(),
-        engine=engine_on(
-            cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout
-        )
-        if cluster
-        else None,
+        engine=engine_on(cluster, cluster_config, devices, workers, timeout) if cluster else None,
     )
     outcomes: list[Outcome] = []
     for place, found in runs.items():
@@ -204,13 +184,13 @@ def predict(
     )
     if store is not None and whole.done + whole.skipped and not (quiet or json_):
         which = ["--folds"] if folds else ["--part", part]
-        say_next("evaluate", "--store", store, *which, "--pred", out, "--out", "report")
+        options.say_next("evaluate", "--store", store, *which, "--pred", out, "--out", "report")
     return whole.exit
 
 
 def merge(
     out: Path = typer.Argument(help="The --out of the sharded trinat predict."),
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
 ) -> int:
     """Join the ledgers of shards: summary.tsv, volumes.tsv, qc.tsv and report.html.
 
@@ -276,7 +256,6 @@ def split_devices(text: str) -> tuple[str, ...]:
 def engine_on(
     cluster: str,
     config: Path | None,
-    *,
     devices: tuple[str, ...] = ("auto",),
     workers: int = 1,
     timeout_s: float | None = None,

@@ -115,7 +115,7 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from pipelines.train.page import HEAD, compare
+    from pipelines.train.log import HEAD, compare
 
     changed, summaries = compare(runs, out)
     table = Table("Run", *HEAD)

@@ -20,26 +20,10 @@ from segmentation.errors import DatasetError
 from segmentation.io.files import write_whole
 from segmentation.io.volume import Volume
 from segmentation.metrics.statistics import robust_z
-from segmentation.report.figures import (
-    INK,
-    MODEL_COLORS,
-    WARNING_COLOR,
-    Drawing,
-    canvas,
-    draw_boxes,
-    draw_dots,
-    name_rows,
-)
+from segmentation.report import figures, pictures
+from segmentation.report.figures import MODEL_COLORS, Drawing, canvas
 from segmentation.report.page import Column, Columns, Table, render, short_name, table
-from segmentation.report.pictures import (
-    brain_window,
-    draw_mosaic,
-    draw_rows,
-    encoded,
-    label_colors,
-    overlay,
-    three_pictures,
-)
+from segmentation.report.pictures import draw_rows, encoded, label_colors
 from segmentation.space.views import View, from_slices, to_slices
 
 Picture = NDArray[np.float32]
@@ -208,11 +192,13 @@ def _volume_plot(
     blue = MODEL_COLORS[0]
     with canvas(8.6, 0.24 * len(volumes) + 0.9) as (figure, axis):
         shares = [100 * values / np.median(values) for values in volumes.values()]
-        draw_boxes(axis, list(enumerate(shares)), 0.8, blue)
-        colors = [WARNING_COLOR if (s, _volume_of(name)) in far else blue for s, name, _ in dots]
+        figures.draw_boxes(axis, list(enumerate(shares)), 0.8, blue)
+        colors = [
+            figures.WARNING_COLOR if (s, _volume_of(name)) in far else blue for s, name, _ in dots
+        ]
         if shares:
-            draw_dots(axis, list(enumerate(shares)), 0.6, colors, "volumes")
-        name_rows(axis, volumes)
+            figures.draw_dots(axis, list(enumerate(shares)), 0.6, colors, "volumes")
+        figures.name_rows(axis, volumes)
         axis.set_xlabel("volume, % of the median")
     return Drawing(
         "volumes",
@@ -236,7 +222,7 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
     with canvas(8.6, 3.2) as (figure, axis):
         faint = max(0.08, 1 / len(shares) ** 0.5)
         axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
-        axis.plot(middles, np.median(shares, axis=0), color=INK, lw=1.6)
+        axis.plot(middles, np.median(shares, axis=0), color=figures.INK, lw=1.6)
         axis.set_xlabel("intensity on the working scale")
         axis.set_ylabel("% of the head's voxels")
         # Not by the first bins: where air is noisy they hold half of all voxels.
@@ -281,7 +267,7 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
         picture = encoded(draw_rows(rows, subject), "PNG")
     else:
         volumes = Volume(image, file.affine), Volume(labels, file.affine)
-        picture = encoded(draw_mosaic(*volumes, scheme, title=subject), "PNG")
+        picture = encoded(pictures.draw_mosaic(*volumes, scheme, title=subject), "PNG")
     write_whole(path, picture)
 
 
@@ -306,14 +292,14 @@ def show_augmented(
         generator = torch.Generator().manual_seed(seed)
         images, labels = Augmenter(settings, view, dataset.scheme)(images, labels, generator)
         colors = label_colors(dataset.scheme)
-        pictures = []
+        shown = []
         for image, truth in zip(images[:, 0].numpy(), labels.numpy(), strict=True):
-            window = brain_window(truth[None])
+            window = pictures.brain_window(truth[None])
             # Where nothing is labelled, all stays dark.
-            pictures.append(overlay(image[window] * truth.any(), truth[window], colors, 0.3))
+            shown.append(pictures.overlay(image[window] * truth.any(), truth[window], colors, 0.3))
         for start in range(0, count, _ACROSS):
             name = view.value if start == 0 else f"{view.value} {start + 1}"
-            rows[name] = pictures[start : start + _ACROSS]
+            rows[name] = shown[start : start + _ACROSS]
     write_whole(path, encoded(draw_rows(rows, f"{subject}, augmented, seed {seed}"), "PNG"))
 
 
@@ -327,4 +313,4 @@ def read_augmentation(path: Path | None) -> AugmentationConfig:
 def _across(image: NDArray[Any], labels: NDArray[Any], colors: Picture) -> list[Picture]:
     """Two slices, each as image, labels and overlay."""
     positions = (len(image) * 2 // 5, len(image) * 3 // 5)
-    return [p for n in positions for p in three_pictures(image[n], labels[n], colors)]
+    return [p for n in positions for p in pictures.three_pictures(image[n], labels[n], colors)]

@@ -27,13 +27,7 @@ from pipelines.predict.outputs import (
 )
 from pipelines.predict.tables import format_aseg_stats, write_label_table
 from segmentation.errors import reason_of
-from segmentation.inference.quality import (
-    grade,
-    limits_of,
-    mean_agreement,
-    tissue_contrast,
-    total_brain_mm3,
-)
+from segmentation.inference import quality
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
 from segmentation.io.files import sha256_of, write_whole
@@ -65,7 +59,7 @@ class CaseWorker:
                 batch=settings.batch,
                 allow_cpu=settings.allow_cpu,
             )
-        self._limits = limits_of(self.segmenter.model.info)
+        self._limits = quality.limits_of(self.segmenter.model.info)
         self._has_label_table = False
 
     def do(self, case: Case) -> Entry:
@@ -149,22 +143,22 @@ class CaseWorker:
     def _judge(self, found: Segmentation, changes: dict[str, float]) -> dict[str, Any]:
         """All numbers that the group's tables show."""
         volumes = found.volumes_mm3
-        verdict = grade(found, self._limits)
+        verdict = quality.grade(found, self._limits)
         result: dict[str, Any] = {
             "model": self.segmenter.model.name,
             "grade": verdict.name,
             "reasons": list(verdict.reasons),
             "structure_grades": dict(verdict.structures),
             "notes": list(found.notes),
-            "total_brain_mm3": round(total_brain_mm3(found.scheme, volumes), 3),
+            "total_brain_mm3": round(quality.total_brain_mm3(found.scheme, volumes), 3),
             "volumes_mm3": {name: round(volume, 3) for name, volume in volumes.items()},
-            "tissue_contrast": _rounded(tissue_contrast(found)),
+            "tissue_contrast": _rounded(quality.tissue_contrast(found)),
         }
         if pseudo := self.segmenter.model.info.training.pseudo_labels:
             result["pseudo_labels"] = pseudo
         doubts: dict[str, np.ndarray] = {}
         if found.agreement is not None:
-            result["mean_agreement"] = _rounded(mean_agreement(found))
+            result["mean_agreement"] = _rounded(quality.mean_agreement(found))
             doubts["agreement"] = found.agreement
         if found.uncertainty is not None:
             for name in ("iou", "pairwise_dice", "volume_cv"):

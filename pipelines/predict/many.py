@@ -79,7 +79,7 @@ def segment_many(
             inputs,
             folder,
             os.fspath(model),
-            OutputSettings(picture=out is not None),
+            output=OutputSettings(picture=out is not None),
             engine=partial(SerialEngine, device=device),
         )
         if inputs:

@@ -60,21 +60,27 @@ class OutputSettings:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run is told and each of its workers knows; `output` alone changes what comes out."""
+
+    output: OutputSettings = field(default_factory=OutputSettings)
+    threads: int | None = None
+    batch: int | None = None
+    allow_cpu: bool = False
+    require_checksum: bool = False
+    timings: bool = False  # of the run's processes, for its outcome
+
+
 @dataclass(frozen=True)
-class RunSettings:
-    """Where and with what; devices and processes do not change what comes out."""
+class RunSettings(Options):
+    """All that a worker is told."""
 
     out: Path
     model: Path
     model_sha256: str
     staging: Path  # on the disk of `out`; emptied at start and end
-    output: OutputSettings = field(default_factory=OutputSettings)
     bids: bool = False
-    threads: int | None = None
-    batch: int | None = None
-    allow_cpu: bool = False
-    require_checksum: bool = False
-    timings: bool = False
 
 
 def slices_of(case: str) -> str:

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from pipelines.predict.outputs import (
     TABLES,
     WORK,
     CaseNames,
-    OutputSettings,
+    Options,
     RunSettings,
     slices_of,
 )
@@ -86,22 +86,16 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Options):
     """All that a run is told."""
 
     inputs: Sequence[str]
     out: Path
     model: str = "fast"
-    output: OutputSettings = field(default_factory=OutputSettings)
     devices: tuple[str, ...] = ("auto",)
     workers: int = 1
-    threads: int | None = None
-    batch: int | None = None
-    allow_cpu: bool = False
     timeout_s: float | None = None  # for one scan; 0: none
     overwrite: bool = False
-    require_checksum: bool = False
-    timings: bool = False  # of the run's processes, for its outcome
     shard: Shard | None = None
     participants: Collection[str] = ()
     sessions: Collection[str] = ()
@@ -133,19 +127,10 @@ class Plan:
     def settings(self, model: Path, staging: Path, *, bids: bool = False) -> RunSettings:
         # Another engine knows its own machines.
         own = None if self.engine else max(1, cpu_count() // len(self.worker_devices))
-        return RunSettings(
-            out=self.out,
-            model=model,
-            model_sha256=sha256_of(model / MODEL_FILE),
-            staging=staging,
-            output=self.output,
-            bids=bids,
-            threads=self.threads or own,
-            batch=self.batch,
-            allow_cpu=self.allow_cpu,
-            require_checksum=self.require_checksum,
-            timings=self.timings,
-        )
+        options = {option.name: getattr(self, option.name) for option in fields(Options)}
+        options["threads"] = self.threads or own
+        digest = sha256_of(model / MODEL_FILE)
+        return RunSettings(self.out, model, digest, staging, bids, **options)
 
     def local_engine(self, settings: RunSettings) -> Engine:
         return LocalEngine(settings, self.worker_devices, timeout_s=self.limit_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,28 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.train.clock import JobClock, TimeLimit
 from pipelines.train.data import open_data
-from pipelines.train.log import Metrics, append_scores
-from pipelines.train.page import write_examples, write_page
+from pipelines.train.log import Metrics, append_scores, write_examples, write_page
 from pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from segmentation import timing
 from segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
 from segmentation.io.files import write_whole
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
+from segmentation.training import state as states
 from segmentation.training.config import Recipe, StageConfig, ValidationConfig
 from segmentation.training.loop import StepReport, Trainer
 from segmentation.training.network import ViewsNet, copy_matching
-from segmentation.training.state import (
-    check_identity,
-    from_bytes,
-    read_latest,
-    to_bytes,
-    write_state,
-)
 from segmentation.training.validation import Scan, Scores, validate
 from segmentation.training.workers import Workers
+
+# Share of a job's time that is reserved for validation until one has been measured.
+_UNMEASURED = 0.1
 
 
 @dataclass(frozen=True)
@@ -177,7 +173,7 @@ class JobRun:
         write_page(self.folder, ", ".join(title), self.scheme)
 
     def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
-        state, problems = read_latest(self.folder)
+        state, problems = states.read_latest(self.folder)
         before = (
             "the state before it is used" if state else "no sound one is left, the job starts again"
         )
@@ -185,7 +181,7 @@ class JobRun:
             self.watcher.say(f"{problem}: {before}")
         if state is None:
             return
-        check_identity(state.identity, identity, self.folder)
+        states.check_identity(state.identity, identity, self.folder)
         if not by_time and state.counters.share is not None and state.counters.share < 1:
             raise TrainingError(
                 f"{state.counters.share:.0%} of its schedule are done, by time and not by steps",
@@ -199,9 +195,9 @@ class JobRun:
         """All processes start from the leader's state: disks may show each another file."""
         if self.workers.count == 1:
             return
-        state = self.workers.share(lambda: to_bytes(trainer.state({})))
+        state = self.workers.share(lambda: states.to_bytes(trainer.state({})))
         if not self.workers.leads:
-            trainer.load(from_bytes(state))
+            trainer.load(states.from_bytes(state))
 
     def _start(self) -> ViewsNet:
         """A network with its first weights: of the stage before, of a model, or random."""
@@ -242,7 +238,7 @@ class TrainScores:
 
     @timing.stage("save")
     def save(self, name: str | None = None) -> None:
-        write_state(self.run.folder, self.trainer.state(self.identity), name=name)
+        states.write_state(self.run.folder, self.trainer.state(self.identity), name=name)
 
     def interruption(self) -> InterruptedRunError:
         return InterruptedRunError(
@@ -326,3 +322,62 @@ class TrainScores:
             self.trainer.device,
             bf16=self.trainer.bf16,
         )
+
+
+# Training within a wall time: the time of a call, and each job's part of it ----------------
+
+
+class TimeLimit:
+    """The seconds that one call may take, from the end of its first step on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = math.inf  # by time.monotonic; not known before the first step
+        self.validation_s: float | None = None  # the longest so far, with what is written then
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.end
+
+
+class JobClock:
+    """What is done of a job's schedule, by the wall clock.
+
+    The time left is divided among the jobs left by what each has still to do. A job's first step
+    is no progress: a compiler may take minutes in it.
+    """
+
+    def __init__(self, limit: TimeLimit, done: float, others: int, *, validates: bool) -> None:
+        self.limit, self.done, self.validates = limit, done, validates
+        self.part = (1 - done) / (1 - done + others) if done < 1 else 0.0
+        self.share = done
+        self.has_started = False
+        self.longest_s = 0.0
+
+    def start(self, writing_s: float) -> None:
+        """After the first step and the `writing_s` that its state then took."""
+        self.has_started = True
+        self.began, limit = time.monotonic(), self.limit
+        limit.end = min(limit.end, self.began - writing_s + limit.seconds)
+        self.seconds = (limit.end - self.began) * self.part
+        # The state, the page, and the model that is made of all.
+        self.writing_s = 2 * writing_s
+        if self._for_steps() <= 0:
+            limit.end = self.began
+
+    def tick(self, step_s: float) -> float:
+        """After a step; returns the share of the schedule that is done."""
+        self.longest_s = max(step_s, 0.9 * self.longest_s)
+        whole = self._for_steps() - self.longest_s
+        spent = time.monotonic() - self.began
+        now = min(1.0, spent / whole) if whole > 0 else 1.0
+        self.share = max(self.share, self.done + (1 - self.done) * now)
+        return self.share
+
+    def _for_steps(self) -> float:
+        """Seconds of this job without those at its end."""
+        validation = 0.0
+        if self.validates:
+            known = self.limit.validation_s
+            validation = _UNMEASURED * self.seconds if known is None else known
+        return self.seconds - self.writing_s - validation

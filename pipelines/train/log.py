@@ -1,27 +1,38 @@
-"""What training writes as it goes on: metrics.csv, validations.csv, TensorBoard."""
+"""What training writes as it goes on (tables, TensorBoard, pages), and runs compared by it."""
 
 from __future__ import annotations
 
 import csv
+import json
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from segmentation.errors import ConfigError
-from segmentation.io.files import atomic_text, read_text
+from pipelines.common.config import read_yaml
+from pipelines.train.result import DONE
+from segmentation.errors import ConfigError, TrainingError
+from segmentation.io.files import atomic_text, atomic_write, read_text, write_whole
 from segmentation.labels.scheme import LabelScheme
+from segmentation.report.page import render
+from segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport
-from segmentation.training.validation import Scores
+from segmentation.training.state import Counters, differences, read_latest
+from segmentation.training.validation import Examples, Scores
 
 METRICS, VALIDATIONS = "metrics.csv", "validations.csv"
 _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
 _METRIC_COLUMNS = ("step", "epoch", "loss", "rate", "gradient_norm", "slices_per_second")
 # Lines of metrics.csv: dense enough for a curve, few enough for a long run.
 _REPORT_SECONDS = 10.0
+Curve = tuple[list[float], list[float]]
+# A table of a page: its caption, titles and rows.
+Rows = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 
 
 class Metrics:
@@ -106,3 +117,221 @@ def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: L
     ]
     with atomic_text(path) as file:
         csv.writer(file).writerows([_SCORE_COLUMNS, *kept, *added])
+
+
+# Pages --------------------------------------------------------------------------------------
+
+
+def read_curves(job: Path) -> dict[str, Curve]:
+    """Loss, rate and mean validation Dice of each view over the steps of one job."""
+    curves: dict[str, Curve] = {}
+    metrics = read_rows(job / METRICS)
+    for key in ("loss", "rate"):
+        pairs = [(float(r["step"]), float(r[key])) for r in metrics if r[key]]
+        curves[key] = ([x for x, _ in pairs], [y for _, y in pairs])
+    for metric in ("dice", "iou"):
+        values: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for row in read_rows(job / VALIDATIONS):
+            values[row["view"], float(row["step"])].append(float(row[metric]))
+        for (view, step), scores in values.items():
+            steps, means = curves.setdefault(f"{view} {metric}", ([], []))
+            steps.append(step)
+            means.append(sum(scores) / len(scores))
+    return curves
+
+
+def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
+    """progress.png and run.html of one job, as it stands."""
+    curves = read_curves(job)
+    picture = _draw([("", curves)])
+    write_whole(job / "progress.png", picture)
+    pictures = [("curves of training", picture)]
+    tables = []
+    scores = read_rows(job / VALIDATIONS)
+    if scores:
+        pictures.append(("Dice and IoU of each structure through time", _draw_structures(scores)))
+        last = max(int(row["step"]) for row in scores)
+        rows = [
+            (f"{row['structure']}, {row['view']}", row["dice"], row["iou"])
+            for row in scores
+            if int(row["step"]) == last
+        ]
+        tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
+    examples = [
+        (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", path.read_bytes())
+        for path in sorted((job / "examples").glob("*.png"))
+    ]
+    title = f"{title} ({scheme.name})"
+    _write(job / "run.html", title=title, pictures=pictures, tables=tables, examples=examples)
+
+
+def write_examples(
+    job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
+) -> None:
+    """Validation slices, the same at each step: image, truth and prediction."""
+    from matplotlib.image import imsave
+
+    colors, plain = label_colors(scheme), np.zeros_like(examples.truth)
+    kinds = (plain, examples.truth, examples.predicted)
+    # Cropped by the truth, so that pictures of all steps show the same field.
+    window = (slice(None), *brain_window(examples.truth))
+    panels = [overlay(examples.images[window], kind[window], colors) for kind in kinds]
+    # (S, H, 3 W, 3) to one slice below another; row 0 of each stands at its bottom.
+    rows = np.concatenate(panels, axis=2)[:, ::-1]
+    folder = job / "examples"
+    folder.mkdir(exist_ok=True)
+    with atomic_write(folder / f"{view}-{step:09d}.png") as file:
+        imsave(file, np.concatenate(rows), format="png")
+
+
+def _write(path: Path, **context: Any) -> None:
+    write_whole(path, render("run.html", style="plain.css", script="", **context))
+
+
+def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
+    """Loss, rate, Dice and IoU over steps, as PNG."""
+    # Figure, not pyplot: no global state, and no window system is asked for.
+    from matplotlib.figure import Figure
+
+    titles = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
+    known = {key.split()[-1] for _, curves in runs for key, (steps, _) in curves.items() if steps}
+    # Without validation there is no Dice to draw.
+    panels = ["loss", "rate", *(panel for panel in titles if panel in known)]
+    figure = Figure(figsize=(11, 1.5 * len(panels)), layout="constrained")
+    for panel, axes in zip(panels, figure.subplots(len(panels) // 2, 2).flat, strict=True):
+        named = 0
+        for name, curves in runs:
+            for key, (steps, values) in curves.items():
+                if key != panel and not key.endswith(f" {panel}"):
+                    continue
+                label = " ".join(word for word in (name, key.removesuffix(f" {panel}")) if word)
+                axes.plot(steps, values, label=label, marker="." if len(steps) < 30 else None)
+                named += key != panel or bool(name)
+        axes.set_title(titles.get(panel, panel))
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if panel in titles:
+            axes.set_ylim(0, 1)
+        if named:
+            axes.legend(fontsize="small")
+    return png_bytes(figure, 110)
+
+
+def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
+    """Dice and IoU of each structure at each validation, a row of panels a view, as PNG."""
+    from matplotlib.figure import Figure
+
+    views = list(dict.fromkeys(row["view"] for row in scores))
+    lines = len({(row["view"], row["structure"]) for row in scores})
+    figure = Figure(figsize=(11, 1.5 + 0.17 * lines), layout="constrained")
+    for panels, view in zip(figure.subplots(len(views), 2, squeeze=False), views, strict=True):
+        mine = [row for row in scores if row["view"] == view]
+        names = list(dict.fromkeys(row["structure"] for row in mine))
+        steps = list(dict.fromkeys(row["step"] for row in mine))
+        for panel, (metric, title) in zip(panels, (("dice", "Dice"), ("iou", "IoU")), strict=True):
+            table = np.full((len(names), len(steps)), np.nan)
+            for row in mine:
+                place = names.index(row["structure"]), steps.index(row["step"])
+                table[place] = float(row[metric])
+            shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            panel.set_title(f"{title}, {view}")
+            panel.set_yticks(range(len(names)), names, fontsize="x-small")
+            # As many steps as can be read.
+            some = range(0, len(steps), -(-len(steps) // 6))
+            panel.set_xticks(some, [steps[i] for i in some])
+            panel.set_xlabel("step")
+            figure.colorbar(shown, ax=panel)
+    return png_bytes(figure, 110)
+
+
+# Runs compared --------------------------------------------------------------------------------
+
+HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """One job of a run as its files say; None for what it has not."""
+
+    name: str
+    steps: int
+    hours: float | None
+    final_loss: float | None
+    best_dice: float | None
+    iou: float | None  # where the Dice is best
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Under HEAD."""
+        figures = (self.hours, self.final_loss, self.best_dice, self.iou)
+        texts = ("" if value is None else f"{value:.3f}" for value in figures)
+        return (self.name, str(self.steps), *texts)
+
+
+def summarise(run: Path) -> list[JobSummary]:
+    """All jobs of a run, in the order of their names."""
+    if not (run / "config.yaml").is_file():
+        raise TrainingError("no training run here (config.yaml is missing)", where=run)
+    return [_summarise_job(job, run) for job in _jobs(run)]
+
+
+def compare(
+    runs: Sequence[Path], out: Path | None
+) -> tuple[list[str], dict[str, list[JobSummary]]]:
+    """Differences of settings to the first run, and each run's jobs; `out` gets a page of it."""
+    names = [str(run) for run in runs]
+    summaries = {name: summarise(run) for name, run in zip(names, runs, strict=True)}
+    configs = [read_yaml(run / "config.yaml") for run in runs]
+    changed = [
+        f"{name}: {line}"
+        for name, config in zip(names[1:], configs[1:], strict=True)
+        for line in differences(configs[0], config)
+    ]
+    if out is not None:
+        curves: list[tuple[str, dict[str, Curve]]] = [
+            (f"{run.name} {job.relative_to(run)}", read_curves(job))
+            for run in runs
+            for job in _jobs(run)
+        ]
+        rows = [(name, *job.shown) for name, jobs in summaries.items() for job in jobs]
+        tables: list[Rows] = [("Scores", ("Run", *HEAD), rows)]
+        if changed:
+            tables.append(("Settings that differ", ("",), [(line,) for line in changed]))
+        pictures = [("curves of training", _draw(curves))]
+        _write(out, title="Runs compared", pictures=pictures, tables=tables, examples=())
+    return changed, summaries
+
+
+def _jobs(run: Path) -> list[Path]:
+    return sorted(path.parent for path in run.glob("*/*/metrics.csv"))
+
+
+def _counters(job: Path) -> Counters | None:
+    """The counters at a job's end; of an unfinished job those of its last sound state."""
+    done = job / DONE
+    if done.is_file():
+        return Counters(**json.loads(done.read_text("utf-8")))
+    state, _ = read_latest(job)
+    return state.counters if state else None
+
+
+def _summarise_job(job: Path, run: Path) -> JobSummary:
+    curves = read_curves(job)
+    steps, losses = curves["loss"]
+    counters = _counters(job)
+    dice, iou = _means(curves, "dice"), _means(curves, "iou")
+    best = dice.index(max(dice)) if dice else None
+    return JobSummary(
+        name=str(job.relative_to(run)),
+        steps=counters.step if counters else int(steps[-1] if steps else 0),
+        hours=counters.seconds / 3600 if counters else None,
+        final_loss=losses[-1] if losses else None,
+        best_dice=None if best is None else dice[best],
+        iou=None if best is None else iou[best],
+    )
+
+
+def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
+    """At each validation the mean over views that are trained together."""
+    found = [values for key, (_, values) in curves.items() if key.endswith(f" {metric}")]
+    return [sum(at) / len(at) for at in zip(*found, strict=False)]

@@ -17,8 +17,7 @@ import yaml
 from pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from pipelines.common.lock import refuse_foreign, run_lock
 from pipelines.common.process import prepare_training, stop_signals
-from pipelines.train.clock import TimeLimit
-from pipelines.train.job import Job, JobRun, Watcher
+from pipelines.train.job import Job, JobRun, TimeLimit, Watcher
 from pipelines.train.result import DATA, DONE, read_data, save_run
 from segmentation.data.splits import read_split
 from segmentation.data.store import SPLIT, Store

@@ -49,7 +49,7 @@ _PRELOADED = (
     "pipelines.serve.app",
     "pipelines.web.start",
     "pipelines.train.launch",
-    "pipelines.train.page",
+    "pipelines.train.log",
     "segmentation.report.evaluation",
     "helpers.serial",
 )

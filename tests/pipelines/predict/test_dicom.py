@@ -147,7 +147,9 @@ def test_a_zip_that_was_not_looked_into_gets_the_dicom_seg_that_its_case_asks_fo
     with zipfile.ZipFile(tmp_path / "scan.zip", "w") as archive:
         for path in write_classic(tmp_path / "in", head("LPS")):
             archive.write(path, path.name)
-    settings = RunSettings(tmp_path, random_model(), "", tmp_path / "staging", QUICK, threads=1)
+    settings = RunSettings(
+        tmp_path, random_model(), "", tmp_path / "staging", output=QUICK, threads=1
+    )
     case = Case("a", tmp_path / "scan.zip", "a", also=("dicom_seg",))
     (entry,) = SerialEngine(settings).run([case], lambda: False)
     assert (entry.status, entry.reason) == ("done", "")

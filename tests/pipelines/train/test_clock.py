@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.train import clock as trainclock
-from pipelines.train.clock import JobClock, TimeLimit
+from pipelines.train import job as trainjob
+from pipelines.train.job import JobClock, TimeLimit
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(trainclock, "time", clock)
+    monkeypatch.setattr(trainjob, "time", clock)
     return clock
 
 

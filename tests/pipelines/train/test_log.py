@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pipelines.train.log import Metrics, append_scores
-from pipelines.train.page import read_curves, write_page
+from pipelines.train.log import Metrics, append_scores, read_curves, write_page
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport

@@ -21,7 +21,7 @@ from pipelines.cli import app
 from pipelines.common.config import with_settings
 from pipelines.train.data import usual_readers
 from pipelines.train.job import Watcher
-from pipelines.train.page import compare, summarise
+from pipelines.train.log import compare, summarise
 from pipelines.train.run import read_recipe, train
 from segmentation.errors import (
     ConfigError,

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.train.log import Metrics, append_scores
-from pipelines.train.page import JobSummary, summarise
+from pipelines.train.log import JobSummary, Metrics, append_scores, summarise
 from segmentation.labels.scheme import load_scheme
 from segmentation.space.views import View
 from segmentation.training.loop import StepReport
