@@ -125,9 +125,8 @@ def suspects(
             device=device,
             finished=lambda done, of: shown.show(f"{done}/{of} subjects", done, of),
         )
-    for suspect in ranked:
-        if suspect.score > limit:
-            typer.echo(f"{suspect.subject}: {suspect.score:.1f}, {suspect.why}")
+    for subject, row in ranked[ranked["score"] > limit].iterrows():
+        typer.echo(f"{subject}: {row['score']:.1f}, {row['why']}")
     typer.echo(folder / "suspects.html")
     if not quiet:
         say_next("split", store, "--exclude", folder / EXCLUDE)

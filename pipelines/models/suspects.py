@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from pipelines.common.lock import claimed
@@ -20,7 +21,7 @@ from segmentation.models.hardware import choose_device
 from segmentation.report.page import Column, Columns, render, table
 from segmentation.report.pictures import brain_window, draw_rows, encoded, label_colors, overlay
 from segmentation.space.views import View
-from segmentation.training.suspects import MEASURES, Look, Suspect, look, rank, summarise
+from segmentation.training.suspects import MEASURES, Look, look, rank, summarise
 
 EXCLUDE = "exclude.txt"
 _FILES = ("suspects.tsv", "suspects.html")
@@ -57,8 +58,7 @@ class _Sight:
                 strict=True,
             )
         ]
-        names = ("truth", "predicted", "loss", "gradient")
-        joined = Look(*(np.concatenate([getattr(part, name) for part in looks]) for name in names))
+        joined = Look(*(np.concatenate(parts) for parts in zip(*looks, strict=True)))
         return joined, images[:, images.shape[1] // 2]
 
 
@@ -71,8 +71,8 @@ def find_suspects(
     limit: float = LIMIT,
     device: str = "auto",
     finished: Callable[[int, int], object] = lambda done, of: None,
-) -> list[Suspect]:
-    """Write suspects.tsv, suspects.html and exclude.txt; all subjects, the worst first."""
+) -> pd.DataFrame:
+    """Write suspects.tsv, suspects.html and exclude.txt; a row a subject, the worst first."""
     store, model = Store(root), load_model(name)
     if store.scheme.names != model.scheme.names:
         raise ConfigError(
@@ -96,7 +96,9 @@ def find_suspects(
         finished(number, len(subjects))
     ranked = rank(found, classes.names, partners)
     with claimed(out, (*_FILES, EXCLUDE)):
-        _write(model, out, ranked, sights, limit)
+        worst = {subject: found[subject].worst for subject in ranked.index[:_SHOWN]}
+        pictures = [_picture(s, ranked.loc[s], sights[v], at) for s, (v, at) in worst.items()]
+        _write(model, out, ranked, pictures, limit)
     return ranked
 
 
@@ -119,18 +121,19 @@ def _sights(
 
 
 def _write(
-    model: Model, out: Path, ranked: Sequence[Suspect], sights: Sequence[_Sight], limit: float
+    model: Model,
+    out: Path,
+    ranked: pd.DataFrame,
+    pictures: Sequence[tuple[str, bytes]],
+    limit: float,
 ) -> None:
-    rows = [
-        (s.subject, s.score, s.why, s.structure, *(s.evidence.measures[m] for m in MEASURES))
-        for s in ranked
-    ]
-    titles = ("subject", "score", "why", "structure", *MEASURES)
-    write_tsv(out / "suspects.tsv", titles, [[*r[:1], f"{r[1]:.2f}", *r[2:]] for r in rows])
-    beyond = [suspect for suspect in ranked if suspect.score > limit]
+    rows = list(ranked.itertuples(name=None))
+    listed = [(subject, f"{score:.2f}", *rest) for subject, score, *rest in rows]
+    write_tsv(out / "suspects.tsv", ("subject", *ranked.columns), listed)
+    beyond = ranked.index[ranked["score"] > limit]
     with atomic_text(out / EXCLUDE) as file:
         file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
-        file.writelines(f"{suspect.subject}\n" for suspect in beyond)
+        file.writelines(f"{subject}\n" for subject in beyond)
     hints = {"loss": "mean cross entropy", "shift": "voxels", "sides": "share that is exchanged"}
     numbers = [Column(m, 3, hints.get(m, "")) for m in MEASURES]
     columns: Columns = ["Subject", Column("Score", 1), "Why", "Structure", *numbers]
@@ -145,24 +148,22 @@ def _write(
         text="The score is the largest distance from the other subjects, in robust standard "
         "deviations. Look at each suspect: unusual anatomy has a high score too.",
         drawings=[],
-        pictures=[_picture(suspect, sights) for suspect in ranked[:_SHOWN]],
+        pictures=pictures,
         tables=[table("suspects", "All subjects, the most suspect first", columns, rows)],
     )
     write_whole(out / "suspects.html", page)
 
 
-def _picture(suspect: Suspect, sights: Sequence[_Sight]) -> tuple[str, bytes]:
+def _picture(subject: str, row: pd.Series, sight: _Sight, at: int) -> tuple[str, bytes]:
     """Image, labels and prediction of the slice with the highest loss, with a caption."""
-    number, at = suspect.evidence.worst
-    sight = sights[number]
     place = sight.slices[at]
-    found, gray = sight.look(suspect.subject, [place])
+    found, gray = sight.look(subject, [place])
     shown = (0, *brain_window(found.truth | found.predicted))
     colors = label_colors(sight.model.classes_of(sight.view))
     kinds = (np.zeros_like(found.truth), found.truth, found.predicted)
-    row = [overlay(gray[shown], kind[shown], colors) for kind in kinds]
-    caption = f"{suspect.subject}: {suspect.why} (score {suspect.score:.1f})"
+    pictures = [overlay(gray[shown], kind[shown], colors) for kind in kinds]
     what = f"{sight.view.value} {place}"
-    return f"{caption}. Image, labels, prediction; {what}", encoded(
-        draw_rows({what: row}, suspect.subject), "PNG"
+    caption = (
+        f"{subject}: {row['why']} (score {row['score']:.1f}). Image, labels, prediction; {what}"
     )
+    return caption, encoded(draw_rows({what: pictures}, subject), "PNG")

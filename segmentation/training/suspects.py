@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,8 +36,7 @@ _FEWEST = 20
 _USUAL = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
+class Look(NamedTuple):
     """Slices of one view (N, H, W) as a network sees them, and what their labels cost."""
 
     truth: NDArray[np.uint8]
@@ -45,24 +45,12 @@ class Look:
     gradient: Values  # (N,) norm of its gradient for the classifier's weights
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(NamedTuple):
     """A subject's measures, voxels by label and prediction (K, K), and where loss is highest."""
 
     measures: Mapping[str, float]
     joint: NDArray[np.int64]
     worst: tuple[int, int]  # view and slice
-
-
-@dataclass(frozen=True, eq=False)
-class Suspect:
-    """`score` is the largest distance from the other subjects, in robust standard deviations."""
-
-    subject: str
-    score: float
-    why: str
-    structure: str  # that is farthest from the other subjects'
-    evidence: Evidence
 
 
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
@@ -131,26 +119,24 @@ def _shift(view: Look, classes: int) -> float:
 
 def rank(
     found: Mapping[str, Evidence], names: Sequence[str], partners: NDArray[np.int64]
-) -> list[Suspect]:
-    """All subjects, the most suspect first."""
-    columns = {
-        # From 1 on, so that measures which are 0 for most subjects have a least spread too.
-        name: robust_z(
-            1 + np.array([e.measures[name] for e in found.values()]), least_spread=_LEAST
-        )
-        for name in MEASURES
-    }
+) -> pd.DataFrame:
+    """A row a subject, the most suspect first: score, why, structure, and the measures.
+
+    The score is the largest distance from the other subjects, in robust standard deviations;
+    `structure` is the one that is farthest from theirs.
+    """
+    measures = pd.DataFrame([e.measures for e in found.values()], list(found), list(MEASURES))
+    # From 1 on, so that measures which are 0 for most subjects have a least spread too.
+    distances = (1 + measures).apply(robust_z, raw=True, least_spread=_LEAST)
     by_structure = _by_structure(np.array([e.joint for e in found.values()]), partners)
     # Of many structures one is always somewhat far: what counts is how much farther.
     farthest = by_structure.max(1)
-    columns["structure"] = farthest - np.median(farthest)
-    suspects = []
-    table = np.column_stack(list(columns.values()))
-    for subject, distances, structures in zip(found, table, by_structure, strict=True):
-        structure = names[1 + int(structures.argmax())]
-        why = MEASURES.get(list(columns)[int(distances.argmax())], f"{structure} differs")
-        suspects.append(Suspect(subject, float(distances.max()), why, structure, found[subject]))
-    return sorted(suspects, key=lambda suspect: -suspect.score)
+    distances["structure"] = farthest - np.median(farthest)
+    structures = [names[1 + n] for n in by_structure.argmax(1)]
+    kinds = zip(distances.idxmax(axis=1), structures, strict=True)
+    why = [MEASURES.get(str(kind), f"{structure} differs") for kind, structure in kinds]
+    table = pd.DataFrame({"score": distances.max(axis=1), "why": why, "structure": structures})
+    return table.join(measures).sort_values("score", ascending=False, kind="stable")
 
 
 def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Values:
