@@ -75,7 +75,6 @@ class Statistics:
 
     voxels: tuple[int, ...] = ()  # per class
     class_means: tuple[float, ...] = ()  # intensity per class; 0 where it has no voxel
-    class_stds: tuple[float, ...] = ()
     percentiles: Mapping[str, float] = field(default_factory=dict)  # of the head, intensity > 0
     histogram: tuple[int, ...] = ()  # of the head: 64 bins from 0 to 1.5, the last open above
 
@@ -216,6 +215,7 @@ class SubjectFile:
     @property
     def statistics(self) -> Statistics:
         values = json.loads(self._opened().attrs["statistics"])
+        values.pop("class_stds", None)  # of older stores
         percentiles = values.pop("percentiles")
         return Statistics(**{k: tuple(v) for k, v in values.items()}, percentiles=percentiles)
 
@@ -332,19 +332,14 @@ def _describe(
     )
     levels = np.percentile(head, (1, 50, 99)).tolist() if head.size else [0.0] * 3
     means: tuple[float, ...] = ()
-    stds: tuple[float, ...] = ()
     if labels is not None:
         inside = labels > 0
         classes_in, values = labels[inside], image[inside].astype(np.float64)
         number = np.maximum(np.bincount(classes_in, minlength=classes), 1)
-        mean = np.bincount(classes_in, values, classes) / number
-        square = np.bincount(classes_in, values**2, classes) / number
-        means = tuple(mean.tolist())
-        stds = tuple(np.sqrt(np.maximum(square - mean**2, 0)).tolist())
+        means = tuple((np.bincount(classes_in, values, classes) / number).tolist())
     return Statistics(
         voxels,
         means,
-        stds,
         dict(zip(("p1", "p50", "p99"), levels, strict=True)),
         tuple(histogram.tolist()),
     )

@@ -44,23 +44,20 @@ class Samples:
 
     def summarise(self) -> Uncertainty:
         assert self._sum is not None
-        maps, classes = self._maps, self._classes
+        maps, classes = torch.stack(self._maps), self._classes
         volumes = np.array([np.bincount(m.flatten(), minlength=classes) for m in maps], np.float64)
-        in_all, in_any = np.zeros(classes), np.zeros(classes)
-        first = maps[0]
-        agreed = torch.stack([m == first for m in maps[1:]]).all(0) if len(maps) > 1 else first >= 0
-        in_all += np.bincount(first[agreed].flatten(), minlength=classes)
-        for k in range(classes):
-            in_any[k] = float(torch.stack([m == k for m in maps]).any(0).sum())
+        in_all = np.bincount(maps[0][(maps == maps[0]).all(0)], minlength=classes)
+        in_any = np.array([float((maps == k).any(0).sum()) for k in range(classes)])
         dice = [dice_of_maps(a, b, classes) for a, b in combinations(maps, 2)]
         with np.errstate(invalid="ignore", divide="ignore"):
+            several = len(maps) > 1
+            cv = volumes.std(0, ddof=int(several)) / volumes.mean(0)
+            unknown = np.full(classes, np.nan)
             return Uncertainty(
                 entropy_of(self._sum),
                 in_all / in_any,
-                np.mean(dice, axis=0) if dice else np.full(classes, np.nan),
-                volumes.std(0, ddof=1) / volumes.mean(0)
-                if len(maps) > 1
-                else np.full(classes, np.nan),
+                np.mean(dice, axis=0) if several else unknown,
+                cv if several else unknown,
                 len(maps),
             )
 
@@ -103,10 +100,5 @@ def view_agreement(
         )
         dice = dice_of_maps(first, second, len(scheme.merged.scheme))
         found.append(dice[scheme.merged.to_merged])
-    if not found:
-        return np.full(len(scheme), np.nan)
-    stacked = np.array(found)
-    known = np.isfinite(stacked)
-    counts = known.sum(0)
-    total = np.where(known, stacked, 0).sum(0)
-    return np.asarray(np.divide(total, counts, out=np.full(len(scheme), np.nan), where=counts > 0))
+    # NaN, without a warning, where no pair has the class.
+    return np.asarray(torch.from_numpy(np.array(found)).nanmean(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,19 +194,11 @@ def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
 
 def _boxes(truth: Indices, prediction: Indices) -> Iterator[tuple[int, tuple[slice, ...]]]:
     """The smallest box around each class in either map, for the classes that are in one."""
-    found: dict[int, list[tuple[slice, ...]]] = {}
-    for labels in (truth, prediction):
-        for index, box in enumerate(ndimage.find_objects(labels), start=1):
-            if box is not None:
-                found.setdefault(index, []).append(box)
-    for index, boxes in sorted(found.items()):
-        yield (
-            index,
-            tuple(
-                slice(min(s.start for s in sides), max(s.stop for s in sides))
-                for sides in zip(*boxes, strict=True)
-            ),
-        )
+    found = zip_longest(ndimage.find_objects(truth), ndimage.find_objects(prediction))
+    for index, (first, second) in enumerate(found, start=1):
+        boxes = zip(first or second or (), second or first or (), strict=True)
+        if box := tuple(slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in boxes):
+            yield index, box
 
 
 def _absence(true: Any, predicted: Any) -> Absence | None:

@@ -250,25 +250,22 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iter
 def draw_boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str) -> None:
     """Quartiles and median of each (height, values), whiskers to the last value within 1.5
     quartile ranges. All boxes in three artists: each one more costs time in every layout."""
+    from matplotlib.cbook import boxplot_stats
     from matplotlib.collections import PolyCollection
 
     if not rows:
         return
     half = band * 0.38
-    ends = []
-    for _, values in rows:
-        low, median, high = np.percentile(values, [25, 50, 75])
-        reach = 1.5 * (high - low)
-        inside = values[(values >= low - reach) & (values <= high + reach)]
-        ends.append((inside.min(), low, median, high, inside.max()))
     places = np.array([y for y, _ in rows])
-    least, low, median, high, most = np.array(ends).T
+    boxes = pd.DataFrame(boxplot_stats([values for _, values in rows]))
+    ends = boxes[["whislo", "q1", "med", "q3", "whishi"]]
+    least, low, median, high, most = ends.to_numpy(float).T
     for start, stop in ((least, low), (high, most)):
         axis.hlines(places, start, stop, color=color, lw=0.9)
     axis.vlines(median, places - half, places + half, color=color, lw=1.8)
     corners = ((low, -half), (high, -half), (high, half), (low, half))
-    boxes = np.stack([np.stack([x, places + y], axis=1) for x, y in corners], axis=1)
-    axis.add_collection(PolyCollection(list(boxes), fc=color, alpha=0.22, lw=0))
+    outlines = np.stack([np.stack([x, places + y], axis=1) for x, y in corners], axis=1)
+    axis.add_collection(PolyCollection(list(outlines), fc=color, alpha=0.22, lw=0))
 
 
 def draw_dots(

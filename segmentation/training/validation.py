@@ -51,11 +51,11 @@ class Scores:
 
     @property
     def mean_dice(self) -> float:
-        return _mean(self.dice)
+        return float(torch.from_numpy(self.dice).nanmean())
 
     @property
     def mean_iou(self) -> float:
-        return _mean(self.iou)
+        return float(torch.from_numpy(self.iou).nanmean())
 
 
 def synthetic_scans(
@@ -129,15 +129,6 @@ def _worth_a_look(labels: Tensor) -> list[int]:
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Mean of each class over the scans that it is defined in, without background."""
-    table = np.stack(values)
-    defined = ~np.isnan(table)
-    total = np.where(defined, table, 0).sum(0)
-    means = np.full(table.shape[1], np.nan)
-    np.divide(total, defined.sum(0), out=means, where=defined.any(0))
+    means = np.asarray(torch.from_numpy(np.stack(values)).nanmean(0))
     means[0] = np.nan
     return means
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
