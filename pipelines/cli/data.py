@@ -250,15 +250,8 @@ def split(
         typer.echo(f"{path}: {counts}")
     if out is None:
         run = Path("runs") / Store(store).info.source
-        say_next(
-            "train",
-            "quicknat",
-            "--store",
-            store,
-            *([] if kfold is None else ["--folds"]),
-            "--out",
-            run,
-        )
+        folds = [] if kfold is None else ["--folds"]
+        say_next("train", "quicknat", "--store", store, *folds, "--out", run)
     return Exit.OK
 
 

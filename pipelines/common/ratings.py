@@ -42,6 +42,7 @@ class Rating:
 
 
 _COLUMNS = tuple(field.name for field in fields(Rating))
+_JUDGED = ("scan", "structure", "sha256")
 
 
 def read_ratings(path: Path) -> list[Rating]:
@@ -110,26 +111,19 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
 
     from segmentation.metrics.statistics import cohen_kappa
 
-    by_rater: dict[str, dict[bool, dict[tuple[str, str, str], str]]] = {}
-    for r in ratings:
-        own = by_rater.setdefault(r.rater, {False: {}, True: {}})
-        own[bool(r.structure)][r.scan, r.structure, r.sha256] = r.rating
+    given = pd.DataFrame([astuple(rating) for rating in ratings], columns=_COLUMNS)
+    given = given.drop_duplicates([*_JUDGED, "rater"], keep="last")
+    # A row for each scan or structure, a column for each rater.
+    table = given.pivot(index=list(_JUDGED), columns="rater", values="rating")
+    of_structures = table.index.get_level_values("structure") != ""
     rows = []
-    for (one, first), (two, second) in combinations(sorted(by_rater.items()), 2):
-        for structures in (False, True):
-            both = sorted(first[structures].keys() & second[structures].keys())
-            pairs = [(first[structures][key], second[structures][key]) for key in both]
-            if pairs:
-                rows.append(
-                    {
-                        "of": "structures" if structures else "scans",
-                        "rater": one,
-                        "other_rater": two,
-                        "rated_by_both": len(pairs),
-                        "same_percent": 100 * sum(a == b for a, b in pairs) / len(pairs),
-                        "kappa": cohen_kappa(*zip(*pairs, strict=True)),
-                    }
-                )
+    for one, two in combinations(table.columns, 2):
+        for of, judged in (("scans", table[~of_structures]), ("structures", table[of_structures])):
+            both = judged[[one, two]].dropna()
+            if len(both):
+                same = 100 * (both[one] == both[two]).sum() / len(both)
+                kappa = cohen_kappa(both[one].tolist(), both[two].tolist())
+                rows.append((of, one, two, len(both), same, kappa))
     columns = ["of", "rater", "other_rater", "rated_by_both", "same_percent", "kappa"]
     return pd.DataFrame(rows, columns=columns)
 

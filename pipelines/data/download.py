@@ -86,7 +86,12 @@ def fetch(
     # One name per source and folder, so that the next run finds it; the lock keeps it ours.
     key = hashlib.sha256("\n".join(remote.urls).encode()).hexdigest()[:12]
     part = folder / f".{remote.name}.{key}.part"
-    with _locked(part) as stream:
+    with part.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "another process is downloading this file"
+            raise LockedError(what, where=folder) from None
         if target.exists():  # another process finished between the look and the lock
             part.unlink()
             return found()
@@ -200,7 +205,10 @@ class _Download:
             if total is None and remote.md5 is None and not is_marked:
                 what = "neither server nor catalogue says how long the file is"
                 raise DownloadError(what, where=remote.name)
-            self.require_space((total or have) - have)
+            missing, free = (total or have) - have, shutil.disk_usage(self.part.parent).free
+            if missing > free:
+                what = f"{missing / 1e9:.4g} GB are to come and {free / 1e9:.4g} GB are free"
+                raise DownloadError(what, where=self.part.parent)
             etag = response.headers.get("ETag", "")
             validator = etag if etag.startswith('"') else response.headers.get("Last-Modified")
             if validator:
@@ -264,13 +272,6 @@ class _Download:
     def web_page(self) -> DownloadError:
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)
-
-    def require_space(self, missing: int) -> None:
-        folder = self.part.parent
-        free = shutil.disk_usage(folder).free
-        if missing > free:
-            what = f"{missing / 1e9:.4g} GB are to come and {free / 1e9:.4g} GB are free"
-            raise DownloadError(what, where=folder)
 
 
 @contextmanager
@@ -357,17 +358,6 @@ def _recorded(folder: Path) -> dict[str, str]:
     if not isinstance(content, dict):
         raise DownloadError("is no list of checksums", where=path, remedy="move it away")
     return content
-
-
-@contextmanager
-def _locked(part: Path) -> Iterator[IO[bytes]]:
-    with part.open("ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            what = "another process is downloading this file"
-            raise LockedError(what, where=part.parent) from None
-        yield stream
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -213,7 +214,9 @@ def run(
             table.unlink(missing_ok=True)
             if config.labels != scheme.name:  # one's own
                 shutil.copyfile(config.labels, table)
-        known = _known(out)
+        known: dict[str, StoredSubject] = {}
+        with suppress(DatasetError):  # there is none yet, or none of this version
+            known = Store(out).info.subjects
         todo = [
             _Job(s, subject_path(out, s.id), cut, config.require_checksum, pseudo, known.get(s.id))
             for s in listing.subjects
@@ -237,14 +240,6 @@ def _is_store(out: Path) -> bool:
         return not path.is_symlink() and "subjects" in json.loads(read_bytes(path))
     except (TrinatError, OSError, ValueError, TypeError):
         return False
-
-
-def _known(out: Path) -> dict[str, StoredSubject]:
-    """What a store that is there says of its subjects."""
-    try:
-        return Store(out).info.subjects
-    except DatasetError:
-        return {}
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -65,27 +66,11 @@ def pair_files(truths: Iterable[ScanFile], predictions: Iterable[ScanFile]) -> P
 Key = Callable[[ScanFile], object]
 
 
-def _by_entities(file: ScanFile) -> object:
-    return file.identity or None
-
-
-def _by_session(file: ScanFile) -> object:
-    return (file.subject, file.session)
-
-
-def _by_name(file: ScanFile) -> object:
-    return file.name
-
-
-def _by_subject(file: ScanFile) -> object:
-    return file.subject
-
-
 _RULES: tuple[tuple[str, Key], ...] = (
-    ("BIDS entities", _by_entities),
-    ("name", _by_name),
-    ("subject and session", _by_session),
-    ("subject", _by_subject),
+    ("BIDS entities", lambda file: file.identity or None),
+    ("name", lambda file: file.name),
+    ("subject and session", lambda file: (file.subject, file.session)),
+    ("subject", lambda file: file.subject),
 )
 
 
@@ -118,18 +103,17 @@ def _compatible(one: ScanFile, other: ScanFile) -> bool:
 def _by_beginning(left: list[ScanFile], right: list[ScanFile]) -> list[tuple[ScanFile, ScanFile]]:
     """`case_1` belongs to `case_1_seg`: one name begins the other, up to a separator, and only
     one does."""
-    candidates = [(t, p) for t in left for p in right if _begins(t.name, p.name)]
+    candidates = []
+    for truth, prediction in product(left, right):
+        short, long = sorted((truth.name, prediction.name), key=len)
+        if long.startswith(short) and not long[len(short) : len(short) + 1].isalnum():
+            candidates.append((truth, prediction))
     return [
         (t, p)
         for t, p in candidates
         if sum(t is other for other, _ in candidates) == 1
         and sum(p is other for _, other in candidates) == 1
     ]
-
-
-def _begins(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
-    return long.startswith(short) and not long[len(short) : len(short) + 1].isalnum()
 
 
 # Measuring ----------------------------------------------------------------------------------

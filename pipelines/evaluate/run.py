@@ -84,8 +84,9 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Mod
         raise ConfigError(
             f"{len(names)} --model-name for {len(predictions)} --pred: give one for each"
         )
-    known = [_name_in_ledger(place) for place in predictions]
-    own = all(known) and len(set(known)) == len(known)
+    told = [sorted(_told_of(place).models) for place in predictions]
+    known = [models[0] for models in told if len(models) == 1 and models[0]]
+    own = len(set(known)) == len(predictions)
     chosen = names or (known if own else [place.resolve().name for place in predictions])
     return tuple(Model(name, place) for name, place in zip(chosen, predictions, strict=True))
 
@@ -102,7 +103,14 @@ def evaluate(
     that was not measured.
     """
     started = datetime.now(UTC)
-    _check(settings)
+    names = [model.name for model in settings.models]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ConfigError(
+            f"two models are called {twice!r}",
+            remedy="name them with --model-name, one for each --pred",
+        )
+    if settings.jobs is not None and settings.jobs < 1:
+        raise ConfigError(f"{settings.jobs} jobs: use at least 1")
     refuse_foreign(settings.out, _OUTPUTS)
     store = Store(settings.truth) if settings.part or settings.folds else None
     subjects: tuple[str, ...] = ()
@@ -195,11 +203,6 @@ def _told_of(predictions: Path) -> _Told:
     return told
 
 
-def _name_in_ledger(predictions: Path) -> str:
-    names = _told_of(predictions).models
-    return str(names.pop()) if len(names) == 1 else ""
-
-
 def _predictions(place: Path, told: _Told) -> list[ScanFile]:
     """Label maps; those of a run whose names had to be made safe, under their scans' own names."""
 
@@ -210,19 +213,6 @@ def _predictions(place: Path, told: _Told) -> list[ScanFile]:
         return as_scan(file, scan)
 
     return [own_name(file) for file in find_files(place)]
-
-
-def _check(settings: Settings) -> None:
-    names = [model.name for model in settings.models]
-    if not names:
-        raise ConfigError("no predictions are named", remedy="use --pred DIR")
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            f"two models are called {next(n for n in names if names.count(n) > 1)!r}",
-            remedy="name them with --model-name, one for each --pred",
-        )
-    if settings.jobs is not None and settings.jobs < 1:
-        raise ConfigError(f"{settings.jobs} jobs: use at least 1")
 
 
 def _not_predicted(told: _Told, scheme: LabelScheme, named: Sequence[str]) -> tuple[str, ...]:
@@ -262,16 +252,19 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
     """Every file of both sides: measured, failed, or without a partner."""
     rows = []
     for result in done:
-        pair = result.task.pair
+        pair, status, note = result.task.pair, "measured", result.note
+        if result.failure:
+            status, note = "failed", result.failure
+        elif result.rejected:
+            status, note = "rejected", f"rejected by {result.rejected}"
         rows.append(
             {
                 **scan_of(result.task),
                 "truth": pair.truth.path.name,
                 "prediction": pair.prediction.path.name,
                 "paired_by": pair.how,
-                "status": _status(result),
-                "note": result.failure
-                or (f"rejected by {result.rejected}" if result.rejected else result.note),
+                "status": status,
+                "note": note,
                 **{key: result.facts.get(key, "") for key in _FACTS},
             }
         )
@@ -287,10 +280,6 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
             ]
     columns = ["subject", "session", "model", "status", "note", "paired_by", "truth", "prediction"]
     return pd.DataFrame(rows, columns=[*columns, *_FACTS]).fillna("")
-
-
-def _status(result: Done) -> str:
-    return "failed" if result.failure else "rejected" if result.rejected else "measured"
 
 
 def _write_report(
@@ -366,7 +355,11 @@ def _worst_cases(
     from segmentation.report.summary import worst_scans
 
     by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}
-    scans, notices = _scans_of(measured, images)
+    truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}
+    pairing = pair_files(truths.values(), images)
+    scans = {pair.truth.name: pair.prediction for pair in pairing.pairs}
+    missing = len(pairing.truths_alone) if images else 0
+    notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
     cases = []
     for row in worst_scans(frame).to_dict("records"):
         task = by_scan[row["subject"], row["session"], row["model"]]
@@ -400,16 +393,3 @@ def _worst_cases(
             )
         )
     return cases, notices
-
-
-def _scans_of(
-    measured: Sequence[Done], images: Sequence[ScanFile]
-) -> tuple[dict[str, ScanFile], list[str]]:
-    """The scan of each truth, by the truth's name, and what could not be found."""
-    if not images:
-        return {}, []
-    truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}
-    pairing = pair_files(truths.values(), images)
-    missing = len(pairing.truths_alone)
-    notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
-    return {pair.truth.name: pair.prediction for pair in pairing.pairs}, notices

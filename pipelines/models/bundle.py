@@ -18,7 +18,6 @@ from segmentation.models.model_info import (
     Fusion,
     ModelInfo,
     Origin,
-    Preprocessing,
     Training,
 )
 from segmentation.models.zoo import MODEL_FILE
@@ -72,6 +71,10 @@ def bundle(
     if label_maps is not None:
         template = build_template(load_heads(label_maps), first.scheme)
         prior = default_prior(first.scheme)
+    # The common grid, and each view's slices as its own model cuts them.
+    own = {view: found[0].info.preprocessing for view, found in members.items()}
+    slices = {view: said.slices[view] for view, said in own.items() if view in said.slices}
+    preprocessing = next(iter(own.values()))
     # A structure that one view does not predict cannot be fused.
     untaught = {structure for source in sources for structure in source.info.not_predicted}
     description = check(
@@ -79,7 +82,7 @@ def bundle(
         {
             "name": out.resolve().name if name is None else name,
             "labels": first.info.labels,
-            "preprocessing": _preprocessing(members),
+            "preprocessing": preprocessing.model_copy(update={"slices": slices}),
             "fusion": fusion,
             "not_predicted": tuple(n for n in first.scheme.names if n in untaught),
             "quality": alone.quality if alone else None,
@@ -148,13 +151,6 @@ def _fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
                 remedy=f"say how with --weights FILE or --weights {DEFAULT}",
             )
     return sources[0].info.fusion
-
-
-def _preprocessing(members: Mapping[View, Sequence[Model]]) -> Preprocessing:
-    """The common grid, and each view's slices as its own model cuts them."""
-    own = {view: found[0].info.preprocessing for view, found in members.items()}
-    slices = {view: said.slices[view] for view, said in own.items() if view in said.slices}
-    return next(iter(own.values())).model_copy(update={"slices": slices})
 
 
 def _joined_origin(sources: Sequence[Model], view: View) -> Origin:

@@ -172,12 +172,6 @@ def _look(
     return _Scan(name, pair.truth.subject, evidence, file)
 
 
-def _read(scan: _Scan) -> Contested:
-    with np.load(scan.file) as stored:
-        probabilities = {view: stored[view.value] for view in scan.evidence.views}
-        return Contested(stored["truth"], probabilities, stored["decided"])
-
-
 def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
     """The kind of fusion that does best on persons left out."""
     scheme, views = segmenter.model.scheme, segmenter.views
@@ -193,7 +187,9 @@ def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
         for fold in range(folds)
     }
     for scan in scans:
-        contested = _read(scan)
+        with np.load(scan.file) as stored:
+            probabilities = {view: stored[view.value] for view in scan.evidence.views}
+            contested = Contested(stored["truth"], probabilities, stored["decided"])
         for kind, fusion in {BEFORE: before, **held_out[fold_of[scan.person]]}.items():
             rows = class_weights(fusion, scheme, views, segmenter.model.folder)
             weights: Weights = dict(zip(views, rows, strict=True))

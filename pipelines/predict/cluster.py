@@ -161,7 +161,12 @@ class DaskEngine:
             return None
         import dask_jobqueue
 
-        options = self._read_config()
+        if self._config is None:
+            raise ConfigError(
+                f"--cluster {self._where} needs --cluster-config",
+                remedy="a YAML file with jobs, cores, memory, walltime and queue",
+            )
+        options = read_yaml(self._config)
         jobs = options.pop("jobs", 1)
         kind = getattr(dask_jobqueue, _QUEUES[self._where])
         # One scan at a time a worker, whatever the number of processors it may use.
@@ -174,14 +179,6 @@ class DaskEngine:
         if not count.isdecimal() or not int(count):
             raise ConfigError(f"--cluster {self._where}: how many?", remedy="give local:2")
         return int(count)
-
-    def _read_config(self) -> dict[str, Any]:
-        if self._config is None:
-            raise ConfigError(
-                f"--cluster {self._where} needs --cluster-config",
-                remedy="a YAML file with jobs, cores, memory, walltime and queue",
-            )
-        return read_yaml(self._config)
 
     def _failed(self, case: Case, error: BaseException) -> Entry:
         reason = reason_of(error, where=False)

@@ -117,13 +117,6 @@ class Plan(Options):
                 parts.append(key + "-".join(natsorted({g.removeprefix(key) for g in given})))
         return "." + safe_component("_".join(parts))
 
-    def share_of(self, found: Found) -> tuple[Sequence[Case], Sequence[Refusal]]:
-        """The cases of this part, and the refusals that it tells: the first shard tells them."""
-        if not self.shard:
-            return found.cases, found.refusals
-        refusals = found.refusals if self.shard.part == 1 else ()
-        return found.cases[self.shard.part - 1 :: self.shard.of], refusals
-
     def settings(self, model: Path, staging: Path, *, bids: bool = False) -> RunSettings:
         # Another engine knows its own machines.
         own = None if self.engine else max(1, cpu_count() // len(self.worker_devices))
@@ -184,7 +177,11 @@ def predict(
         )
     if not found.cases and not found.refusals:
         raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
-    cases, refusals = plan.share_of(found)
+    cases, refusals = found.cases, found.refusals
+    if plan.shard:
+        # The first shard tells of all refusals.
+        refusals = refusals if plan.shard.part == 1 else ()
+        cases = cases[plan.shard.part - 1 :: plan.shard.of]
     part = plan.part
     staging = plan.out / WORK / f"staging{part}"
     settings = plan.settings(model, staging, bids=found.bids_root is not None)

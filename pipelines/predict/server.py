@@ -40,7 +40,9 @@ def serve(connection: Connection, settings: RunSettings, device: str) -> None:
     # Ctrl-C reaches every process of a terminal: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent()
+    if sys.platform == "linux":
+        # A killed run leaves no process behind that goes on writing.
+        ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
     if settings.threads:
         # Threads started later take their number from here, not from torch's own setting.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
@@ -49,12 +51,6 @@ def serve(connection: Connection, settings: RunSettings, device: str) -> None:
     _Server(connection, settings, device).run()
     # Taking torch down takes part of a second, which the run would wait for.
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    """A killed run leaves no process behind that goes on writing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
 
 
 class _Server:

@@ -69,8 +69,9 @@ def write_tables(out: Path, entries: Iterable[Entry], results: Path | None = Non
         out / "summary.tsv",
         ("case", "status", "grade", "input", "reason", "seconds"),
         [
-            (e.case, e.status, e.result.get("grade", ""), e.input, e.reason, _seconds(e))
+            (e.case, e.status, e.result.get("grade", ""), e.input, e.reason, seconds)
             for e in ordered
+            for seconds in [round(sum(e.timings_s.values()), 3) if e.timings_s else None]
         ],
     )
     write_volumes(out / "volumes.tsv", shown)
@@ -187,10 +188,6 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 def _union(groups: Iterable[Iterable[_T]]) -> list[_T]:
     """Each once, in the order in which they come first."""
     return list(dict.fromkeys(item for group in groups for item in group))
-
-
-def _seconds(entry: Entry) -> float | None:
-    return round(sum(entry.timings_s.values()), 3) if entry.timings_s else None
 
 
 class _Slices(BaseModel):

@@ -13,7 +13,7 @@ from segmentation.errors import ConfigError
 from segmentation.labels.scheme import LabelScheme
 from segmentation.models.hardware import count_gpus
 from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads, with_variants
+from segmentation.synthetic.heads import load_heads, phantom_heads, with_variants
 from segmentation.training.batches import (
     MixedSource,
     Source,
@@ -21,7 +21,7 @@ from segmentation.training.batches import (
     SyntheticSource,
     store_scans,
 )
-from segmentation.training.config import Recipe, StageConfig, SyntheticConfig
+from segmentation.training.config import Recipe, StageConfig
 from segmentation.training.validation import Scan, synthetic_scans
 
 # Four readers give several times the slices that a GPU trains on.
@@ -44,7 +44,8 @@ def open_data(
     scans: Callable[[View], Iterator[Scan]] = lambda view: iter(())  # noqa: E731
     limit = stage.validation.scans if stage.validation else 0
     if data.synthetic is not None:
-        maps = _read_heads(data.synthetic)
+        heads = data.synthetic.heads
+        maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
         held = data.synthetic.held_out
         if held >= len(maps.labels):
             raise ConfigError(f"held_out is {held}, and there are {len(maps.labels)} heads")
@@ -86,7 +87,3 @@ def usual_readers(device: torch.device, cores: int) -> int:
     reader would take time from training.
     """
     return 0 if device.type == "cpu" else max(1, min(_MOST_READERS, cores - 1))
-
-
-def _read_heads(config: SyntheticConfig) -> HeadMaps:
-    return phantom_heads(2) if config.heads == "phantom" else load_heads(Path(config.heads))

@@ -107,7 +107,11 @@ class JobRun:
             if workers.leads:
                 self._resume(trainer, identity, by_time=limit is not None)
                 metrics = Metrics(self.folder, trainer.counters.step, events=recipe.events)
-            self._begin_alike(trainer)
+            if workers.count > 1:
+                # All processes start from the leader's state: disks may show each another file.
+                alike = workers.share(lambda: states.to_bytes(trainer.state({})))
+                if not workers.leads:
+                    trainer.load(states.from_bytes(alike))
             self._train(TrainScores(self, trainer, identity, scans, metrics, stop), limit, others)
 
     def _train(self, scores: TrainScores, limit: TimeLimit | None, others: int) -> None:
@@ -190,14 +194,6 @@ class JobRun:
             )
         trainer.load(state)
         self.watcher.say(f"{self.job.name}: goes on at step {state.counters.step}")
-
-    def _begin_alike(self, trainer: Trainer) -> None:
-        """All processes start from the leader's state: disks may show each another file."""
-        if self.workers.count == 1:
-            return
-        state = self.workers.share(lambda: states.to_bytes(trainer.state({})))
-        if not self.workers.leads:
-            trainer.load(states.from_bytes(state))
 
     def _start(self) -> ViewsNet:
         """A network with its first weights: of the stage before, of a model, or random."""

@@ -32,7 +32,8 @@ from segmentation.training.config import Recipe
 from segmentation.training.workers import Workers
 
 RESTARTS = 3
-# In the folder that torch keeps for the processes of one machine, for all of their restarts.
+# The error after which no process of this machine is started again: in the folder that torch keeps
+# for the processes of one machine, for all of their restarts.
 VERDICT = "verdict"
 # The others wait while the leader validates whole scans. A dead process is noticed at once.
 _PATIENCE = timedelta(hours=6)
@@ -66,9 +67,11 @@ def launch(
     `watching` is opened in the process that leads; for several processes it must be picklable.
     A process that torchrun has started trains together with the others.
     """
-    job = partial(
-        train, recipe, out, views=_views(view), resume=resume, seconds=seconds, device=device
-    )
+    known = {v.value: (v,) for v in View}
+    if view != "all" and view not in known:
+        raise ConfigError(f"{view!r} is no view", remedy=f"all, {', '.join(known)}")
+    views = known.get(view)
+    job = partial(train, recipe, out, views=views, resume=resume, seconds=seconds, device=device)
     apart = device.count(",")
     if apart and processes > 1:
         remedy = "give --device cuda and --nproc for several GPUs a view"
@@ -86,23 +89,20 @@ def launch(
         return job(watcher)
 
 
-def _views(view: str) -> tuple[View, ...] | None:
-    known = {v.value: v for v in View}
-    if view != "all" and view not in known:
-        raise ConfigError(f"{view!r} is no view", remedy=f"all, {', '.join(known)}")
-    return None if view == "all" else (known[view],)
-
-
 def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
     """Train as one of several processes; an error that a restart would repeat is written down."""
-    verdict = _verdict()
+    # .../attempt_0/RANK/error.json is torch's own, and of this attempt alone.
+    above = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
+    verdict = above[2] / VERDICT if len(above) > 2 else None
     if restarts and verdict is not None and verdict.is_file():
         # The process with the error has printed it. torchrun restarts after any error.
         raise SystemExit(Exit.ALL_FAILED)
     try:
         return _train_together(job, watching, restarts, **how)
     except Exception as error:
-        if _is_of_another(error):
+        # gloo has no type of its own for the death of another process.
+        of_gloo = isinstance(error, RuntimeError) and _OF_GLOO.search(str(error))
+        if of_gloo or isinstance(error, distributed.DistError):
             remedy = "torchrun says which; with --max-restarts all go on from the last state"
             raise TrainingError(
                 "another process has died", where=job.args[1], remedy=remedy
@@ -110,20 +110,6 @@ def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
         if verdict is not None:
             write_whole(verdict, _pickled(error))
         raise
-
-
-def _is_of_another(error: Exception) -> bool:
-    """Whether the death of another process caused it; gloo has no type of its own for that."""
-    return isinstance(error, distributed.DistError) or (
-        isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
-    )
-
-
-def _verdict() -> Path | None:
-    """The file with the error after which no process of this machine is started again."""
-    # .../attempt_0/RANK/error.json is torch's own, and of this attempt alone.
-    above = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
-    return above[2] / VERDICT if len(above) > 2 else None
 
 
 def _pickled(error: Exception) -> bytes:

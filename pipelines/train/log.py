@@ -46,7 +46,15 @@ class Metrics:
             csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
         self.pending: list[StepReport] = []
         self.since = time.monotonic()
-        self.events = _open_events(folder, step) if events else None
+        self.events: Any = None
+        if events:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                remedy = "install trinat[tracking]"
+                raise ConfigError("events need TensorBoard", remedy=remedy) from None
+            # What an earlier attempt wrote after `step` is hidden, not shown twice.
+            self.events = SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
     def add(self, report: StepReport, *, last: bool) -> None:
         self.pending.append(report)
@@ -80,15 +88,6 @@ class Metrics:
             for name, value in values.items():
                 self.events.add_scalar(name, value, step)
             self.events.flush()
-
-
-def _open_events(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("events need TensorBoard", remedy="install trinat[tracking]") from None
-    # What an earlier attempt wrote after `step` is hidden, not shown twice.
-    return SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -306,19 +305,14 @@ def _jobs(run: Path) -> list[Path]:
     return sorted(path.parent for path in run.glob("*/*/metrics.csv"))
 
 
-def _counters(job: Path) -> Counters | None:
-    """The counters at a job's end; of an unfinished job those of its last sound state."""
-    done = job / DONE
-    if done.is_file():
-        return Counters(**json.loads(done.read_text("utf-8")))
-    state, _ = read_latest(job)
-    return state.counters if state else None
-
-
 def _summarise_job(job: Path, run: Path) -> JobSummary:
     curves = read_curves(job)
     steps, losses = curves["loss"]
-    counters = _counters(job)
+    if (job / DONE).is_file():
+        counters: Counters | None = Counters(**json.loads((job / DONE).read_text("utf-8")))
+    else:
+        state, _ = read_latest(job)
+        counters = state.counters if state else None
     dice, iou = _means(curves, "dice"), _means(curves, "iou")
     best = dice.index(max(dice)) if dice else None
     return JobSummary(

@@ -107,6 +107,10 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
         slices += json.loads(done.read_text())["step"] * config.batch * config.accumulate
     data = read_data(out)
     synthetic = all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages)
+    seen = "synthetic scans" if synthetic else "scans of a slice store"
+    # A model is given to others: it must not contain paths of this disk.
+    starts = (stage.start for stage in recipe.stages if stage.start is not None)
+    started = ["/".join(start.parts[-2:]) for start in starts]
     # Label maps for synthesis have no CSF of their own to teach.
     untaught = [{"CSF"} for s in recipe.stages if s.data.synthetic is not None]
     untaught += [set(found["not_predicted"]) for found in data.values()]
@@ -119,7 +123,7 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
             labels=scheme.name,
             not_predicted=tuple(name for name in scheme.names if name in never),
             training=Training(
-                data=_seen(recipe, synthetic=synthetic),
+                data=", from the weights of ".join([seen, *started]),
                 recipe=recipe.name,
                 pseudo_labels=pseudo_labels(recipe, out),
                 slices_seen=slices,
@@ -147,12 +151,3 @@ def pseudo_labels(recipe: Recipe, out: Path) -> str:
         if stage.start is not None:
             made.add(read_info(find_model(stage.start)).training.pseudo_labels)
     return "; ".join(sorted(made - {""}))
-
-
-def _seen(recipe: Recipe, *, synthetic: bool) -> str:
-    """What the weights saw; weights to start from are named, since their data count, too."""
-    seen = "synthetic scans" if synthetic else "scans of a slice store"
-    # A model is given to others: it must not contain paths of this disk.
-    starts = (stage.start for stage in recipe.stages if stage.start is not None)
-    started = ["/".join(start.parts[-2:]) for start in starts]
-    return ", from the weights of ".join([seen, *started])
