@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segmentation.space.grid import Box
+from segmentation.space.grid import Box, whole
 from segmentation.space.resample import occupied_box
 
 # Room to spare around what was seen of a brain: half of the way from one looked slice to the next,
@@ -37,8 +37,7 @@ class Room:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Room:
-        x, y, z = (slice(0, n) for n in shape)
-        return cls((x, y, z))
+        return cls(whole(shape))
 
     def is_too_small(self, probabilities: Tensor) -> bool:
         """Whether brain, by probabilities (X, Y, Z, K) of the box, comes up to an end beyond

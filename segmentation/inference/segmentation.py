@@ -16,6 +16,7 @@ from segmentation.inference.uncertainty import Uncertainty, entropy_of
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
 from segmentation.space.conform import ConformPlan, restore, restore_probabilities
+from segmentation.space.grid import grown, is_empty
 from segmentation.space.resample import GridMap, occupied_box
 
 _TOUCHING = np.ones((3, 3, 3), bool)
@@ -110,10 +111,9 @@ def clean_up(
     out = indices.copy()
     for k in range(1, classes):
         box = occupied_box(out == k)
-        if box[0].start == box[0].stop:
+        if is_empty(box):
             continue
-        x, y, z = (slice(max(s.start - 1, 0), s.stop + 1) for s in box)
-        part = out[x, y, z]
+        part = out[grown(box, out.shape)]
         pieces, count = ndimage.label(part == k, _TOUCHING)
         if count > 1:
             sizes = np.bincount(pieces.ravel())
@@ -135,7 +135,7 @@ def clean_up(
 def _give_away(
     part: NDArray[np.uint8], pieces: NDArray[Any], number: int, where: tuple[slice, ...]
 ) -> None:
-    wide = tuple(slice(max(s.start - 1, 0), s.stop + 1) for s in where)
+    wide = grown(where, part.shape)
     piece = pieces[wide] == number
     around = part[wide][ndimage.binary_dilation(piece, _TOUCHING) & ~piece]
     part[wide][piece] = np.bincount(around).argmax() if around.size else 0

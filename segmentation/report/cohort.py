@@ -115,7 +115,7 @@ def cohort_of(scans: Sequence[Scan], scheme: LabelScheme, ranges: Iterable[Range
         values = rows["value"].to_numpy(float)
         if np.isfinite(values).sum() >= _FEWEST_FOR_Z:
             frame.loc[rows.index, "z"] = robust_z(values)
-    frame["note"] = _range_notes(frame, scans, tuple(ranges))
+    frame["note"] = _range_notes(frame, scans, ranges)
     return Cohort(tuple(scans), frame, structures)
 
 
@@ -155,20 +155,13 @@ def _age_band(age: float | None) -> str:
     return f"{low}-{low + _AGE_BANDS - 1}"
 
 
-def _range_notes(frame: pd.DataFrame, scans: Sequence[Scan], ranges: Sequence[Range]) -> list[str]:
-    by_structure: dict[str, list[Range]] = {}
+def _range_notes(frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]) -> pd.Series:
+    notes = pd.Series("", frame.index)
     for limits in ranges:
-        by_structure.setdefault(limits.structure, []).append(limits)
-    notes = []
-    for row in frame.to_dict("records"):
-        note, volume = "", row["metric"] == "volume"
-        for limits in by_structure.get(row["structure"], ()) if volume else ():
-            if limits.fits(scans[row["scan"]]):
-                if row["value"] < limits.low_mm3:
-                    note = f"below {limits.low_mm3:,.0f} mm³"
-                elif row["value"] > limits.high_mm3:
-                    note = f"above {limits.high_mm3:,.0f} mm³"
-        notes.append(note)
+        fits = np.array([limits.fits(scan) for scan in scans])[frame["scan"]]
+        asked = fits & (frame["metric"] == "volume") & (frame["structure"] == limits.structure)
+        notes[asked & (frame["value"] < limits.low_mm3)] = f"below {limits.low_mm3:,.0f} mm³"
+        notes[asked & (frame["value"] > limits.high_mm3)] = f"above {limits.high_mm3:,.0f} mm³"
     return notes
 
 
@@ -313,16 +306,14 @@ def _uncertainty(cohort: Cohort) -> Table | None:
         Column("Largest", 3),
         "Scan with the largest",
     ]
+    doubts = pd.DataFrame([scan.uncertainty or {} for scan in cohort.scans], dtype=float)
     rows = []
     for n, structure in enumerate(cohort.structures):
-        values = [
-            (value, scan.name)
-            for scan in cohort.scans
-            if (value := (scan.uncertainty or {}).get(structure)) is not None
-        ]
-        if values:
-            median = float(np.median([value for value, _ in values]))
-            rows.append([Cell(short_name(structure), n), len(values), median, *max(values)])
+        if structure in doubts:
+            known = doubts[structure].dropna()
+            worst = cohort.scans[int(doubts[structure].argmax())].name
+            name = Cell(short_name(structure), n)
+            rows.append([name, len(known), known.median(), known.max(), worst])
     return table("doubt-table", "Uncertainty of volumes", columns, rows) if rows else None
 
 

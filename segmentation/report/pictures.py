@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from segmentation.errors import GeometryError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
 from segmentation.report.page import data_uri
+from segmentation.space.grid import Box, Shape, grown, is_empty, to_shape, whole
+from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, reoriented, to_slices
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ Picture = NDArray[np.float32]
 _INK, _PAPER = "#d8d8d8", "#101010"
 # Pixels: between pictures, of letters, and of the longest side at least, if voxels are few.
 _GAP, _LETTER, _LEAST_SIDE = 14, 11, 110
+_MARGIN = 10  # of slices, in voxels
 # What lies at the left and the right edge of a slice whose columns grow with the axis.
 _EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
 
@@ -132,18 +135,16 @@ def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def brain_window(truth: NDArray[Any], margin: int = 10) -> tuple[slice, slice]:
+def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
     """Rows and columns of all slices that hold a structure, with a margin: the face stays out."""
-    rows = np.asarray(truth.any((0, 2)))
-    columns = np.asarray(truth.any((0, 1)))
-    return _span(rows, margin), _span(columns, margin)
+    _, rows, columns = _box_around(truth > 0, _MARGIN)
+    return rows, columns
 
 
-def _span(occupied: NDArray[np.bool_], margin: int) -> slice:
-    found = np.flatnonzero(occupied)
-    if found.size == 0:
-        return slice(0, occupied.size)
-    return slice(max(0, int(found[0]) - margin), min(occupied.size, int(found[-1]) + margin + 1))
+def _box_around(occupied: NDArray[np.bool_], margin: int | NDArray[np.int_]) -> Box:
+    """What is set, and a margin; all, if nothing is."""
+    box, shape = occupied_box(occupied), occupied.shape
+    return whole(shape) if is_empty(box) else grown(box, shape, margin)
 
 
 def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
@@ -198,7 +199,9 @@ def view_case(
     truth, prediction = (reoriented(volume, "RAS") for volume in (truth, prediction))
     true, predicted = truth.data, prediction.data
     gray = None if image is None else reoriented(image, "RAS").data
-    box = _box(true, predicted, truth, everything=show_head and gray is not None)
+    box = truth.grid.box
+    if not show_head or gray is None:
+        box = _box_around((true > 0) | (predicted > 0), _margins(truth))
     zoom = _zoom(truth, tuple(s.stop - s.start for s in box))
     true, predicted = (_scaled(x[box], zoom, order=0) for x in (true, predicted))
     shades = _shades(
@@ -208,48 +211,36 @@ def view_case(
         # By the truth alone: a prediction that leaks into the face must not uncover it.
         shades[far_from_brain(true > 0)] = 0
     start = _worst_place(true, predicted, focus)
-    columns = int(np.ceil(np.sqrt(true.shape[2])))
-    shape = true.shape[0], true.shape[1], true.shape[2]
-    return CaseView(
-        shape,
-        columns,
-        data_uri("webp", encoded(_tiled(shades, columns), "WEBP", quality=70, method=4)),
-        data_uri("png", encoded(_tiled(predicted, columns), "PNG")),
-        start,
-        data_uri("png", encoded(_tiled(true, columns), "PNG")),
-        encoded(_still(shades, true, predicted, scheme, start), "PNG"),
+    view = _packed(shades, predicted, start, quality=70, method=4)
+    return replace(
+        view,
+        truth=data_uri("png", encoded(_tiled(true, view.columns), "PNG")),
+        still_png=encoded(_still(shades, true, predicted, scheme, start), "PNG"),
     )
 
 
 def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     """A scan on the working grid and its class indices; first shown is where most of `focus` is."""
-    box = _box(labels.data, labels.data, labels, everything=False)
+    box = _box_around(labels.data > 0, _margins(labels))
     gray, found = image.data[box], labels.data[box]
     shades = _shades(gray, found)
     shades[far_from_brain(found > 0)] = 0
-    x, y, z = found.shape
-    columns = int(np.ceil(np.sqrt(z)))
-    return CaseView(
-        (x, y, z),
-        columns,
-        data_uri("webp", encoded(_tiled(shades, columns), "WEBP", quality=45, method=0)),
-        data_uri("png", encoded(_tiled(found, columns), "PNG")),
-        _worst_place(np.zeros_like(found), found, focus),
-    )
+    start = _worst_place(np.zeros_like(found), found, focus)
+    return _packed(shades, found, start, quality=45, method=0)
 
 
-def _box(
-    true: NDArray[Any], predicted: NDArray[Any], volume: Volume, *, everything: bool
-) -> tuple[slice, slice, slice]:
-    occupied = (true > 0) | (predicted > 0)
-    if everything or not occupied.any():
-        return (slice(0, true.shape[0]), slice(0, true.shape[1]), slice(0, true.shape[2]))
-    margins = np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
-    x, y, z = (
-        _span(np.asarray(occupied.any(tuple({0, 1, 2} - {axis}))), int(margin))
-        for axis, margin in enumerate(margins)
-    )
-    return x, y, z
+def _packed(
+    shades: NDArray[np.uint8], prediction: NDArray[Any], start: Shape, **webp: int
+) -> CaseView:
+    columns = int(np.ceil(np.sqrt(shades.shape[2])))
+    gray = encoded(_tiled(shades, columns), "WEBP", **webp)
+    labels = encoded(_tiled(prediction, columns), "PNG")
+    uris = data_uri("webp", gray), data_uri("png", labels)
+    return CaseView(to_shape(shades.shape), columns, *uris, start)
+
+
+def _margins(volume: Volume) -> NDArray[np.int_]:
+    return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
 
 
 def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -22,6 +22,8 @@ from segmentation.models.checkpoint import Model
 from segmentation.report.mesh import Surface, surface_net
 from segmentation.report.page import data_uri
 from segmentation.report.pictures import draw_mosaic, encoded
+from segmentation.space.grid import grown
+from segmentation.space.resample import occupied_box
 from segmentation.space.views import View, reoriented
 
 if TYPE_CHECKING:
@@ -138,18 +140,16 @@ class Result(Segmentation):
         """
         label = self._known(structure)
         inside = self.working.data == label.index
-        places = np.nonzero(inside)
-        if not len(places[0]):
+        if not inside.any():
             raise LabelError(f"{label.name} was not found in this scan")
-        box = tuple(slice(max(0, x.min() - 1), x.max() + 2) for x in places)
+        box = grown(occupied_box(inside), inside.shape)
         probabilities = self.fused[box].float().numpy()
         own = probabilities[..., label.index].copy()
         probabilities[..., label.index] = -1
         # As far as the structure leads, or trails the next; a tie goes as in the label map.
         lead = np.maximum(np.abs(own - probabilities.max(-1)), 1e-3)
-        x, y, z = box
-        grid = self.plan.working.cut((x, y, z))
-        return surface_net(np.where(inside[box], lead, -lead), grid.affine)
+        affine = self.plan.working.cut(box).affine
+        return surface_net(np.where(inside[box], lead, -lead), affine)
 
     def to_nibabel(self) -> Any:
         """The labels as a nibabel image, uint8 as in files (int16 for numbers above 255).

@@ -15,7 +15,7 @@ from scipy import ndimage
 
 from segmentation.errors import FormatError, GeometryError
 from segmentation.io.volume import Volume
-from segmentation.space.grid import Box, Grid, Shape, to_shape
+from segmentation.space.grid import Box, Grid, Shape, is_empty, to_shape
 from segmentation.space.resample import (
     GridMap,
     occupied_box,
@@ -155,7 +155,7 @@ def _content(volume: Volume, labels: bool) -> Box:
     if not labels:
         return head_box(volume, margin_mm=_MARGIN_MM)
     box = occupied_box(volume.data != 0)
-    return box if box[0].start < box[0].stop else volume.grid.box
+    return volume.grid.box if is_empty(box) else box
 
 
 def _scaled(volume: Volume) -> NDArray[np.float32]:

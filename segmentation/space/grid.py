@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -47,8 +48,7 @@ class Grid:
     @property
     def box(self) -> Box:
         """All voxels."""
-        x, y, z = (slice(0, n) for n in self.shape)
-        return x, y, z
+        return whole(self.shape)
 
     def cut(self, box: Box) -> Grid:
         """The grid of a part of the voxels."""
@@ -79,6 +79,25 @@ def moved(points: Any, affine: NDArray[np.floating]) -> NDArray[np.float64]:
 def corners(box: Box) -> list[tuple[int, ...]]:
     """The eight voxels at the corners of a box."""
     return list(product(*((side.start, side.stop - 1) for side in box)))
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """All voxels of an array."""
+    x, y, z = (slice(0, n) for n in shape)
+    return x, y, z
+
+
+def grown(box: Sequence[slice], shape: Sequence[int], voxels: int | NDArray[np.int_] = 1) -> Box:
+    """The box with so many voxels more on each side, as far as there are any."""
+    x, y, z = (
+        slice(max(s.start - v, 0), min(s.stop + v, n))
+        for s, n, v in zip(box, shape, np.broadcast_to(voxels, 3).tolist(), strict=True)
+    )
+    return x, y, z
+
+
+def is_empty(box: Box) -> bool:
+    return any(s.start >= s.stop for s in box)
 
 
 def to_shape(sides: Any) -> Shape:

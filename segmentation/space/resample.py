@@ -11,7 +11,7 @@ small structure 5 % of its volume. What is a tie even so goes to the lowest labe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from segmentation.errors import LabelError
-from segmentation.space.grid import Box, Grid, Shape
+from segmentation.space.grid import Box, Grid, Shape, grown, is_empty
 from segmentation.space.views import turned
 
 # Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
@@ -126,7 +126,7 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     out = np.zeros(to.shape, data.dtype)
     inside = occupied_box(data != 0)
     reached = to.reach(inside)
-    if _is_empty(inside) or _is_empty(reached):
+    if is_empty(inside) or is_empty(reached):
         return out
     part = data[inside]
     names = np.unique(np.append(np.unique(part), 0))
@@ -153,10 +153,11 @@ def resample_probabilities(probabilities: NDArray[Any] | Tensor, to: GridMap) ->
     least = 0.99 / len(probabilities)
     for k, values in enumerate(probabilities):
         of_class = torch.as_tensor(values)
+        found = occupied_box(of_class < 1 if k == 0 else of_class >= least)
         # A voxel more on each side: what the class has there counts between the two.
-        inside = _grown(occupied_box(of_class < 1 if k == 0 else of_class >= least), of_class.shape)
+        inside = grown(found, of_class.shape)
         reached = to.reach(inside)
-        if _is_empty(inside) or _is_empty(reached):
+        if is_empty(found) or is_empty(reached):
             continue
         # Class 0 is counted by what it lacks, so that beyond the edge it lacks nothing.
         part = of_class[inside].float() - float(k == 0)
@@ -183,20 +184,6 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
         return slice(0, 0), slice(0, 0), slice(0, 0)
     x, y, z = (slice(int(f[0]), int(f[-1]) + 1) for f in found)
     return x, y, z
-
-
-def _grown(box: Box, shape: Sequence[int]) -> Box:
-    """The box with one voxel more on each side, as far as there are any; an empty one stays."""
-    if _is_empty(box):
-        return box
-    x, y, z = (
-        slice(max(s.start - 1, 0), min(s.stop + 1, n)) for s, n in zip(box, shape, strict=True)
-    )
-    return x, y, z
-
-
-def _is_empty(box: Box) -> bool:
-    return any(s.start >= s.stop for s in box)
 
 
 def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
