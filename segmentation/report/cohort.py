@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
@@ -89,18 +90,6 @@ class Cohort:
         sizes = self.frame["z"].abs().groupby(self.frame["scan"]).max()
         return [float(sizes[n]) for n in range(len(self.scans))]
 
-    def described(self, metric: str) -> pd.DataFrame:
-        """Mean, median, SD and extremes over scans, a structure a row."""
-        rows = self.frame[self.frame["metric"] == metric]
-        by = rows.groupby("structure", sort=False)["value"]
-        return by.agg(["count", "mean", "median", "std", "min", "max"]).reset_index()
-
-    def by_group(self, key: str) -> pd.DataFrame:
-        """Mean and SD of each structure in each group: by sex, site or band of age."""
-        rows = self.frame[(self.frame["metric"] == "volume") & (self.frame[key] != "")]
-        by = rows.groupby(["structure", key], sort=False)["value"]
-        return by.agg(["count", "mean", "std"]).reset_index()
-
 
 def cohort_of(scans: Sequence[Scan], scheme: LabelScheme, ranges: Iterable[Range] = ()) -> Cohort:
     """Volumes in long form with asymmetry, robust z over the group, and ranges looked up."""
@@ -109,21 +98,21 @@ def cohort_of(scans: Sequence[Scan], scheme: LabelScheme, ranges: Iterable[Range
         for label in scheme.labels[1:]
         if any(label.name in scan.volumes_mm3 for scan in scans)
     )
-    frame = volume_frame(scans, scheme, structures)
-    frame["z"] = np.nan
-    for _, rows in frame.groupby(["structure", "metric"]):
-        values = rows["value"].to_numpy(float)
-        if np.isfinite(values).sum() >= _FEWEST_FOR_Z:
-            frame.loc[rows.index, "z"] = robust_z(values)
+    frame = _volume_frame(scans, scheme, structures)
+    frame["z"] = frame.groupby(["structure", "metric"])["value"].transform(_z_scores)
     frame["note"] = _range_notes(frame, scans, ranges)
     return Cohort(tuple(scans), frame, structures)
 
 
-def volume_frame(
+def _z_scores(values: pd.Series) -> NDArray[np.float64]:
+    enough = values.notna().sum() >= _FEWEST_FOR_Z
+    return robust_z(values.to_numpy(float)) if enough else np.full(len(values), np.nan)
+
+
+def _volume_frame(
     scans: Sequence[Scan], scheme: LabelScheme, structures: Sequence[str]
 ) -> pd.DataFrame:
     """A row for each volume, and one for each pair's asymmetry index in percent."""
-    labels = {label.name: label for label in scheme.labels}
     rows = []
     for n, scan in enumerate(scans):
         facts = {
@@ -131,7 +120,7 @@ def volume_frame(
             **{"sex": scan.sex, "age_band": _age_band(scan.age), "site": scan.site},
         }
         for name in structures:
-            label = labels[name]
+            label = scheme.labels[scheme.names.index(name)]
             volume = scan.volumes_mm3.get(name, np.nan)
             row = {**facts, "structure": name, "fs_id": label.fs_id}
             rows.append(row | {"metric": "volume", "value": volume, "unit": "mm3"})
@@ -262,33 +251,33 @@ def _described(cohort: Cohort, metric: str) -> Table:
         Column(name, digits, sign=not volume) for name in ("Mean", "Median", "Smallest", "Largest")
     ]
     columns: Columns = [title, Column("Scans", 0), *signed[:2], Column("SD", digits), *signed[2:]]
+    of_metric = cohort.frame[cohort.frame["metric"] == metric]
+    known = of_metric.groupby("structure", sort=False)["value"]
+    described = known.agg(["count", "mean", "median", "std", "min", "max"])
     rows = []
-    for n, row in enumerate(cohort.described(metric).to_dict("records")):
-        name = short_name(row["structure"])
-        numbers = (row[key] for key in ("count", "mean", "median", "std", "min", "max"))
+    for n, (structure, *numbers) in enumerate(described.itertuples(name=None)):
+        name = short_name(structure)
         rows.append([Cell(name if volume else name.removeprefix("L "), n), *numbers])
     caption = "Volumes (mm³)" if volume else "Asymmetry index (%): positive where left is larger"
     return table(f"{metric}-table", caption, columns, rows)
 
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:
-    known = cohort.by_group(key)
-    groups = sorted(known[key].unique())
+    volumes = cohort.frame[(cohort.frame["metric"] == "volume") & (cohort.frame[key] != "")]
+    groups = sorted(volumes[key].unique())
     if len(groups) < 2:
         return None
-    found = {(row["structure"], row[key]): row for row in known.to_dict("records")}
+    found = volumes.groupby(["structure", key])["value"].agg(["count", "mean", "std"])
     rows = []
     for n, structure in enumerate(cohort.structures):
         cells = []
         for group in groups:
-            row = found.get((structure, group), {"mean": np.nan})
-            cell = number(row["mean"], 0)
-            if "count" in row:
-                spread = "" if np.isnan(row["std"]) else f" ± {row['std']:,.0f}"
-                cell = Cell(cell.text + spread, row["mean"], hint=f"{row['count']} scans")
-            cells.append(cell)
+            count_, mean, sd = found.loc[(structure, group)]
+            spread = "" if np.isnan(sd) else f" ± {sd:,.0f}"
+            text = number(mean, 0).text + spread
+            cells.append(Cell(text, mean, hint=f"{count_:.0f} scans"))
         rows.append([Cell(short_name(structure), n), *cells])
-    counts = ", ".join(f"{g}: {found[cohort.structures[0], g]['count']}" for g in groups)
+    counts = ", ".join(f"{g}: {found.loc[(cohort.structures[0], g)]['count']:.0f}" for g in groups)
     return table(
         f"{key}-table",
         f"By {_GROUPS[key]}: mean ± SD",
