@@ -77,10 +77,9 @@ class Fusion:
         given = {view: weights[view] for view in views}
         if self.is_merged:
             given = {View.SAGITTAL: 1.0}
-        self._weights = {
-            view: w.to(device) for view, w in view_weights(self.scheme, views, given).items()
-        }
-        self._uneven = any((w - w[0]).abs().max() > 1e-6 for w in self._weights.values())
+        wanted = view_weights(self.scheme, views, given)
+        self._uneven = any((w - w[0]).abs().max() > 1e-6 for w in wanted.values())
+        self._weights = {view: w.to(device) for view, w in wanted.items()}
         self.sum = torch.zeros((*shape, len(self.scheme)), dtype=torch.float16, device=device)
         self._added: set[View] = set()
         self._is_divided = View.SAGITTAL in views and sagittal_is_merged and not self.is_merged

@@ -42,10 +42,11 @@ class Part(NamedTuple):
     rows: slice
     columns: slice
     probabilities: Tensor
+    every: int = 1
 
     @property
     def slices(self) -> slice:
-        return slice(self.first, self.first + len(self.probabilities))
+        return slice(self.first, self.first + self.every * len(self.probabilities), self.every)
 
 
 class ViewNetwork:
@@ -64,8 +65,9 @@ class ViewNetwork:
         self.classes = network.config.classes
         self._multiple = network.config.multiple
         self.device = device
-        most = _BATCH[device.type] * _FILTERS[device.type] * network.config.pixels
-        self.batch = batch or min(max(most // network.config.filters, 1), _BATCH[device.type])
+        kind = "cpu" if device.type == "cpu" else GPU
+        most = _BATCH[kind] * _FILTERS[kind] * network.config.pixels
+        self.batch = batch or min(max(most // network.config.filters, 1), _BATCH[kind])
         folded = network.fold()
         if never is not None and len(never):
             folded.classifier.by_class()["bias"][torch.from_numpy(never)] = _NEVER
@@ -81,34 +83,37 @@ class ViewNetwork:
         volume: Tensor,
         axes: SliceAxes,
         *,
-        mirror: tuple[int, NDArray[np.int64]] | None = None,
+        mirror: tuple[int, Tensor] | None = None,
         every: int = 1,
         within: Tensor | None = None,
     ) -> Iterator[Part]:
         """Yield the probabilities of a volume (X, Y, Z), some slices at a time.
 
         With `mirror`, the axis that runs from side to side and the classes' partners, the mean
-        with the mirrored slice. With `every`, only every n-th slice, one at a time. With
-        `within`, a mask (X, Y, Z), only the rows and columns around what it shows of a part.
+        with the mirrored slice. With `every`, only every n-th slice, on a processor one at a
+        time. With `within`, a mask (X, Y, Z) in the host's memory, only the rows and columns
+        around what it shows of a part.
+
+        On a GPU nothing here waits for it: one copy of the volume, and no value is read back.
         """
-        slices = thick(to_slices(volume, axes), self.channels)
+        slices = thick(to_slices(volume.to(self.device), axes), self.channels)
         places = None if within is None else to_slices(within, axes)
         count = len(slices)
-        starts = range(every // 2, count, every) if every > 1 else range(0, count, self.batch)
-        for start in starts:
-            stop = start + 1 if every > 1 else min(start + self.batch, count)
+        size = 1 if every > 1 and self.device.type == "cpu" else self.batch
+        for start in range(every // 2, count, every * size):
+            some = slice(start, start + every * size, every)
             rows, columns = slice(0, slices.shape[2]), slice(0, slices.shape[3])
             if places is not None:
-                rows, columns = self._around(places[start:stop].any(0))
-            batch = slices[start:stop, :, rows, columns].to(self.device, self.dtype)
+                rows, columns = self._around(places[some].any(0))
+            batch = slices[some, :, rows, columns].to(self.dtype)
             if not batch.numel():
                 nothing = torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
-                yield Part(start, rows, columns, nothing)
+                yield Part(start, rows, columns, nothing, every)
                 continue
             found = self._run(batch)
             if mirror is not None:
                 found = (found + self._run_mirrored(batch, axes, *mirror)) / 2
-            yield Part(start, rows, columns, found)
+            yield Part(start, rows, columns, found, every)
 
     def _around(self, mask: Tensor) -> tuple[slice, slice]:
         """Rows and columns of a mask (H, W), grown where they can to what networks would pad."""
@@ -140,14 +145,14 @@ class ViewNetwork:
             return _softmax(logits.permute(0, 2, 3, 1).float())
 
     def _run_mirrored(
-        self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: NDArray[np.int64]
+        self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: Tensor
     ) -> Tensor:
         if axes.along == side_axis:
             # From the other side a thick slice's neighbours change places; nothing else does.
             return self._run(batch.flip(1))
         rows_or_columns = 2 if axes.rows == side_axis else 3
         found = self._run(batch.flip(rows_or_columns)).flip(rows_or_columns - 1)
-        return found[..., torch.from_numpy(partners).to(found.device)]
+        return found[..., partners]
 
 
 def _softmax(logits: Tensor) -> Tensor:

@@ -55,13 +55,17 @@ def room_around(seen: NDArray[np.bool_], slices: Sequence[int], axis: int) -> Ro
     cleaned = np.zeros_like(seen)
     cleaned[slices] = _large_parts(_thick_parts(seen[slices]))
     found = np.moveaxis(cleaned, 0, axis)
+    if not found.any():
+        return Room.whole(found.shape)
+    x, y, z = (
+        slice(max(side.start - _SPARE, 0), min(side.stop + _SPARE, length))
+        for side, length in zip(occupied_box(found), found.shape, strict=True)
+    )
+    found = found[x, y, z]
     mask = _grown(found, *[_SPARE] * 3)
-    box = occupied_box(mask)
-    if not mask.any():
-        return Room.whole(mask.shape)
     # Where the scan itself ends both end alike, and nothing is rim.
-    rim = mask[box] & ~_grown(found, *[_SPARE - _NEAR_END] * 3)[box]
-    return Room(box, torch.from_numpy(mask[box]), torch.from_numpy(rim))
+    rim = mask & ~_grown(found, *[_SPARE - _NEAR_END] * 3)
+    return Room((x, y, z), torch.from_numpy(mask), torch.from_numpy(rim))
 
 
 def _grown(mask: NDArray[np.bool_], *reach: int) -> NDArray[np.bool_]:

@@ -122,7 +122,7 @@ class Segmenter:
         return self._with_less_memory(lambda: self._infer(conformed, mirror, samples, seed))
 
     def _infer(self, conformed: Conformed, mirror: bool, samples: int, seed: int) -> Segmentation:
-        image = torch.from_numpy(conformed.volume.data)
+        image = torch.from_numpy(conformed.volume.data).to(self.device)
         with stage("first look"):
             room = self.find_brain(image)
         fused, maps = self._fuse(image, room, mirror)
@@ -152,7 +152,22 @@ class Segmenter:
 
     def _fuse(self, image: Tensor, room: Room, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:
         """All views of an image's room, fused, and each view's own most probable classes."""
-        image = image[room.box]
+        fusion, maps = self._add_views(image[room.box], room.mask, mirror)
+        with stage("fusion"):
+            fusion.finish()
+            # What is no number in one class of a voxel is none in all. A look at one is cheap.
+            if fusion.sum[..., 0].isnan().any():
+                raise ModelError(
+                    "its networks give values that are not numbers",
+                    where=self.model.folder,
+                    remedy="its weights are wrong; copy, download or train the model again",
+                )
+        return fusion, maps
+
+    def _add_views(
+        self, image: Tensor, within: Tensor | None, mirror: bool
+    ) -> tuple[Fusion, dict[View, Tensor]]:
+        """The part of `_fuse` that only gives a GPU its work, and never waits for it."""
         wanted = self.model.info.preprocessing
         weights = self.model.fusion_weights(self.views)
         fusion = Fusion(
@@ -169,20 +184,11 @@ class Segmenter:
             view: torch.zeros(to_shape(image.shape), dtype=torch.uint8, device=self.device)
             for view in self.views
         }
-        for view, part in self.each_view(image, mirror=mirror, within=room.mask):
+        for view, part in self.each_view(image, mirror=mirror, within=within):
             with stage("fusion"):
                 fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
                 found = to_slices(maps[view], wanted.slice_axes(view))
                 found[part.slices, part.rows, part.columns] = part.probabilities.argmax(-1)
-        with stage("fusion"):
-            fusion.finish()
-            # What is no number in one class of a voxel is none in all. A look at one is cheap.
-            if fusion.sum[..., 0].isnan().any():
-                raise ModelError(
-                    "its networks give values that are not numbers",
-                    where=self.model.folder,
-                    remedy="its weights are wrong; copy, download or train the model again",
-                )
         return fusion, maps
 
     def each_view(
@@ -194,7 +200,9 @@ class Segmenter:
         from_side_to_side = source_axes(wanted.axes, "RAS")[0][0]
         for view in self.views:
             partners = self.model.classes_of(view).partner_permutation.copy()
-            side = (from_side_to_side, partners) if mirror else None
+            side = (
+                (from_side_to_side, torch.from_numpy(partners).to(self.device)) if mirror else None
+            )
             with stage(view.value):
                 for part in self._networks[view].probabilities(
                     image, wanted.slice_axes(view), mirror=side, within=within
@@ -207,12 +215,12 @@ class Segmenter:
             return Room.whole(image.shape)
         view = self.views[0]
         axes = self.model.info.preprocessing.slice_axes(view)
-        seen = torch.zeros(to_shape(image.shape), dtype=torch.bool)
-        looked = []
+        seen = torch.zeros(to_shape(image.shape), dtype=torch.bool, device=self.device)
+        slices, looked = to_slices(seen, axes), list[int]()
         for part in self._networks[view].probabilities(image, axes, every=_EVERY):
-            to_slices(seen, axes)[part.first] = (part.probabilities[0].argmax(-1) != 0).cpu()
-            looked.append(part.first)
-        return room_around(seen.numpy(), looked, axes.along)
+            slices[part.slices] = part.probabilities.argmax(-1) != 0
+            looked += range(*part.slices.indices(len(slices)))
+        return room_around(seen.cpu().numpy(), looked, axes.along)
 
     def _apply_prior(self, fused: Fusion, plan: ConformPlan) -> str:
         """Let anatomy decide where networks are in doubt; returns why it was not asked."""

@@ -107,7 +107,7 @@ class Layer(nn.Module):
 
     def _convolve(self, x: Tensor) -> Tensor:
         # The first block sees 1, 65 and 129 channels, and a GPU's matrix units take eights.
-        if x.device.type == "cuda" and x.shape[1] % 8:
+        if x.device.type != "cpu" and x.shape[1] % 8:
             return convolve_aligned(self.convolution, x)
         return self.convolution(x)  # type: ignore[no-any-return]
 

@@ -1,0 +1,142 @@
+"""What a GPU should need for one head: computed from the operations, never measured.
+
+    scripts/bench computed
+
+The way of a scan runs on the `meta` device, which knows shapes alone and refuses to read a value.
+Each operation takes as long as its arithmetic, its bytes or its start, whichever is longest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from segmentation.inference.network import ViewNetwork
+from segmentation.inference.room import Room
+from segmentation.inference.segmenter import Segmenter
+from segmentation.models.architectures import PUBLISHED, build
+from segmentation.space.conform import conform
+from segmentation.space.views import View
+from segmentation.synthetic.phantom import phantom
+
+__all__ = ["Counted", "count", "on_meta", "run"]
+
+# Dense bfloat16 and memory of the SXM modules, as their maker's data sheets have them.
+_GPUS = {"H100": (989e12, 3.35e12), "A100": (312e12, 2.04e12)}
+# Assumed: the shares of both that are reached, a kernel's least time, the host's time to start one,
+# and the way to the host's ordinary memory.
+_ARITHMETIC, _MEMORY, _KERNEL_S, _START_S, _TO_HOST = 0.4, 0.7, 3e-6, 10e-6, 5e9
+
+
+class Operation(NamedTuple):
+    name: str
+    flops: float
+    bytes: float
+    from_host: bool
+
+
+class Counted(TorchDispatchMode):
+    """What is done on `meta` within this block, but for views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        if packet not in flop_registry:
+            # In inference mode operations come as they were called, not as what they consist of.
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        given, made = ([t for t in tree_leaves(v) if isinstance(t, Tensor)] for v in (args, out))
+        known = {t.untyped_storage()._cdata for t in given}
+        is_view = not func._schema.is_mutable and all(
+            t.untyped_storage()._cdata in known for t in made
+        )
+        if is_view or not any(t.is_meta for t in made):
+            return out
+        flops = (
+            flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
+        )
+        # What is given in one value for many is read once.
+        moved = sum(
+            t.element_size() * min(t.numel(), t.untyped_storage().nbytes() // t.element_size())
+            for t in (*given, *made)
+        )
+        from_host = any(t.device.type == "cpu" and t.dim() for t in given)
+        self.operations.append(Operation(str(packet), flops, moved, from_host))
+        return out
+
+    def seconds(self, gpu: str) -> list[float]:
+        """Of each operation on a GPU that has work enough."""
+        peak, memory = _GPUS[gpu]
+        return [
+            max(o.flops / peak / _ARITHMETIC, o.bytes / memory / _MEMORY) for o in self.operations
+        ]
+
+
+def on_meta(segmenter: Segmenter) -> Segmenter:
+    """The same model on the device that has no values, in bfloat16 as on a GPU."""
+    segmenter.device = torch.device("meta")
+    segmenter._precision = "bfloat16"
+    segmenter._networks = segmenter._build(segmenter.device)
+    return segmenter
+
+
+def count(segmenter: Segmenter, image: Tensor, room: Room, *, mirror: bool = False) -> Counted:
+    """The first look, all views, and their fusion."""
+    view = segmenter.views[0]
+    axes = segmenter.model.info.preprocessing.slice_axes(view)
+    image = image.to("meta")
+    with Counted() as counted:
+        for _ in segmenter._networks[view].probabilities(image, axes, every=8):
+            pass
+        fusion, _maps = segmenter._add_views(image[room.box], room.mask, mirror)
+        fusion.finish()
+    return counted
+
+
+def run() -> None:
+    """Print operations, bytes and the expected seconds of `fast` and the published network."""
+    segmenter = Segmenter.load("fast", device="cpu")
+    # In a field of 256³, as scanners and FreeSurfer give it.
+    scan = conform(phantom(0)[0]).volume
+    image = torch.from_numpy(segmenter.prepare(scan).volume.data)
+    room = segmenter.find_brain(image)
+    on_meta(segmenter)
+    voxels = [side.stop - side.start for side in room.box]
+    result = 2 * voxels[0] * voxels[1] * voxels[2] * len(segmenter.model.scheme)
+    print(f"head {tuple(image.shape)}, networks within {tuple(voxels)}")
+    print(f"probabilities to the host: {result / 1e6:.0f} MB, {result / _TO_HOST:.3f} s")
+    for name in ("fast", "published"):
+        if name == "published":
+            for view, ready in segmenter._networks.items():
+                network = build(PUBLISHED.model_copy(update={"classes": ready.classes}))
+                segmenter._networks[view] = ViewNetwork(
+                    network.eval(), segmenter.device, torch.bfloat16
+                )
+        found = count(segmenter, image, room)
+        done = len(found.operations)
+        print(
+            f"{name}: batches of {segmenter._networks[View.CORONAL].batch}, {done} operations, "
+            f"{sum(o.flops for o in found.operations) / 1e12:.1f} TFLOP, "
+            f"{sum(o.bytes for o in found.operations) / 1e9:.0f} GB; "
+            f"host {done * _START_S:.2f} s to start them"
+        )
+        for gpu in _GPUS:
+            seconds = found.seconds(gpu)
+            small = [s for s in seconds if s < _KERNEL_S]
+            least = sum(max(s, _KERNEL_S) for s in seconds)
+            print(
+                f"  {gpu} {least:.3f} s, of these {len(small) * _KERNEL_S:.3f} s in "
+                f"{len(small)} operations that do not fill it"
+            )

@@ -1,0 +1,62 @@
+"""A GPU is given its work without a wait: on `meta`, where to read a value is an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bench.computed import Counted, count, on_meta
+
+from segmentation.inference.room import Room
+from segmentation.inference.segmenter import Segmenter
+from segmentation.space.views import View, slice_axes
+
+SIDE = 96
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> Segmenter:
+    return on_meta(Segmenter.load("fast", device="cpu"))
+
+
+def room() -> Room:
+    mask = torch.zeros(SIDE, SIDE, SIDE, dtype=torch.bool)
+    mask[20:70, 10:80, 30:60] = True
+    whole = Room.whole(mask.shape)
+    return Room(whole.box, mask)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(segmenter, mirror) -> None:
+    copies, done = [], []
+    for batch in (32, 8):
+        for network in segmenter._networks.values():
+            network.batch = batch
+        found = count(segmenter, torch.zeros(SIDE, SIDE, SIDE), room(), mirror=mirror)
+        done.append(len(found.operations))
+        copies.append(sum(operation.from_host for operation in found.operations))
+    assert done[1] > 2 * done[0]
+    # What fusion has to know of the scheme; and of each view, which classes are partners.
+    assert copies[0] == copies[1] <= 10
+
+
+def test_the_check_finds_values_read_and_copies_made() -> None:
+    with Counted() as counted:
+        there = torch.ones(3, 3).to("meta")
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            (there > 0).any().item()
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            there[there > 0]
+        there @ there
+    assert counted.operations[0].from_host
+    assert not counted.operations[-1].from_host
+    assert counted.operations[-1].flops == 2 * 3**3
+
+
+def test_a_first_look_takes_slices_together(segmenter) -> None:
+    network = segmenter._networks[View.CORONAL]
+    network.batch = 4
+    axes = slice_axes(View.CORONAL)
+    image = torch.zeros(SIDE, SIDE, SIDE, device="meta")
+    parts = list(network.probabilities(image, axes, every=8))
+    assert [len(part.probabilities) for part in parts] == [4, 4, 4]
+    assert [k for part in parts for k in range(SIDE)[part.slices]] == list(range(4, SIDE, 8))
