@@ -110,6 +110,7 @@ def test_a_nifti_header_that_lies_is_refused(
         ([("delta", 0, 0)], GeometryError, "impossible voxel size 0 x 1.1 x 1.3 mm"),
         ([("delta", 1, -1)], GeometryError, "impossible voxel size 0.9 x -1 x 1.3 mm"),
         ([("cosines", 0, 2)], GeometryError, "direction cosines are not unit vectors"),
+        ([("cosines", 0, 1.5)], GeometryError, "direction cosines are not unit vectors"),
         ([("cosines", 0, NAN)], GeometryError, "direction cosines are not unit vectors"),
         ([("centre", 0, INF)], GeometryError, "is not finite"),
         ([("dims", 0, 1500)], IntegrityError, "truncated"),

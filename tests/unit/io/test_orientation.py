@@ -68,13 +68,16 @@ def test_forms_that_agree_keep_their_codes(tmp_path: Path) -> None:
     assert (volume.codes, volume.notes) == ((1, 4), ())
 
 
-def test_forms_that_differ_a_little_take_the_s_form_and_leave_a_note(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart_mm", [2.5, 0.5])
+def test_forms_that_differ_a_little_take_the_s_form_and_leave_a_note(
+    tmp_path: Path, apart_mm: float
+) -> None:
     moved = turned(10)
-    moved[0, 3] = 2.5
+    moved[0, 3] = apart_mm
     volume = read(tmp_path, qform=(turned(10), 1), sform=(moved, 4))
     np.testing.assert_allclose(volume.affine, moved, atol=1e-6)
     assert volume.codes == (4, 4)
-    assert volume.notes == ("q- and s-form differ by up to 2.5 mm; the s-form is used",)
+    assert volume.notes == (f"q- and s-form differ by up to {apart_mm} mm; the s-form is used",)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,12 @@ def test_forms_that_disagree_on_the_left_are_refused(tmp_path: Path, other: NDAr
     for trust, expected in (("qform", turned(0)), ("sform", other), ("header", other)):
         volume = read(tmp_path, **forms, trust_affine=trust)
         np.testing.assert_allclose(volume.affine, expected, atol=1e-6)
+
+
+def test_the_size_of_voxels_does_not_bring_directions_nearer(tmp_path: Path) -> None:
+    sizes = (-2, 1, 1)
+    with pytest.raises(GeometryError, match="disagree about which side is left"):
+        read(tmp_path, qform=(turned(0, sizes=sizes), 1), sform=(turned(70, sizes=sizes), 1))
 
 
 def test_forms_60_degrees_apart_still_agree(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from segmentation.errors import FormatError, InputError, IntegrityError
-from segmentation.io.streams import Source
+from segmentation.io.streams import Source, refuse_bomb
 
 CONTENT = bytes(range(256)) * 40
 
@@ -117,6 +118,12 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
         source.announce(2**28)
         with pytest.raises(FormatError, match="times its size"):
             source.announce(2**28 + 1)
+
+
+@pytest.mark.parametrize(("times", "is_refused"), [(500, False), (501, True)])
+def test_a_large_scan_unpacks_to_500_times_its_size_at_most(times: int, is_refused: bool) -> None:
+    with pytest.raises(FormatError) if is_refused else contextlib.nullcontext():
+        refuse_bomb(times * 2**20, 2**20, Path("scan.nii.gz"))
 
 
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:

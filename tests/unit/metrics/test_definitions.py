@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segmentation.metrics.definitions import METRICS
+from segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -29,3 +29,7 @@ def test_the_documented_table_is_the_codes() -> None:
         for m in METRICS.values()
     }
     assert documented == expected
+
+
+def test_the_rims_are_as_wide_as_their_definition_says() -> None:
+    assert f"within {BOUNDARY_WIDTH_MM:g} mm" in METRICS["boundary_iou"].definition

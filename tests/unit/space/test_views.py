@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from segmentation.errors import ConfigError
 from segmentation.io.volume import Volume
 from segmentation.space.views import (
     SliceAxes,
     View,
+    chosen_views,
     from_slices,
     reoriented,
     slice_axes,
@@ -17,6 +19,14 @@ from segmentation.space.views import (
 )
 
 VIEWS = list(View)
+
+
+def test_views_are_chosen_by_name_one_or_several_or_all() -> None:
+    assert chosen_views("axial") == chosen_views([View.AXIAL]) == (View.AXIAL,)
+    assert chosen_views(["axial", "coronal"]) == (View.AXIAL, View.CORONAL)
+    assert chosen_views(None) is None
+    with pytest.raises(ConfigError, match="choose from coronal, axial, sagittal"):
+        chosen_views("koronal")
 
 
 def numbered(*shape: int) -> np.ndarray:
