@@ -14,12 +14,11 @@ _STORE = typer.Argument(help="Slice store.", exists=True, file_okay=False)
 
 
 @app.command("list")
-def list_() -> int:
+def list_() -> None:
     """Print the public datasets: what they hold, their size, licence and citation.
 
     Example: trinat data list
     """
-    from pipelines.common.exits import Exit
     from pipelines.data.catalogue import load_catalogue
 
     for name, dataset in load_catalogue().items():
@@ -37,7 +36,6 @@ def list_() -> int:
             ("cite", dataset.citation),
         ):
             typer.echo(f"  {label:8}{text}")
-    return Exit.OK
 
 
 @app.command("get")
@@ -50,12 +48,11 @@ def get(
         False, "--accept-terms", help="Confirm that you have read and accept the dataset's terms."
     ),
     quiet: Quiet = False,
-) -> int:
+) -> None:
     """Download a dataset's archives; run the same command again to resume.
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
-    from pipelines.common.exits import Exit
     from pipelines.common.progress import byte_progress
     from pipelines.data.catalogue import load_catalogue
     from pipelines.data.download import CHECKSUMS, fetch
@@ -77,7 +74,6 @@ def get(
         known = "as published" if fetched.published else f"not published; saved in {CHECKSUMS}"
         there = "already downloaded" if fetched.was_there else "downloaded"
         typer.echo(f"{fetched.path}: {there}, {fetched.checksum} ({known})")
-    return Exit.OK
 
 
 @app.command("show")
@@ -93,12 +89,11 @@ def show(
     whole_head: bool = typer.Option(
         False, "--whole-head", help="Show the face too; by default only the brain is shown."
     ),
-) -> int:
+) -> None:
     """Write a mosaic of a subject: image, labels and overlay in three views.
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from pipelines.common.exits import Exit
     from pipelines.data.report import show_augmented, show_subject
 
     path = out or Path(f"{subject}.png")
@@ -107,25 +102,22 @@ def show(
     else:
         show_subject(store, subject, path, whole_head=whole_head)
     typer.echo(str(path))
-    return Exit.OK
 
 
 @app.command("report")
 def report(
     store: Path = _STORE,
     out: Path = typer.Option(None, "--out", "-o", help="HTML file. Default: STORE/report.html."),
-) -> int:
+) -> None:
     """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
 
     Example: trinat data report store
     """
-    from pipelines.common.exits import Exit
     from pipelines.data.report import write_report
 
     path = out or store / "report.html"
     write_report(store, path)
     typer.echo(str(path))
-    return Exit.OK
 
 
 def prepare(
@@ -230,14 +222,13 @@ def split(
         None, help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
     ),
     out: Path = typer.Option(None, "--out", "-o", help="JSON file. Default: STORE/split.json."),
-) -> int:
+) -> None:
     """Divide a store's persons; sessions of one person and families stay together.
 
     Age, sex and family are read from STORE/participants.tsv.
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
-    from pipelines.common.exits import Exit
     from segmentation.data.splits import read_exclusions
     from segmentation.data.store import Store, split_store
 
@@ -252,7 +243,6 @@ def split(
         run = Path("runs") / Store(store).info.source
         folds = [] if kfold is None else ["--folds"]
         say_next("train", "quicknat", "--store", store, *folds, "--out", run)
-    return Exit.OK
 
 
 def phantom(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from segmentation.models.model_info import ModelInfo
 
 
-def models(json_: Json = False) -> int:
+def models(json_: Json = False) -> None:
     """List the shipped models: size, speed, scores, and which name has no weights.
 
     Example: trinat models
@@ -31,7 +31,7 @@ def models(json_: Json = False) -> int:
     missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
     if json_:
         typer.echo(json.dumps({"available": found, "not_yet": missing}, indent=2))
-        return 0
+        return
     table = Table(box=None, pad_edge=False)
     for header in ("name", "views", "labels", "MB", "measured"):
         table.add_column(header, overflow="fold")
@@ -43,7 +43,6 @@ def models(json_: Json = False) -> int:
     console.print(table if found else "No model is shipped with this version.")
     for name, why in missing.items():
         console.print(f"{name} has no weights here: it is {why}.", markup=False)
-    return 0
 
 
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def bundle(
         False, "--ensemble", help="Sources of the same view become members whose mean counts."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
-) -> int:
+) -> None:
     """Combine views that were trained separately, and their fusion weights, into one model.
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
@@ -101,7 +100,6 @@ def bundle(
         untaught = [v.value for v, o in info.origins.items() if structure in o.not_predicted]
         if len(untaught) < len(info.origins):
             typer.echo(f"{structure} is not predicted: not taught to {', '.join(untaught)}")
-    return 0
 
 
 def calibrate(
@@ -129,7 +127,7 @@ def export(
     model: str = typer.Argument(help="Name of a shipped model, or a model folder."),
     out: Path = typer.Option(..., "--out", "-o", help="Output folder; one file per view."),
     format_: str = typer.Option("onnx", "--format", help="onnx"),
-) -> int:
+) -> None:
     """Write a model's networks as ONNX, and check that they give the same labels.
 
     Example: trinat export fast --format onnx --out fast-onnx/
@@ -138,7 +136,6 @@ def export(
 
     for path in export_model(model, out, format_=format_):
         typer.echo(path)
-    return 0
 
 
 def fuse_weights(

@@ -103,12 +103,11 @@ def suspects(
     device: Device = "auto",
     threads: Threads = None,
     quiet: Quiet = False,
-) -> int:
+) -> None:
     """Find subjects whose labels are likely wrong; write a page and a list for trinat split.
 
     Example: trinat suspects store --model fast
     """
-    from pipelines.common.exits import Exit
     from pipelines.common.process import prepare_process
     from pipelines.common.progress import progress
     from pipelines.models.suspects import EXCLUDE, find_suspects
@@ -130,4 +129,3 @@ def suspects(
     typer.echo(folder / "suspects.html")
     if not quiet:
         say_next("split", store, "--exclude", folder / EXCLUDE)
-    return Exit.OK

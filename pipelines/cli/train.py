@@ -54,7 +54,7 @@ def train(
     ),
     timings: Timings = False,
     quiet: Quiet = False,
-) -> int:
+) -> None:
     """Train one network per view from a recipe; a run can be resumed at any point.
 
     Example: trinat train quicknat --store store --out runs/quicknat
@@ -99,7 +99,6 @@ def train(
         say_next("predict", "--store", store, *tested, "--out", "found")
     if clock:
         typer.echo(as_table(clock.take()), err=True)
-    return 0
 
 
 def runs(
@@ -107,7 +106,7 @@ def runs(
     out: Path = typer.Option(
         None, "--out", "-o", help="Also write curves and tables to this HTML page."
     ),
-) -> int:
+) -> None:
     """Compare training runs: settings that differ, steps, time, loss, best Dice and IoU.
 
     Example: trinat runs runs/a runs/b --out compared.html
@@ -125,7 +124,6 @@ def runs(
     Console().print(table)
     for line in (*changed, *([] if out is None else [out])):
         typer.echo(line)
-    return 0
 
 
 @contextmanager

@@ -16,13 +16,14 @@ import numpy as np
 
 from pipelines.common.discovery import Case
 from pipelines.common.naming import Product
-from pipelines.predict.job import Job, read
 from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import (
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     CaseNames,
+    Job,
     RunSettings,
+    read,
     slices_of,
 )
 from pipelines.predict.tables import format_aseg_stats, write_label_table

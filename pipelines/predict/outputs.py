@@ -1,4 +1,7 @@
-"""What a run writes: by which settings, and under which names (BIDS where the input is BIDS)."""
+"""What a run is told, and what it writes under which names (BIDS where the input is BIDS).
+
+Imports no torch: the first scan is read while that loads.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from pipelines.common.discovery import Case, refuse_changed
 from pipelines.common.naming import Product, bids_name, safe_component
 from pipelines.common.ratings import RATINGS
+from segmentation.io.volume import Volume
+from segmentation.timing import Clock, stage, timed
+
+if TYPE_CHECKING:
+    from segmentation.inference.segmentation import Segmentation
+    from segmentation.space.conform import Conformed
 
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
@@ -81,6 +91,34 @@ class RunSettings(Options):
     model_sha256: str
     staging: Path  # on the disk of `out`; emptied at start and end
     bids: bool = False
+
+
+@dataclass
+class Job:
+    """A scan on its way: each step adds what the next needs and drops what it does not."""
+
+    case: Case
+    volume: Volume | None = None
+    digest: str = ""
+    conformed: Conformed | None = None
+    found: Segmentation | None = None
+    clock: Clock = field(default_factory=Clock)
+
+
+def read(case: Case, settings: RunSettings) -> Job:
+    job, output = Job(case), settings.output
+    with timed(job.clock), stage("read"):
+        job.volume = Volume.read(
+            case.path,
+            series=case.series,
+            axes=case.axes,
+            trust_affine=output.trust_affine,
+            fill_nonfinite=output.fill_nonfinite,
+        )
+    # Taken while it was read: what is in the ledger is what was segmented.
+    job.digest = job.volume.source_sha256 or ""
+    refuse_changed(case.sha256, job.digest, case.path)
+    return job
 
 
 def slices_of(case: str) -> str:

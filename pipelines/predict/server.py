@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.common.discovery import Case
 from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import RunSettings
+from pipelines.predict.outputs import Job, RunSettings, read
 from segmentation.errors import reason_of
 from segmentation.timing import stage, time_process
 
 if TYPE_CHECKING:
     from pipelines.predict.case import CaseWorker
-    from pipelines.predict.job import Job
 
 _T = TypeVar("_T")
 
@@ -71,9 +70,6 @@ class _Server:
         self._segmented: queue.Queue[Job | None] = queue.Queue(1)
 
     def run(self) -> None:
-        # Here, and not by two threads at once.
-        import pipelines.predict.job  # noqa: F401
-
         threads = [
             threading.Thread(target=step, daemon=True, name=step.__name__)
             for step in (self._listen, self._read_all, self._write_all)
@@ -118,8 +114,6 @@ class _Server:
         self._read.put(None)
 
     def _read_one(self, case: Case) -> Job | None:
-        from pipelines.predict.job import read
-
         job = self._step("reading", case, partial(read, case, self._settings))
         return job and self._step("reading", case, partial(self._worker.result().prepare, job))
 

@@ -17,8 +17,7 @@ from pipelines.common.exits import Exit
 from pipelines.common.stored import stored_cases, stored_files
 from pipelines.evaluate.run import Model, Settings, evaluate
 from pipelines.predict.case import CaseWorker
-from pipelines.predict.job import read
-from pipelines.predict.outputs import RunSettings
+from pipelines.predict.outputs import RunSettings, read
 from segmentation.data.splits import Split
 from segmentation.data.store import SPLIT, Store
 from segmentation.errors import DatasetError, TrinatError

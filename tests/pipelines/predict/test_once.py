@@ -14,8 +14,8 @@ from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
 from pipelines.predict.case import CaseWorker
-from pipelines.predict.job import Job
 from pipelines.predict.ledger import Entry
+from pipelines.predict.outputs import Job
 
 _opened: list[str] | None = None
 
