@@ -84,11 +84,7 @@ def read_nifti(source: Source) -> Header:
         )
     header = from_nifti(fields, where)
     if header.offset < start + 4:
-        raise IntegrityError(
-            f"voxels are said to start at byte {header.offset}, inside the header",
-            where=where,
-            remedy=_REMAKE,
-        )
+        raise _wrong(f"voxels are said to start at byte {header.offset}, inside the header", where)
     announce(source, header)
     _check_extensions(source.take(header.offset - start), fields.endianness, where)
     return header
@@ -118,7 +114,7 @@ def read_mgh(source: Source) -> Header:
         )
     flag = int.from_bytes(block[28:30], "big", signed=True)
     if flag not in (0, 1):
-        raise IntegrityError(f"goodRASFlag is {flag}, not 0 or 1", where=where, remedy=_REMAKE)
+        raise _wrong(f"goodRASFlag is {flag}, not 0 or 1", where)
     if flag == 0:
         # nibabel has put defaults in place of the fields: 1 mm, and LSP where FreeSurfer has LIA.
         fields["Mdc"] = ((-1, 0, 0), (0, 0, -1), (0, 1, 0))
@@ -235,23 +231,20 @@ def _grid(fields: Any, where: Path) -> tuple[_Shape, _Zooms, np.dtype[Any]]:
     """Size, spacing and voxel type of a NIfTI or Analyze header."""
     count = int(fields["dim"][0])
     if not 1 <= count <= 7:
-        raise IntegrityError(f"{count} dimensions, not 3", where=where, remedy=_REMAKE)
+        raise _wrong(f"{count} dimensions, not 3", where)
     shape = check_sides([int(n) for n in fields["dim"][1 : 1 + count]], where)
     zooms = check_zooms(fields["pixdim"][1:4], where)
     dtype = _voxel_type(fields, where)
     if int(fields["bitpix"]) != dtype.itemsize * 8:
-        raise IntegrityError(
-            f"voxels of {int(fields['bitpix'])} bits and of type {dtype.name} at once",
-            where=where,
-            remedy=_REMAKE,
-        )
+        bits = int(fields["bitpix"])
+        raise _wrong(f"voxels of {bits} bits and of type {dtype.name} at once", where)
     return shape, zooms, dtype
 
 
 def check_sides(dims: list[int], where: Path) -> _Shape:
     """Three sides within the limits, once trailing ones are squeezed."""
     if min(dims) <= 0:
-        raise IntegrityError(f"impossible dimensions {_by(dims)}", where=where, remedy=_REMAKE)
+        raise _wrong(f"impossible dimensions {_by(dims)}", where)
     extra = math.prod(dims[3:])
     if extra > 1:
         raise FormatError(
@@ -301,9 +294,7 @@ def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
 def _offset(fields: Any, where: Path) -> int:
     offset = float(fields["vox_offset"])
     if not (0 <= offset <= _MAX_OFFSET and offset.is_integer()):
-        raise IntegrityError(
-            f"voxels are said to start at byte {offset:g}", where=where, remedy=_REMAKE
-        )
+        raise _wrong(f"voxels are said to start at byte {offset:g}", where)
     return int(offset)
 
 
@@ -313,16 +304,14 @@ def _scaling(fields: Any, where: Path) -> tuple[float, float]:
     if slope == 0 or math.isnan(slope):
         return 1.0, 0.0
     if not (math.isfinite(slope) and math.isfinite(inter)):
-        raise IntegrityError(
-            f"voxels scaled by {slope:g} and shifted by {inter:g}", where=where, remedy=_REMAKE
-        )
+        raise _wrong(f"voxels scaled by {slope:g} and shifted by {inter:g}", where)
     return slope, inter
 
 
 def _code(fields: Any, name: str, where: Path) -> int:
     code = int(fields[name])
     if not 0 <= code <= 5:
-        raise IntegrityError(f"unknown {name} {code}", where=where, remedy=_REMAKE)
+        raise _wrong(f"unknown {name} {code}", where)
     return code
 
 
@@ -348,10 +337,12 @@ def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
     while at + 8 <= len(block):
         size = int.from_bytes(block[at : at + 4], order, signed=True)
         if size < 8 or at + size > len(block):
-            raise IntegrityError(
-                "a header extension reaches into the voxels", where=where, remedy=_REMAKE
-            )
+            raise _wrong("a header extension reaches into the voxels", where)
         at += size
+
+
+def _wrong(what: str, where: Path) -> IntegrityError:
+    return IntegrityError(what, where=where, remedy=_REMAKE)
 
 
 def _type_refused(what: str, where: Path) -> FormatError:

@@ -110,15 +110,12 @@ def headline(evaluation: Evaluation) -> Table:
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
-    rows = [
-        [short_name(row["structure"]), row["model"]]
-        for row in evaluation.not_predicted.to_dict("records")
-    ]
+    if evaluation.not_predicted.empty:
+        return None
     note = "The model does not know these structures: they are in no mean and in no worst case."
+    columns = {"structure": Column("Structure"), "model": Column("Model")}
     caption = "Not predicted by this model"
-    return (
-        table("unknown-table", caption, ["Structure", "Model"], rows, note=note) if rows else None
-    )
+    return _records("unknown-table", caption, columns, evaluation.not_predicted, note=note)
 
 
 def groups(evaluation: Evaluation) -> Table:
@@ -230,42 +227,34 @@ def comparison(evaluation: Evaluation) -> Table:
 
 
 def agreement(evaluation: Evaluation) -> Table:
-    columns: Columns = [
-        "Structure",
-        Column("Model", pick=True),
-        Column("Persons", 0),
-        Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
-        Column("SD (mm³)", 0),
-        Column("Lower limit", 0, "Bias − 1.96 SD", sign=True),
-        Column("Upper limit", 0, "Bias + 1.96 SD", sign=True),
-        Column("ICC(2,1)", 3),
-    ]
-    keys = ("model", "persons", "bias", "sd", "lower", "upper", "icc")
-    rows = [
-        [short_name(row["structure"]), *(row[key] for key in keys)]
-        for row in evaluation.agreement.to_dict("records")
-    ]
-    return table("agreement-table", "Predicted against true volumes", columns, rows)
+    columns = {
+        "structure": Column("Structure"),
+        "model": Column("Model", pick=True),
+        "persons": Column("Persons", 0),
+        "bias": Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
+        "sd": Column("SD (mm³)", 0),
+        "lower": Column("Lower limit", 0, "Bias − 1.96 SD", sign=True),
+        "upper": Column("Upper limit", 0, "Bias + 1.96 SD", sign=True),
+        "icc": Column("ICC(2,1)", 3),
+    }
+    caption = "Predicted against true volumes"
+    return _records("agreement-table", caption, columns, evaluation.agreement)
 
 
 def retest(evaluation: Evaluation) -> Table | None:
     if evaluation.retest.empty:
         return None
-    columns: Columns = [
-        "Structure",
-        Column("Volume", pick=True),
-        Column("Model", pick=True),
-        Column("Persons", 0),
-        Column("Within-subject CV (%)", 2),
-        Column("ICC(2,1)", 3),
-    ]
+    columns = {
+        "structure": Column("Structure"),
+        "metric": Column("Volume", pick=True),
+        "model": Column("Model", pick=True),
+        "persons": Column("Persons", 0),
+        "cv_percent": Column("Within-subject CV (%)", 2),
+        "icc": Column("ICC(2,1)", 3),
+    }
     titles = {"volume": "predicted", "truth_volume": "true"}
-    keys = ("model", "persons", "cv_percent", "icc")
-    rows = [
-        [short_name(row["structure"]), titles[row["metric"]], *(row[key] for key in keys)]
-        for row in evaluation.retest.to_dict("records")
-    ]
-    return table("retest-table", "Volumes of two scans of a person", columns, rows)
+    shown = evaluation.retest.assign(metric=evaluation.retest["metric"].map(titles))
+    return _records("retest-table", "Volumes of two scans of a person", columns, shown)
 
 
 def confusions(frame: pd.DataFrame) -> Table:
@@ -290,41 +279,17 @@ def confusions(frame: pd.DataFrame) -> Table:
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    columns: Columns = [
-        "Subject",
-        "Session",
-        "Model",
-        "Status",
-        "Note",
-        "Paired by",
-    ]
     keys = ("subject", "session", "model", "status", "note", "paired_by", "truth", "prediction")
-    rows = [
-        [
-            *(str(row[key]) for key in keys),
-            f"{row['shape']}, {row['spacing_mm']} mm" if row["shape"] else "",
-        ]
-        for row in pairs.to_dict("records")
-    ]
-    return table(
-        "pair-table",
-        "Every file of both sides",
-        [*columns, "Truth", "Prediction", "Grid"],
-        rows,
-        note="Checksums (SHA-256) of all files are in pairs.csv.",
-    )
+    columns = {key: Column(key.replace("_", " ").capitalize()) for key in (*keys, "grid")}
+    grid = pairs["shape"] + ", " + pairs["spacing_mm"] + " mm"
+    shown = pairs.assign(grid=grid.where(pairs["shape"] != "", ""))
+    note = "Checksums (SHA-256) of all files are in pairs.csv."
+    return _records("pair-table", "Every file of both sides", columns, shown, note=note)
 
 
 def definitions() -> Table:
-    columns: Columns = [
-        "Metric",
-        "Unit",
-        "Better",
-        "Definition",
-        "Absent from both",
-        "Missed",
-        "Invented",
-    ]
+    columns: Columns = ["Metric", "Unit", "Better", "Definition"]
+    columns += ["Absent from both", "Missed", "Invented"]
     rows = [
         [
             m.title,
@@ -335,6 +300,17 @@ def definitions() -> Table:
         for m in METRICS.values()
     ]
     return table("definition-table", "T is the truth, P the prediction", columns, rows)
+
+
+def _records(
+    id: str, caption: str, columns: Mapping[str, Column], records: pd.DataFrame, *, note: str = ""
+) -> Table:
+    """A table of records, its columns by their keys."""
+    rows = [
+        [short_name(row[key]) if key == "structure" else row[key] for key in columns]
+        for row in records.to_dict("records")
+    ]
+    return table(id, caption, list(columns.values()), rows, note=note)
 
 
 def _numbers(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
