@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segmentation.space.grid import Box, whole
+from segmentation.space.grid import Box, grown, whole
 from segmentation.space.resample import occupied_box
 
 # Room to spare around what was seen of a brain: half of the way from one looked slice to the next,
@@ -57,23 +57,19 @@ def room_around(seen: NDArray[np.bool_], slices: Sequence[int], axis: int) -> Ro
     found = np.moveaxis(cleaned, 0, axis)
     if not found.any():
         return Room.whole(found.shape)
-    x, y, z = (
-        slice(max(side.start - _SPARE, 0), min(side.stop + _SPARE, length))
-        for side, length in zip(occupied_box(found), found.shape, strict=True)
-    )
-    found = found[x, y, z]
+    box = grown(occupied_box(found), found.shape, _SPARE)
+    found = found[box]
     mask = _grown(found, *[_SPARE] * 3)
     # Where the scan itself ends both end alike, and nothing is rim.
     rim = mask & ~_grown(found, *[_SPARE - _NEAR_END] * 3)
-    return Room((x, y, z), torch.from_numpy(mask), torch.from_numpy(rim))
+    return Room(box, torch.from_numpy(mask), torch.from_numpy(rim))
 
 
 def _grown(mask: NDArray[np.bool_], *reach: int) -> NDArray[np.bool_]:
     """A mask dilated by a number of voxels along each of its axes."""
-    grown = mask
     for axis, voxels in enumerate(reach):
-        grown = ndimage.maximum_filter1d(grown, 2 * voxels + 1, axis=axis, mode="constant")
-    return grown
+        mask = ndimage.maximum_filter1d(mask, 2 * voxels + 1, axis=axis, mode="constant")
+    return mask
 
 
 def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
