@@ -7,6 +7,8 @@ probability p of a class becomes p q^w, where q is what the template says and w 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -42,6 +44,9 @@ _COUNTS_LESS = {
     "3rd-Ventricle": 0.6,
     "Lateral-Ventricle": 0.0,
 }
+# FreeSurfer draws these larger or smaller than the label maps do: their shares of the template
+# count so many times.
+_DRAWN_OTHERWISE = {"Pallidum": 4.0, "Inf-Lat-Vent": 0.1}
 
 
 def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Template:
@@ -82,19 +87,23 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
             inside = ((jittered >= 0) & (jittered < head.shape)).all(1)
             at = tuple(jittered.clip(0, np.array(head.shape) - 1).T)
             counts[rows, head.numpy()[at] * inside] += 1
-    shares = np.rint(counts * (255 / (_PLACES * len(heads)))).astype(np.uint8)
+    weights = np.array([_of(_DRAWN_OTHERWISE, name) or 1.0 for name in scheme.names])
+    weighted = counts * weights
+    weighted *= 255 / weighted.sum(1, keepdims=True)
+    shares = np.rint(weighted).astype(np.uint8)
     return Template(shares.reshape(*shape, len(scheme)), affine, common)
 
 
 def default_prior(scheme: LabelScheme) -> Prior:
     """The template counts less where heads differ: folds of the cortex, the size of ventricles."""
-    per_class = {
-        label.name: weight
-        for label in scheme.labels
-        for weight in [_COUNTS_LESS.get(label.name.removeprefix("Left-").removeprefix("Right-"))]
-        if weight is not None
-    }
+    weights = {name: _of(_COUNTS_LESS, name) for name in scheme.names}
+    per_class = {name: weight for name, weight in weights.items() if weight is not None}
     return Prior(weight=_COUNTS, per_class=per_class)
+
+
+def _of(values: Mapping[str, float], name: str) -> float | None:
+    """The value of a structure, whichever side it is on."""
+    return values.get(name.removeprefix("Left-").removeprefix("Right-"))
 
 
 def apply_prior(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from segmentation.errors import ModelError
+from segmentation.inference import prior as module
 from segmentation.inference.prior import apply_prior, build_template, default_prior
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.model_info import Prior, Template
@@ -17,7 +18,7 @@ from segmentation.synthetic.heads import aim, phantom_heads
 
 SCHEME = load_scheme("quicknat33")
 HEADS = phantom_heads(2)
-CORTEX, WHITE, VENTRICLE, THALAMUS, CAUDATE = (
+CORTEX, WHITE, VENTRICLE, THALAMUS, CAUDATE, PALLIDUM = (
     SCHEME.names.index(f"Left-{name}")
     for name in (
         "Cerebral-Cortex",
@@ -25,6 +26,7 @@ CORTEX, WHITE, VENTRICLE, THALAMUS, CAUDATE = (
         "Lateral-Ventricle",
         "Thalamus",
         "Caudate",
+        "Pallidum",
     )
 )
 # The phantom's head has voxels of 2 mm; a template takes label maps to have 1 mm.
@@ -62,6 +64,19 @@ def test_a_template_survives_its_file_and_refuses_another(template: Template) ->
         Template.from_bytes(template.to_bytes(), 5, "prior.npz")
     with pytest.raises(ModelError, match="is no prior"):
         Template.from_bytes(template.to_bytes()[:1000], len(SCHEME), "prior.npz")
+
+
+def test_structures_that_freesurfer_draws_larger_count_more(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_DRAWN_OTHERWISE", {})
+    before = build_template(HEADS, SCHEME).shares[..., PALLIDUM].astype(float)
+    # Four times its part, and the others as before: p of 255 becomes 4 p of 255 + 3 p.
+    expected = 255 * 4 * before / (255 + 3 * before)
+    doubtful = (before > 0) & (before < 255)
+    assert doubtful.sum() > 20
+    after = template.shares[..., PALLIDUM].astype(float)
+    np.testing.assert_allclose(after[doubtful], expected[doubtful], atol=2)
 
 
 def test_doubt_between_two_structures_is_decided_by_place(
