@@ -16,6 +16,8 @@ from pipelines.train.job import Watcher
 from pipelines.train.run import read_recipe, train
 from segmentation.data.augmentation import AugmentationConfig
 from segmentation.errors import DeviceError
+from segmentation.inference.fusion import Fusion
+from segmentation.inference.segmenter import Segmenter
 from segmentation.labels.scheme import load_scheme
 from segmentation.models.quicknat import PUBLISHED, QuickNat
 from segmentation.space.views import View
@@ -146,6 +148,21 @@ def trainer(maps, *settings: str) -> Trainer:
     )
     own = ViewsNet(recipe.network, {View.CORONAL: len(SCHEME)})
     return Trainer(recipe, stage, (View.CORONAL,), own, source, torch.device(CUDA))
+
+
+def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
+    segmenter = Segmenter.load("fast", device=CUDA)
+    image = torch.rand(64, 64, 64, device=CUDA)
+    within = torch.zeros(64, 64, 64, dtype=torch.bool)
+    within[10:50, 20:60, :40] = True
+    fusion = Fusion((64, 64, 64), SCHEME, segmenter.views, device=CUDA, mean="geometric")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for view, part in segmenter.each_view(image, within=within):
+            fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert fusion.finish().isfinite().all()
 
 
 def test_training_learns(maps) -> None:
