@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipelines.common.lock import claimed
 from pipelines.train.run import find_device, read_recipe
 from segmentation.errors import InputError, ModelError
-from segmentation.io.files import atomic_path, atomic_text, read_text, write_whole
+from segmentation.io.files import atomic_path, read_text, write_whole
 from segmentation.models.architectures import build
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model
-from segmentation.models.hardware import GPU, memory_history
 from segmentation.models.zoo import find_model
-from segmentation.report.figures import MODEL_COLORS, Drawing, canvas
 from segmentation.report.page import Column, Columns, render, table
 
-ROWS, TRACE, MEMORY, PAGE = "profile.json", "trace.json", "memory.pickle", "profile.html"
+ROWS, TRACE, PAGE = "profile.json", "trace.json", "profile.html"
 _PREFIX = "module "
 _BACKWARD = "(backward and all else)"
 _SIDE = 256
@@ -50,10 +47,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Profiled:
-    """`operators`: name, seconds of a step, share, calls, megabytes that were allocated."""
+    """`operators`: name, seconds of a step, share, calls."""
 
     modules: list[Row]
-    operators: list[tuple[str, float, float, int, float]]
+    operators: list[tuple[str, float, float, int]]
     seconds: float
     flops: float
     rate: float  # operations a second of a matrix product in float32 on this device
@@ -79,11 +76,10 @@ def write_profile(
     network, slices = network.to(chosen).train(training), torch.rand(size, device=chosen)
     shape = "x".join(map(str, size))
     lead = f"{name}, forward{' and backward' * training}, {shape} on {chosen}"
-    with claimed(out, (ROWS, TRACE, MEMORY, PAGE)):
-        with memory_history(chosen, out / MEMORY), atomic_path(out / TRACE) as trace:
+    with claimed(out, (ROWS, TRACE, PAGE)):
+        with atomic_path(out / TRACE) as trace:
             found = profile_network(network, slices, steps, training=training, trace=trace)
-        with atomic_text(out / ROWS) as file:
-            json.dump(asdict(found), file, indent=1)
+        write_whole(out / ROWS, json.dumps(asdict(found), indent=1))
         write_whole(out / PAGE, _page(lead, found, other, against))
     return found
 
@@ -98,7 +94,16 @@ def profile_network(
 ) -> Profiled:
     """Time, operations and shapes; one step goes before that is not counted."""
     flops, shapes = count_flops(network, slices[:1])
-    rest = _BACKWARD if training else ""
+    kinds = {path: type(module).__name__ for path, module in network.named_modules()}
+    names = {module: _PREFIX + path for path, module in network.named_modules()}
+    ranges: list[Any] = []
+
+    def enter(module: nn.Module, given: Any) -> None:
+        ranges.append(record_function(names[module]))
+        ranges[-1].__enter__()
+
+    def leave(module: nn.Module, given: Any, result: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
 
     def step() -> None:
         with torch.set_grad_enabled(training):
@@ -109,34 +114,32 @@ def profile_network(
             torch.accelerator.synchronize(slices.device)
 
     step()
-    activities = [ProfilerActivity.CPU]
-    if slices.device.type == GPU:
-        activities.append(ProfilerActivity.CUDA)
-    with named(network), profile(activities=activities, profile_memory=True) as profiler:
+    before = hooks.register_module_forward_pre_hook(enter)
+    after = hooks.register_module_forward_hook(leave, always_call=True)
+    with before, after, profile() as profiler:  # of the processor, and of a GPU if there is one
         for _ in range(steps):
-            with record_function(_PREFIX + rest):
+            with record_function(_PREFIX + _BACKWARD * training):
                 step()
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    inner = {path: seconds / steps for path, seconds in _own_times(profiler.events()).items()}
-    total = sum(inner.values())
-    kinds = {path: type(module).__name__ for path, module in network.named_modules()}
+    own = _own_times(profiler.events())
+    total = sum(own.values())
     modules = []
-    for path, own in inner.items():
-        counted = len(slices) * flops.get(path, 0.0)
-        what = kinds.get(path, ""), shapes.get(path, "")
-        modules.append(Row(path, *what, own, own / total, counted))
-    operators = [e for e in profiler.key_averages() if not e.key.startswith(_PREFIX)]
-    operators.sort(key=lambda e: -e.self_cpu_time_total)
-    whole = sum(e.self_cpu_time_total for e in operators)
-    rows = []
-    for e in operators:
-        own, megabytes = e.self_cpu_time_total, e.self_cpu_memory_usage / 1e6
-        rows.append((e.key, own / 1e6 / steps, own / whole, e.count // steps, megabytes / steps))
+    for path, seconds in own.items():
+        what = path, kinds.get(path, ""), shapes.get(path, "")
+        flop = len(slices) * flops.get(path, 0.0)
+        modules.append(Row(*what, seconds / steps, seconds / total, flop))
+    averages = [e for e in profiler.key_averages() if not e.key.startswith(_PREFIX)]
+    averages.sort(key=lambda e: -e.self_cpu_time_total)
+    times = [e.self_cpu_time_total / 1e6 for e in averages]
+    operators = [
+        (e.key, own_s / steps, own_s / sum(times), e.count // steps)
+        for e, own_s in zip(averages, times, strict=True)
+    ]
     one = torch.rand(_RATE_SIDE, _RATE_SIDE, device=slices.device)
     timer = Timer("one @ one", globals={"one": one}, num_threads=torch.get_num_threads())
     rate = 2 * _RATE_SIDE**3 / timer.timeit(5).median
-    return Profiled(modules, rows, total, sum(row.flops for row in modules), rate)
+    return Profiled(modules, operators, total / steps, sum(row.flops for row in modules), rate)
 
 
 def count_flops(network: Network, slices: Tensor) -> tuple[dict[str, float], dict[str, str]]:
@@ -161,24 +164,6 @@ def count_flops(network: Network, slices: Tensor) -> tuple[dict[str, float], dic
             parent = parent.rpartition(".")[0]
         own[parent] -= whole[path]
     return own, shapes
-
-
-@contextmanager
-def named(network: nn.Module) -> Iterator[None]:
-    """Each module's forward is a range of its own in the profile."""
-    names = {module: _PREFIX + path for path, module in network.named_modules()}
-    ranges: list[Any] = []
-
-    def enter(module: nn.Module, given: Any) -> None:
-        ranges.append(record_function(names[module]))
-        ranges[-1].__enter__()
-
-    def leave(module: nn.Module, given: Any, result: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
-
-    before = hooks.register_module_forward_pre_hook(enter)
-    with before, hooks.register_module_forward_hook(leave, always_call=True):
-        yield
 
 
 def _own_times(events: Iterable[Any]) -> dict[str, float]:
@@ -210,6 +195,8 @@ def _read(folder: Path) -> dict[str, Row]:
 def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Path | None) -> str:
     columns: Columns = ["Module", "Kind", "Output", Column("ms", 2), Column("% of time", 1)]
     columns += [Column("GFLOP", 3), Column("% of rate", 1, "of the rate of a matrix product here")]
+    if other is not None:
+        columns.append(Column("± ms", 2, f"against {against}", sign=True))
     rows: list[list[Any]] = []
     for row in found.modules:
         reached = row.flops / row.seconds / found.rate if row.seconds > 0 else 0.0
@@ -218,12 +205,9 @@ def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Pat
         if other is not None:
             before = other.get(row.name)
             rows[-1].append(None if before is None else 1e3 * (row.seconds - before.seconds))
-    if other is not None:
-        columns.append(Column("± ms", 2, f"against {against}", sign=True))
-    by_operator: Columns = ["Operator", Column("ms", 3), Column("%", 1)]
-    by_operator += [Column("Calls", 0), Column("MB", 1)]
-    operators = [[n, 1e3 * t, 100 * share, calls, mb] for n, t, share, calls, mb in found.operators]
-    note = "Own times on the processor; memory: allocated less freed."
+    titles: Columns = ["Operator", Column("ms", 3), Column("%", 1), Column("Calls", 0)]
+    operators = [[name, 1e3 * own_s, 100 * share, n] for name, own_s, share, n in found.operators]
+    note = "Own times on the processor."
     return render(
         "toolbox.html",
         title="Profile",
@@ -236,26 +220,9 @@ def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Pat
         text="Times are each module's own, without the modules inside it: shares add up to 100 %. "
         f"Open {TRACE} at ui.perfetto.dev.",
         pictures=[],
-        drawings=[_graph(found.modules)],
+        drawings=[],
         tables=[
             table("modules", "Modules", columns, rows),
-            table("operators", "Operators", by_operator, operators, note=note),
+            table("operators", "Operators", titles, operators, note=note),
         ],
     )
-
-
-def _graph(modules: list[Row]) -> Drawing:
-    """The network's parts in their order, with shapes and shares: own time and all inside."""
-    parts: dict[str, list[Row]] = defaultdict(list)
-    for row in modules:
-        parts[".".join(row.name.split(".")[:2]) or "(network)"].append(row)
-    shares = [100 * sum(row.share for row in rows) for rows in parts.values()]
-    with canvas(8.6, 0.3 * len(parts) + 0.9) as (figure, axis):
-        bars = axis.barh(list(parts), shares, color=MODEL_COLORS[0])
-        shapes = [next((r.shape for r in rows if r.shape), "") for rows in parts.values()]
-        labels = [f"{share:.1f} %  {shape}" for share, shape in zip(shares, shapes, strict=True)]
-        axis.bar_label(bars, labels, padding=6, fontsize=8)
-        axis.set_xlim(0, 1.35 * max(shares))
-        axis.set_xlabel("% of a step")
-        axis.invert_yaxis()
-    return Drawing("graph", figure, "Parts of the network, their output and share of the time")

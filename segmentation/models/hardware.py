@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,23 +49,6 @@ def use_gpu(device: str) -> None:
 def free_gpu_memory() -> None:
     """Give back what torch keeps for later."""
     _gpus().empty_cache()
-
-
-@contextmanager
-def memory_history(device: torch.device, path: Path) -> Iterator[None]:
-    """Write what was allocated where, for pytorch.org/memory_viz; of CUDA alone.
-
-    It has never run: no machine with CUDA was at hand.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.memory._record_memory_history()
-    try:
-        yield
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def computes_bfloat16(device: torch.device) -> bool:

@@ -33,7 +33,7 @@ def test_shares_of_modules_and_of_operators_add_up(training: bool) -> None:
     found = profile_network(network, slices, 2, training=training)
     assert sum(row.share for row in found.modules) == pytest.approx(1)
     assert sum(row.seconds for row in found.modules) == pytest.approx(found.seconds)
-    assert sum(share for _, _, share, _, _ in found.operators) == pytest.approx(1)
+    assert sum(share for _, _, share, _ in found.operators) == pytest.approx(1)
     assert min(row.share for row in found.modules) > -1e-4
     once, _ = count_flops(network, slices[:1])
     assert found.flops == 2 * sum(once.values())
@@ -47,7 +47,6 @@ def test_a_model_and_a_recipe_have_a_page_and_are_compared(tmp_path: Path) -> No
     )
     page = (tmp_path / "b/profile.html").read_text()
     assert "± ms" in page
-    assert "<svg" in page
     assert "encoders.0.layers.0" in page
     trace = json.loads((tmp_path / "b/trace.json").read_text())
     assert any(event.get("name") == "module classifier" for event in trace["traceEvents"])
