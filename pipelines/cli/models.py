@@ -213,8 +213,7 @@ def labels(
     Example: trinat labels --format itksnap --out labels.txt
     """
     from segmentation.io.files import atomic_text
-    from segmentation.labels.scheme import load_scheme
-    from segmentation.labels.tables import viewer_table
+    from segmentation.labels.scheme import load_scheme, viewer_table
 
     table = viewer_table(load_scheme(scheme), format_, by_index=index)
     if out is None:

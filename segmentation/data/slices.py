@@ -192,10 +192,6 @@ class SubjectFile:
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts
 
-    @property
-    def views(self) -> tuple[View, ...]:
-        return tuple(view for view in View if view.value in self._opened())
-
     def has(self, view: View, name: str) -> bool:
         return f"{view.value}/{name}" in self._opened()
 

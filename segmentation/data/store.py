@@ -152,7 +152,8 @@ class Store:
     @cached_property
     def scheme(self) -> LabelScheme:
         """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
-        return _scheme_from_table(self.info.scheme)
+        labels = TypeAdapter(tuple[Label, ...]).validate_python(self.info.scheme["labels"])
+        return LabelScheme(self.info.scheme["name"], labels)
 
     @property
     def scheme_name(self) -> str:
@@ -246,11 +247,6 @@ def _paths_of_folds(path: Path, count: int) -> list[Path]:
 
 def subject_path(root: Path, subject: str) -> Path:
     return root / "subjects" / f"{subject}.h5"
-
-
-def _scheme_from_table(table: dict[str, Any]) -> LabelScheme:
-    labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
-    return LabelScheme(table["name"], labels)
 
 
 def write_participants(root: Path, subjects: Sequence[Subject]) -> None:

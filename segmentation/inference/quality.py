@@ -78,7 +78,10 @@ def grade(found: Segmentation, limits: Limits = LIMITS) -> Grade:
     brain = total_brain_mm3(found.scheme, volumes)
     check(brain, limits.smallest_brain_mm3, f"brain of {brain / 1e3:.0f} ml only", least=True)
     check(brain, limits.largest_brain_mm3, f"brain of {brain / 1e3:.0f} ml", least=False)
-    left, right = (_side_mm3(found.scheme, volumes, side) for side in ("left", "right"))
+    left, right = (
+        sum(volumes.get(label.name, 0.0) for label in found.scheme.labels if label.side == side)
+        for side in ("left", "right")
+    )
     if max(left, right) > 0:
         ratio = min(left, right) / max(left, right)
         check(ratio, limits.symmetry, f"one side has {ratio:.0%} of the other", least=True)
@@ -155,7 +158,3 @@ def _grade_structures(
 def _some(names: list[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _side_mm3(scheme: LabelScheme, volumes: Mapping[str, float], side: str) -> float:
-    return sum(volumes.get(label.name, 0.0) for label in scheme.labels if label.side == side)

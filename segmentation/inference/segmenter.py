@@ -17,11 +17,12 @@ from segmentation.inference.fusion import Fusion
 from segmentation.inference.network import (
     Part,
     Precision,
+    Room,
     ViewNetwork,
     choose_precision,
+    room_around,
 )
 from segmentation.inference.prior import apply_prior
-from segmentation.inference.room import Room, room_around
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
 from segmentation.io.volume import Volume

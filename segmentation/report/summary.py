@@ -6,14 +6,13 @@ reduction of its tables, so the whole report can be recomputed from metrics.csv.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from segmentation.metrics.definitions import METRICS, NOT_PREDICTED
 from segmentation.metrics.statistics import (
@@ -169,20 +168,14 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
         for metric in ("volume", "truth_volume"):
             scans = by_scan(frame, model, metric)
             for structure in scans.columns:
-                pairs = np.array(list(_first_two(scans[structure])))
+                known = scans[structure].dropna().groupby(level="subject")
+                pairs = np.array([of.to_numpy()[:2] for _, of in known if len(of) > 1])
                 if not len(pairs):
                     continue
                 cv = within_subject_cv_percent(pairs[:, 0], pairs[:, 1])
                 rows.append((model, metric, structure, len(pairs), cv, icc_2_1(pairs)))
     columns = ["model", "metric", "structure", "persons", "cv_percent", "icc"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _first_two(scans: pd.Series) -> Iterator[NDArray[np.float64]]:
-    for _, values in scans.groupby(level="subject"):
-        known = values.dropna().to_numpy()
-        if len(known) >= 2:
-            yield known[:2]
 
 
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:

@@ -30,13 +30,13 @@ _LARGEST = 256
 # Four times halved, as the networks do it, a side of this many voxels stays whole.
 _SIDE_MULTIPLE = 16
 _SAME_MM = 1e-3
-# Some scalp and air above the highest brain, where a tall scan does not fit.
-_MARGIN_MM = 10.0
 # Intensities are looked at every 2 mm or so: the same figures to a thousandth, in an eighth of the
 # time.
 _SAMPLE_MM = 2.0
 # Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
 _BRIGHTEST = 2.0
+# Around the head: some scalp and air above the highest brain.
+_MARGIN_MM = 10.0
 # The scan is looked at through cells of about this size, in which noise averages out.
 _CELL_MM = 4.0
 # What is brighter than this share of the bright end is tissue. Cerebrospinal fluid, the darkest
@@ -130,7 +130,8 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
     face = low
     box = low, high
     if shape is None or (high - low > np.array(shape) * _GRID_MM + _SAME_MM).any():
-        box = grid.extent_mm(_content(volume, labels))
+        content = occupied_box(volume.data != 0) if labels else head_box(volume)
+        box = grid.extent_mm(grid.box if is_empty(content) else content)
     if shape is None:
         sides = np.ceil((box[1] - box[0]) / _GRID_MM / _SIDE_MULTIPLE - _SAME_MM) * _SIDE_MULTIPLE
         shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
@@ -148,14 +149,6 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
     affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
     affine[:3, 3] = origin
     return ConformPlan(grid, volume.codes, Grid(shape, affine))
-
-
-def _content(volume: Volume, labels: bool) -> Box:
-    """The box, in voxels, that must not be cut."""
-    if not labels:
-        return head_box(volume, margin_mm=_MARGIN_MM)
-    box = occupied_box(volume.data != 0)
-    return volume.grid.box if is_empty(box) else box
 
 
 def _scaled(volume: Volume) -> NDArray[np.float32]:
@@ -219,7 +212,7 @@ def foreground(values: NDArray[Any], voxel_mm3: float) -> tuple[float, float]:
     return low, float(bright)
 
 
-def head_box(volume: Volume, *, margin_mm: float = 10.0) -> Box:
+def head_box(volume: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
     """Voxels (X, Y, Z) that hold the head and a margin, inside the scan; all of it if unsure.
 
     What reaches further down than any brain does, neck and shoulders, is left out.

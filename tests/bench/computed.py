@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from segmentation.inference.network import ViewNetwork
-from segmentation.inference.room import Room
+from segmentation.inference.network import Room, ViewNetwork
 from segmentation.inference.segmenter import Segmenter
 from segmentation.models.architectures import PUBLISHED, build
 from segmentation.space.conform import conform

@@ -6,7 +6,7 @@ import pytest
 import torch
 from bench.computed import Counted, count, on_meta
 
-from segmentation.inference.room import Room
+from segmentation.inference.network import Room
 from segmentation.inference.segmenter import Segmenter
 from segmentation.space.views import View, slice_axes
 
