@@ -26,7 +26,7 @@ from typing import NoReturn
 
 # Code, and the tests that must notice when it changes.
 MODULES = {
-    "segmentation/io/volume.py": "tests/unit/io/test_volume.py",
+    "segmentation/io/volume.py": "tests/unit/io/test_volume.py tests/unit/io/test_headers.py",
     "segmentation/io/headers.py": "tests/unit/io/test_headers.py tests/unit/io/test_volume.py "
     "tests/unit/io/test_memory.py tests/faults/test_broken_files.py",
     "segmentation/io/orientation.py": "tests/unit/io/test_orientation.py",

@@ -11,7 +11,7 @@ from pipelines.common.discovery import Case
 from pipelines.common.naming import LEFT_OUT
 from pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
 from pipelines.predict.outputs import OutputSettings, RunSettings
-from segmentation.errors import IntegrityError
+from segmentation.errors import IntegrityError, OutputError
 from segmentation.io.files import sha256_of
 
 DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
@@ -131,6 +131,16 @@ def test_what_is_left_out_is_skipped_for_being_no_scan(
     status: Status, reason: str, is_left_out: bool
 ) -> None:
     assert Entry("a", status, reason=reason).is_left_out is is_left_out
+
+
+def test_a_ledger_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(OutputError, match="is a link to nothing"),
+        Ledger(tmp_path / "run.jsonl") as ledger,
+    ):
+        ledger.add(DONE)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from segmentation.io.files import (
     atomic_write,
     open_regular,
     read_rows,
+    remove_leftovers,
     sync,
     write_tsv,
 )
@@ -171,6 +172,30 @@ def test_what_is_no_regular_file_is_refused_and_what_is_missing_stays_missing(
         server.bind("socket")
         with pytest.raises(InputError, match="socket"):
             open_regular("socket")
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder: name a file in it"):
+        open_regular(tmp_path)
+
+
+def test_what_was_being_written_is_removed_and_what_a_link_leads_to_stays(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "file").touch()
+    (tmp_path / ".trinat-1.tmp").touch()
+    (tmp_path / ".trinat-2.tmp").mkdir()
+    (tmp_path / ".trinat-2.tmp" / "half").touch()
+    (tmp_path / ".trinat-3.tmp").symlink_to(own)
+    remove_leftovers(tmp_path, tmp_path / "none")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    assert (own / "file").exists()
+
+
+def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id\n\xff\n")
+    with pytest.raises(DatasetError, match="not a table in UTF-8"):
+        read_rows(tmp_path / "t.csv", required=("id",))
 
 
 def test_a_table_has_no_formulas_and_one_line_a_row(tmp_path: Path) -> None:

@@ -468,6 +468,17 @@ def test_an_image_of_a_scan_is_no_label_map() -> None:
     assert volume.to_nibabel(labels=True).header.get_intent()[0] == "label"
 
 
+def test_a_scan_is_taken_in_each_form_that_users_have(tmp_path: Path) -> None:
+    image, path = image_of(VOXELS), saved(tmp_path, VOXELS)
+    volume = Volume.of(image)
+    for scan in (path, str(path), image, (VOXELS, image.affine), volume):
+        for labels in (False, True):
+            np.testing.assert_array_equal(Volume.of(scan, labels=labels).data, VOXELS)
+    assert Volume.of(volume) is volume
+    with pytest.raises(TypeError, match=r"cannot use a list.*segment_many takes several paths"):
+        Volume.of([path])  # type: ignore[arg-type]
+
+
 def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:
     affine = odd_scan().affine
     for kind, kept in (("u1", "u1"), ("i4", "i4"), ("i8", "f4"), ("f8", "f4")):
