@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -73,14 +72,6 @@ class SubjectFiles:
         return f"{self._files[place.file].path.stem}:{place.middle}"
 
 
-@dataclass(frozen=True)
-class Order:
-    """Slices that were asked for; each may be on its way."""
-
-    places: Sequence[Place]
-    reads: Sequence[Callable[[], StoredSlice]]
-
-
 class SliceReaders:
     """`workers` threads that read ahead; with none, slices are read when they are taken.
 
@@ -92,15 +83,11 @@ class SliceReaders:
         self.files = files
         self._threads = ThreadPoolExecutor(workers, "reader") if workers else None
 
-    def order(self, places: Sequence[Place]) -> Order:
-        """Have slices read; without workers nothing is done before they are taken."""
+    def order(self, places: Sequence[Place]) -> list[Callable[[], StoredSlice]]:
+        """Have slices read; each is waited for, or without workers read, when it is called."""
         if self._threads is None:
-            return Order(places, [partial(self.files.read, place) for place in places])
-        return Order(places, [self._threads.submit(self.files.read, p).result for p in places])
-
-    def take(self, order: Order) -> list[StoredSlice]:
-        """The slices of an order, in its order; waits for them."""
-        return [read() for read in order.reads]
+            return [partial(self.files.read, place) for place in places]
+        return [self._threads.submit(self.files.read, place).result for place in places]
 
     def close(self) -> None:
         """Read nothing more."""

@@ -84,12 +84,7 @@ class Segmenter:
         views = chosen_views(views)
         model = load_model(name_or_folder, views)
         return cls(
-            model,
-            device=device,
-            precision=precision,
-            views=views,
-            batch=batch,
-            allow_cpu=allow_cpu,
+            model, device=device, precision=precision, views=views, batch=batch, allow_cpu=allow_cpu
         )
 
     def segment(

@@ -389,9 +389,7 @@ def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.
 
 
 @contextmanager
-def _opened(
-    place: Path,
-) -> Iterator[tuple[Sequence[str], Callable[[str, int], bytes], str | None]]:
+def _opened(place: Path) -> Iterator[tuple[Sequence[str], Callable[[str, int], bytes], str | None]]:
     """The members of a zip (of a folder: none), what reads one, the digest of the zip."""
     try:
         import pydicom  # noqa: F401
@@ -486,7 +484,7 @@ def _check_pixels(dataset: Dataset, raw: bytes, at: int, where: Path) -> None:
     if syntax.is_compressed:
         try:
             known = get_decoder(syntax).is_available
-        except NotImplementedError:
+        except NotImplementedError:  # a transfer syntax that pydicom has never heard of
             known = False
         if not known:
             raise FormatError(

@@ -7,12 +7,7 @@ from pathlib import Path
 # Controllers in /proc/self/cgroup -> folder, limit, use, and what of that use is given back.
 _GROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": (
-        "memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 

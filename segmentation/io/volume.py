@@ -229,10 +229,7 @@ def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
 
     One map at a time is in memory. The same maps give the same bytes.
     """
-    with (
-        atomic_write(path) as file,
-        gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed,
-    ):
+    with atomic_write(path) as file, gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
         for number, volume in enumerate(maps):
             if number == 0:
                 _maps_header(volume, count).write_to(packed)

@@ -82,7 +82,7 @@ class Ensemble(Network):
 _DEFAULT = "quicknat"
 _ENSEMBLE = "ensemble"
 _NETWORKS: dict[str, tuple[type[NetworkConfig], type[Network]]] = {
-    _DEFAULT: (QuickNatConfig, QuickNat),
+    _DEFAULT: (QuickNatConfig, QuickNat)
 }
 
 

@@ -115,6 +115,7 @@ def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for first, second in combinations(models_of(frame), 2):
         for metric in HEADLINE:
+            of = {"first": first, "second": second, "metric": metric}
             one, other = by_person(frame, first, metric), by_person(frame, second, metric)
             persons = one.index.union(other.index)
             structures = [s for s in one.columns if s in other.columns]
@@ -123,22 +124,11 @@ def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
             intervals = bootstrap_interval(differences, np.random.default_rng(_SEED))
             for structure, low, high in zip(structures, *intervals, strict=True):
                 test = paired_test(one[structure].to_numpy(), other[structure].to_numpy())
-                rows.append(
-                    {
-                        "first": first,
-                        "second": second,
-                        "metric": metric,
-                        "structure": structure,
-                        **asdict(test),
-                        "low": low,
-                        "high": high,
-                        "p": np.nan if test.p is None else test.p,
-                        "p_holm": np.nan,
-                    }
-                )
+                rows.append(of | {"structure": structure, **asdict(test), "low": low, "high": high})
     table = pd.DataFrame(rows)
     if not rows:
         return table
+    table = table.astype({"p": float}).assign(p_holm=np.nan)
     families = table.groupby(["first", "second", "metric", _is_group(table)])
     for index in families.groups.values():
         table.loc[index, "p_holm"] = holm(table.loc[index, "p"].to_numpy(float))

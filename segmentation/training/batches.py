@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.data.augmentation import Augmenter
-from segmentation.data.dataset import BalancedSampler, Order, SliceReaders, StoredSlice, open_slices
+from segmentation.data.dataset import BalancedSampler, Place, SliceReaders, StoredSlice, open_slices
 from segmentation.data.splits import read_split
 from segmentation.data.store import Store
 from segmentation.errors import DatasetError
@@ -164,7 +164,7 @@ class StoreSource(Source):
         # Of whatever view: all have the same subjects.
         files = self.datasets[views[0]].files
         self._readers = SliceReaders(files, workers)
-        self._expected: dict[tuple[View, int, int], Order] = {}
+        self._expected: dict[tuple[View, int, int], list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
         """Read nothing ahead any more."""
@@ -172,21 +172,24 @@ class StoreSource(Source):
 
     def expect(self, view: View, first: int, count: int) -> None:
         if (view, first, count) not in self._expected:
-            self._expected[view, first, count] = self._order(view, first, count)
+            places = self._places(view, first, count)
+            self._expected[view, first, count] = self._readers.order(places)
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
-        order = self._expected.pop((view, first, count), None) or self._order(view, first, count)
-        images, labels = self._cut(self._readers.take(order), generator)
+        self.expect(view, first, count)
+        slices = [read() for read in self._expected.pop((view, first, count))]
+        images, labels = self._cut(slices, generator)
         images, labels = self.augmenters[view](images, labels, generator)
-        names = " ".join(self._readers.files.name(place) for place in order.places)
+        places = self._places(view, first, count)
+        names = " ".join(self._readers.files.name(place) for place in places)
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
         return torch.from_numpy(self.datasets[view].class_counts.sum(axis=0, dtype=np.int64))
 
-    def _order(self, view: View, first: int, count: int) -> Order:
+    def _places(self, view: View, first: int, count: int) -> list[Place]:
         items = (self._item(view, number) for number in range(first, first + count))
-        return self._readers.order([self.datasets[view].place(item) for item in items])
+        return [self.datasets[view].place(item) for item in items]
 
     def _item(self, view: View, number: int) -> int:
         dataset = self.datasets[view]
