@@ -90,12 +90,7 @@ def run_demo(
 
 
 def write_phantoms(
-    out: Path,
-    *,
-    subjects: int,
-    seed: int,
-    force: bool = False,
-    **geometry: Any,
+    out: Path, *, subjects: int, seed: int, force: bool = False, **geometry: Any
 ) -> Iterator[tuple[Path, Path]]:
     """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is there.
 

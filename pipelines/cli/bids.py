@@ -32,12 +32,7 @@ def command(
     model: options.Model = "",
     device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."),
     n_cpus: int | None = typer.Option(
-        None,
-        "--n_cpus",
-        "--n-cpus",
-        min=1,
-        envvar="TRINAT_THREADS",
-        help="Number of CPU threads.",
+        None, "--n_cpus", "--n-cpus", min=1, envvar="TRINAT_THREADS", help="Number of CPU threads."
     ),
     uncertainty: options.Uncertainty = 0,
     stats: options.Stats = False,

@@ -24,9 +24,7 @@ def serve_(
         [], help="Name that a proxy before this server has. Repeatable."
     ),
     keep: float = typer.Option(
-        24,
-        min=0,
-        help="Hours after its end at which a scan is deleted with its results.",
+        24, min=0, help="Hours after its end at which a scan is deleted with its results."
     ),
     max_upload: float = typer.Option(1000, min=1, help="Largest upload, in MB."),
     max_queue: int = typer.Option(200, min=1, help="Number of scans that may wait."),

@@ -34,13 +34,7 @@ def average(
 
     prepare_process(threads)
     average(
-        runs,
-        out,
-        greedy=soup,
-        batches=batches,
-        device=device,
-        overwrite=overwrite,
-        say=typer.echo,
+        runs, out, greedy=soup, batches=batches, device=device, overwrite=overwrite, say=typer.echo
     )
     typer.echo(out)
 

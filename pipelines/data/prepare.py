@@ -359,12 +359,7 @@ def _prepare(job: _Job) -> Outcome:
 
 
 def _conclude(
-    source: str,
-    out: Path,
-    listing: Listing,
-    outcomes: dict[str, Outcome],
-    cut: Cut,
-    current: int,
+    source: str, out: Path, listing: Listing, outcomes: dict[str, Outcome], cut: Cut, current: int
 ) -> Summary:
     """Write what the subjects have in common; store.json, which opens the store, comes last."""
     done = [s for s in listing.subjects if outcomes[s.id].status == "done"]

@@ -24,14 +24,7 @@ from segmentation.io.files import read_rows, write_whole
 from segmentation.io.orientation import TrustAffine
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.report.cohort import (
-    Cohort,
-    Range,
-    Scan,
-    cohort_drawings,
-    cohort_of,
-    cohort_page,
-)
+from segmentation.report.cohort import Cohort, Range, Scan, cohort_drawings, cohort_of, cohort_page
 from segmentation.report.page import provenance
 from segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
 from segmentation.report.tables import write_table

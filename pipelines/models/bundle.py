@@ -13,13 +13,7 @@ from segmentation.inference.prior import build_template, default_prior
 from segmentation.models.architectures import Ensemble, EnsembleConfig
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import Model, class_weights, load_model, save_model
-from segmentation.models.model_info import (
-    Description,
-    Fusion,
-    ModelInfo,
-    Origin,
-    Training,
-)
+from segmentation.models.model_info import Description, Fusion, ModelInfo, Origin, Training
 from segmentation.models.zoo import MODEL_FILE
 from segmentation.space.views import View
 from segmentation.synthetic.heads import load_heads

@@ -155,11 +155,7 @@ def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
 
 
 def calibrate(
-    model: str,
-    subjects: Sequence[Path] = (),
-    *,
-    device: str = "auto",
-    say: Say = lambda line: None,
+    model: str, subjects: Sequence[Path] = (), *, device: str = "auto", say: Say = lambda line: None
 ) -> list[str]:
     """Write a model's limits, and say how good they are; real subjects are only held against them.
 

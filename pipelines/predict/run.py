@@ -170,10 +170,7 @@ def predict(
     with stage("find"):
         model = find_model(plan.model)
         found = plan.found or find_cases(
-            plan.inputs,
-            exclude=plan.out,
-            participants=plan.participants,
-            sessions=plan.sessions,
+            plan.inputs, exclude=plan.out, participants=plan.participants, sessions=plan.sessions
         )
     if not found.cases and not found.refusals:
         raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
