@@ -48,7 +48,7 @@ def run_demo(
     say: Callable[[str], None] = lambda _: None,
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
-    from pipelines.evaluate.run import Model, Settings, evaluate
+    from pipelines.evaluate.run import Settings, evaluate
     from pipelines.predict.engine import SerialEngine
     from pipelines.predict.run import Plan, predict
 
@@ -80,7 +80,7 @@ def run_demo(
     return evaluate(
         Settings(
             truth=truth,
-            models=(Model(model, labels),),
+            models={model: labels},
             out=report,
             images=scans,
             jobs=1,

@@ -50,15 +50,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Model:
-    name: str
-    predictions: Path
-
-
-@dataclass(frozen=True)
 class Settings:
     truth: Path  # label maps, or with `part` or `folds` a store
-    models: tuple[Model, ...]
+    models: Mapping[str, Path]  # by name, their predictions
     out: Path
     part: Part | None = None
     folds: bool = False  # the test parts of a cross-validation
@@ -77,7 +71,7 @@ class Settings:
     command: str = ""
 
 
-def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Model, ...]:
+def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     """Models by the names given, else as the ledgers beside the predictions name them, else by
     folder."""
     if names and len(names) != len(predictions):
@@ -88,7 +82,12 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> tuple[Mod
     known = [models[0] for models in told if len(models) == 1 and models[0]]
     own = len(set(known)) == len(predictions)
     chosen = names or (known if own else [place.resolve().name for place in predictions])
-    return tuple(Model(name, place) for name, place in zip(chosen, predictions, strict=True))
+    if twice := next((name for name in chosen if chosen.count(name) > 1), ""):
+        raise ConfigError(
+            f"two models are called {twice!r}",
+            remedy="name them with --model-name, one for each --pred",
+        )
+    return dict(zip(chosen, predictions, strict=True))
 
 
 def evaluate(
@@ -103,12 +102,6 @@ def evaluate(
     that was not measured.
     """
     started = datetime.now(UTC)
-    names = [model.name for model in settings.models]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise ConfigError(
-            f"two models are called {twice!r}",
-            remedy="name them with --model-name, one for each --pred",
-        )
     if settings.jobs is not None and settings.jobs < 1:
         raise ConfigError(f"{settings.jobs} jobs: use at least 1")
     refuse_foreign(settings.out, _OUTPUTS)
@@ -127,10 +120,10 @@ def evaluate(
         truths = find_files(settings.truth)
         if settings.images:
             images = find_files(settings.images, suffix="T1w")
-    told = {model.name: _told_of(model.predictions) for model in settings.models}
+    told = {model: _told_of(place) for model, place in settings.models.items()}
     pairings = {
-        model.name: pair_files(truths, _predictions(model.predictions, told[model.name]))
-        for model in settings.models
+        model: pair_files(truths, _predictions(place, told[model]))
+        for model, place in settings.models.items()
     }
     # Before hours of measuring, not after.
     for pairing in pairings.values():
@@ -139,10 +132,10 @@ def evaluate(
     rejected = rejections(ratings)
     how = (settings.labels, mappings, settings.resample, settings.trust_affine)
     tasks = [
-        Task(model.name, pair, *how, unknown, rejected)
-        for model in settings.models
-        for unknown in [_not_predicted(told[model.name], scheme, settings.not_predicted)]
-        for pair in pairings[model.name].pairs
+        Task(model, pair, *how, unknown, rejected)
+        for model, pairing in pairings.items()
+        for unknown in [_not_predicted(told[model], scheme, settings.not_predicted)]
+        for pair in pairing.pairs
     ]
     if not tasks:
         raise EvaluationError(
@@ -299,7 +292,7 @@ def _write_report(
         **provenance(started, settings.command, scheme.name),
         "truth": ", part ".join(filter(None, (str(settings.truth), settings.part))),
         **({"labels made by models": " ".join(notices)} if notices else {}),
-        **{f"predictions of {model.name}": str(model.predictions) for model in settings.models},
+        **{f"predictions of {name}": str(place) for name, place in settings.models.items()},
         "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
         "metrics.csv (SHA-256)": sha256_of(settings.out / "metrics.csv"),
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from pipelines.common.config import check
-from pipelines.models.sources import check_out, find_source
+from pipelines.models.bundle import check_out, find_source
 from pipelines.train.data import open_data
 from pipelines.train.run import CONFIG, read_recipe
 from segmentation.errors import ConfigError

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from pipelines.models.sources import load_views
+from pipelines.models.bundle import load_views
 from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import DatasetError, EvaluationError
 from segmentation.inference.quality import ENOUGH_MM3

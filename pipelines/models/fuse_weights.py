@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from pipelines.common.discovery import find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
-from pipelines.models.sources import load_views
+from pipelines.models.bundle import load_views
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
 from segmentation.inference.segmenter import Segmenter

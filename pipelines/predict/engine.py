@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
@@ -106,12 +106,9 @@ class _Worker:
         return True
 
     def finish(self) -> None:
-        if not self.finishing:
-            self.finishing = True
-            try:
-                self.connection.send(None)
-            except OSError:
-                return
+        self.finishing = True
+        with suppress(OSError):
+            self.connection.send(None)
 
     def kill(self) -> None:
         self.process.kill()

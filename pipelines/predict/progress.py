@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.common.progress import progress
 from pipelines.predict.ledger import Entry
@@ -28,7 +28,15 @@ Parts = tuple[Callable[[int], None], Callable[[Entry], None], "Callable[[Outcome
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts]:
     """(on start, on entry, on end) of a run; messages go to stderr, JSON to stdout."""
     if as_json:
-        yield lambda _: None, _say_json, _end_json
+        yield (
+            lambda _: None,
+            lambda e: _say_json(
+                case=e.case, status=e.status, reason=e.reason, grade=e.result.get("grade")
+            ),
+            lambda run, _: _say_json(
+                done=run.done, skipped=run.skipped, failed=run.failed, interrupted=run.interrupted
+            ),
+        )
         return
     began, total = time.monotonic(), 0
     counts: Counter[str] = Counter()
@@ -55,20 +63,9 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
         yield on_start, on_entry, lambda run, out: _sum_up(run, out, time.monotonic() - began)
 
 
-def _say_json(entry: Entry) -> None:
-    fields = {
-        "case": entry.case,
-        "status": entry.status,
-        "reason": entry.reason,
-        "grade": entry.result.get("grade"),
-    }
+def _say_json(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
-
-
-def _end_json(outcome: Outcome, out: Path) -> None:
-    counts = {"done": outcome.done, "skipped": outcome.skipped, "failed": outcome.failed}
-    sys.stdout.write(json.dumps({**counts, "interrupted": outcome.interrupted}) + "\n")
 
 
 def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:

@@ -43,11 +43,11 @@ def start_without_end(connection: Connection, settings: RunSettings, device: str
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
-    from pipelines.predict import job
+    from pipelines.predict import server
 
-    read = job.read
+    read = server.read
 
-    def poisoned(case: Case, settings: RunSettings) -> job.Job:
+    def poisoned(case: Case, settings: RunSettings) -> server.Job:
         if case.stem.startswith("kills"):
             os.kill(os.getpid(), signal.SIGKILL)
         if case.stem.startswith("hangs"):
@@ -56,5 +56,5 @@ def serve_poison(connection: Connection, settings: RunSettings, device: str) -> 
             raise MemoryError
         return read(case, settings)
 
-    job.read = poisoned
+    server.read = poisoned
     serve(connection, settings, device)

@@ -15,7 +15,7 @@ from helpers.prepared import build, prepare
 from pipelines.common.discovery import Case, Found
 from pipelines.common.exits import Exit
 from pipelines.common.stored import stored_cases, stored_files
-from pipelines.evaluate.run import Model, Settings, evaluate
+from pipelines.evaluate.run import Settings, evaluate
 from pipelines.predict.case import CaseWorker
 from pipelines.predict.outputs import RunSettings, read
 from segmentation.data.splits import Split
@@ -47,10 +47,8 @@ def cases_of(store: Store) -> Found:
 
 def measured(store: Store, out: Path) -> Exit:
     """Of what is in `found` beside it."""
-    model = Model("m", out.with_name("found"))
-    return evaluate(
-        Settings(store.root, (model,), out, part="test", jobs=1, tables_only=True),
-    )
+    models = {"m": out.with_name("found")}
+    return evaluate(Settings(store.root, models, out, part="test", jobs=1, tables_only=True))
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -42,7 +42,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) -> None:
     settings = run.Settings(
         truth=study / "truth",
-        models=(run.Model("fast", study / "out"),),
+        models={"fast": study / "out"},
         out=study / "evaluation",
         jobs=1,
         tables_only=True,

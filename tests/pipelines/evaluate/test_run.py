@@ -20,7 +20,7 @@ from helpers.serial import run_serially, write_scans
 
 from pipelines.common.exits import Exit
 from pipelines.evaluate.pairing import read_mapping
-from pipelines.evaluate.run import Model, Settings, evaluate, named_models
+from pipelines.evaluate.run import Settings, evaluate, named_models
 from pipelines.predict.ledger import Entry, Ledger
 from segmentation.errors import ConfigError, EvaluationError
 from segmentation.io.volume import Volume
@@ -249,14 +249,14 @@ def test_jobs_do_not_change_a_byte(settings: Settings, report: Path, tmp_path: P
 @pytest.fixture
 def pair(tmp_path: Path) -> Settings:
     write(tmp_path / "truth/x.nii.gz", brain())
-    models = (Model("model", tmp_path / "pred"),)
+    models = {"model": tmp_path / "pred"}
     return Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
 
 
 def test_another_grid_is_refused(pair: Settings) -> None:
     shifted = AFFINE.copy()
     shifted[0, 3] = 2
-    write(pair.models[0].predictions / "x.nii.gz", brain(), shifted)
+    write(pair.models["model"] / "x.nii.gz", brain(), shifted)
     with pytest.raises(EvaluationError, match=r"not on the truth's grid.*2 mm apart.*--resample"):
         evaluate(pair)
 
@@ -265,7 +265,7 @@ def test_resampling_brings_it_there_and_the_report_says_so(pair: Settings) -> No
     """Shifted by a voxel in the file and by one in the header: back in place."""
     shifted = AFFINE.copy()
     shifted[0, 3] = 2
-    write(pair.models[0].predictions / "x.nii.gz", brain((-1, 0, 0)), shifted)
+    write(pair.models["model"] / "x.nii.gz", brain((-1, 0, 0)), shifted)
     assert evaluate(replace(pair, resample=True, tables_only=True)) == Exit.OK
     metrics = read_metrics(pair.out / "metrics.csv")
     assert value(metrics, "x", "model", "group:all", "dice") == 1
@@ -278,7 +278,7 @@ def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -
     sparse[:, ::4] = whole[:, ::4]
     write(tmp_path / "truth/x.nii.gz", sparse)
     write(tmp_path / "pred/x.nii.gz", whole)
-    models = (Model("model", tmp_path / "pred"),)
+    models = {"model": tmp_path / "pred"}
     settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
     assert evaluate(settings) == Exit.OK
     metrics = read_metrics(tmp_path / "out/metrics.csv")
@@ -290,7 +290,7 @@ def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -
 
 def test_a_mapping_brings_other_numbers_to_freesurfer(pair: Settings, tmp_path: Path) -> None:
     other = np.where(brain() == 16, 7001, brain()).astype(np.int16)
-    write(pair.models[0].predictions / "x.nii.gz", other)
+    write(pair.models["model"] / "x.nii.gz", other)
     table = tmp_path / "mapping.tsv"
     table.write_text("number\tfreesurfer\tof\n7001\t16\tprediction\n")
     evaluate(replace(pair, mapping=table, tables_only=True))
@@ -316,9 +316,9 @@ def test_mappings_apply_to_the_truth_unless_said(tmp_path: Path) -> None:
     assert (mappings.truth, mappings.prediction) == ({1: 2, 3: 4}, {3: 4})
 
 
-def test_two_models_of_one_name_are_refused(pair: Settings) -> None:
+def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two models are called 'model'"):
-        evaluate(replace(pair, models=pair.models * 2))
+        named_models([Path("a"), Path("b")], ["model", "model"])
 
 
 def test_model_names_must_be_as_many_as_models() -> None:
@@ -327,14 +327,14 @@ def test_model_names_must_be_as_many_as_models() -> None:
 
 
 def test_nothing_to_pair_is_said(pair: Settings) -> None:
-    write(pair.models[0].predictions / "y.nii.gz", brain())
-    write(pair.models[0].predictions / "z.nii.gz", brain())
+    write(pair.models["model"] / "y.nii.gz", brain())
+    write(pair.models["model"] / "z.nii.gz", brain())
     with pytest.raises(EvaluationError, match="no prediction has a truth"):
         evaluate(pair)
 
 
 def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(pair: Settings) -> None:
-    for folder in (pair.truth, pair.models[0].predictions):
+    for folder in (pair.truth, pair.models["model"]):
         for kind in ("aseg", "manual"):
             write(folder / f"sub-01_desc-{kind}_dseg.nii.gz", brain())
     with pytest.raises(EvaluationError, match=r"desc-aseg.* and .*desc-manual.* both of sub-01"):
@@ -343,7 +343,7 @@ def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(pair: Se
 
 
 def test_images_that_are_not_there_are_said_before_anything_is_measured(pair: Settings) -> None:
-    write(pair.models[0].predictions / "x.nii.gz", brain())
+    write(pair.models["model"] / "x.nii.gz", brain())
     with pytest.raises(ConfigError, match="no such file or folder: check the path"):
         evaluate(replace(pair, images=pair.truth / "nowhere"))
     assert not pair.out.exists()
@@ -376,7 +376,7 @@ def test_a_subject_called_na_and_one_that_is_a_formula_survive(tmp_path: Path) -
     for folder in ("truth", "pred"):
         for name in ("NA", "=1+1"):
             write(tmp_path / folder / f"{name}.nii.gz", brain())
-    models = (Model("@model", tmp_path / "pred"),)
+    models = {"@model": tmp_path / "pred"}
     evaluate(Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True))
     metrics = read_metrics(tmp_path / "out" / "metrics.csv")
     assert set(metrics["subject"]) == {"NA", "'=1+1"}
@@ -411,7 +411,7 @@ def test_what_a_model_cannot_predict_is_listed_apart(tmp_path: Path, told_by: st
 
 
 def test_a_structure_that_the_scheme_lacks_cannot_be_named(pair: Settings) -> None:
-    write(pair.models[0].predictions / "x.nii.gz", brain())
+    write(pair.models["model"] / "x.nii.gz", brain())
     with pytest.raises(ConfigError, match="quicknat33 has no 'Liquor'"):
         evaluate(replace(pair, not_predicted=("Liquor",)))
 
@@ -438,7 +438,7 @@ def test_a_runs_results_are_known_by_their_scans_and_their_model(tmp_path: Path)
         (found,) = (tmp_path / "out").glob(f"Renee_{name.split()[1].split('.')[0]}-*_dseg.nii.gz")
         shutil.copy(found, tmp_path / "truth" / name)
     models = named_models([tmp_path / "out"], [])
-    assert [model.name for model in models] == ["random"]
+    assert list(models) == ["random"]
     settings = Settings(tmp_path / "truth", models, tmp_path / "report", tables_only=True, jobs=1)
     assert evaluate(settings) == Exit.OK
     pairs = pd.read_csv(tmp_path / "report/pairs.csv")
