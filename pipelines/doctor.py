@@ -28,8 +28,27 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything; import torch, so this takes a second or two."""
-    python = Finding("Python", platform.python_version())
-    return [python, *_packages(), *_torch(), *_machine()]
+    from packaging.requirements import Requirement
+
+    # Each declared dependency is there, and at least as new as the bound says.
+    needed = map(Requirement, metadata.requires("trinat") or [])
+    temporary = tempfile.gettempdir()
+    disk_gib = shutil.disk_usage(temporary).free / 2**30
+    return [
+        Finding("Python", platform.python_version()),
+        *(
+            _package(r.name, str(r.specifier))
+            for r in needed
+            if r.marker is None or r.marker.evaluate({"extra": ""})
+        ),
+        *_torch(),
+        Finding("processors", str(cpu_count())),
+        Finding("allocation", "tuned" if tune_allocation() else "system default (no glibc)"),
+        _at_least(
+            "memory", free_memory() / 2**30, 4, "close other programs: a scan takes about 3 GiB"
+        ),
+        _at_least("temporary space", disk_gib, 1, f"free space in {temporary} or set TMPDIR"),
+    ]
 
 
 def run(*, as_json: bool) -> Exit:
@@ -56,18 +75,6 @@ def _print(findings: list[Finding], wrong: int) -> None:
     console = Console()
     console.print(table)
     console.print(f"{wrong} thing{'s' * (wrong != 1)} wrong." if wrong else "Nothing is wrong.")
-
-
-def _packages() -> list[Finding]:
-    """Each declared dependency: there, and at least as new as the bound says."""
-    from packaging.requirements import Requirement
-
-    needed = map(Requirement, metadata.requires("trinat") or [])
-    return [
-        _package(r.name, str(r.specifier))
-        for r in needed
-        if r.marker is None or r.marker.evaluate({"extra": ""})
-    ]
 
 
 def _package(name: str, bounds: str) -> Finding:
@@ -107,17 +114,6 @@ def _torch() -> list[Finding]:
         memory = f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
         findings.append(Finding(f"GPU {index}", f"{name}, {memory}"))
     return findings
-
-
-def _machine() -> list[Finding]:
-    memory_gib, temporary = free_memory() / 2**30, tempfile.gettempdir()
-    disk_gib = shutil.disk_usage(temporary).free / 2**30
-    return [
-        Finding("processors", str(cpu_count())),
-        Finding("allocation", "tuned" if tune_allocation() else "system default (no glibc)"),
-        _at_least("memory", memory_gib, 4, "close other programs: a scan takes about 3 GiB"),
-        _at_least("temporary space", disk_gib, 1, f"free space in {temporary} or set TMPDIR"),
-    ]
 
 
 def _at_least(subject: str, gib: float, needed_gib: float, remedy: str) -> Finding:

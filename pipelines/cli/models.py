@@ -212,15 +212,14 @@ def labels(
 
     Example: trinat labels --format itksnap --out labels.txt
     """
-    from segmentation.io.files import atomic_text
+    from segmentation.io.files import write_whole
     from segmentation.labels.scheme import load_scheme, viewer_table
 
     table = viewer_table(load_scheme(scheme), format_, by_index=index)
     if out is None:
         typer.echo(table, nl=False)
     else:
-        with atomic_text(out) as file:
-            file.write(table)
+        write_whole(out, table)
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

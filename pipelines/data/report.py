@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +38,7 @@ _ACROSS = 6
 _LEAST_SPREAD = 0.01
 
 
-@dataclass(frozen=True)
-class Outlier:
+class Outlier(NamedTuple):
     """A value far from those of the other subjects; `distance` is in robust standard deviations."""
 
     subject: str
@@ -59,6 +57,7 @@ def write_report(root: Path, path: Path) -> None:
     failed = [(r.subject, r.status, r.reason) for r in store.ledger if r.status != "done"]
     people = {participant.person for participant in store.participants}
     subjects, strange = len(store.subjects), len({o.subject for o in outliers})
+    distance = Column("Distance", 1, "in robust standard deviations")
     page = render(
         "data.html",
         title="Slice store",
@@ -73,7 +72,12 @@ def write_report(root: Path, path: Path) -> None:
         ],
         views=", ".join(view.value for view in store.views),
         licences=sorted({entry.licence for entry in store.info.subjects.values() if entry.licence}),
-        outliers=_outlier_table(outliers),
+        outliers=table(
+            "outlier-table",
+            "Values far from those of the other subjects, farthest first",
+            ["Subject", "What", Column("Value", 3), Column("Median", 3), distance],
+            outliers,
+        ),
         volumes=_volume_plot(store.scheme.names, labelled, outliers) if labelled else None,
         volume_table=_volume_table(store, labelled),
         intensities=_histograms(imaged) if imaged else None,
@@ -130,16 +134,6 @@ def _far(what: str, values: Mapping[str, float]) -> list[Outlier]:
         for (subject, value), distance in zip(values.items(), distances, strict=True)
         if distance > _FAR
     ]
-
-
-def _outlier_table(outliers: Sequence[Outlier]) -> Table:
-    distance = Column("Distance", 1, "in robust standard deviations")
-    return table(
-        "outlier-table",
-        "Values far from those of the other subjects, farthest first",
-        ["Subject", "What", Column("Value", 3), Column("Median", 3), distance],
-        [(o.subject, o.what, o.value, o.median, o.distance) for o in outliers],
-    )
 
 
 def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
@@ -263,7 +257,12 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
         labels = np.zeros(image.shape, np.uint8)
     if whole_head:
         colors = label_colors(scheme)
-        rows = {v.value: _across(to_slices(image, v), to_slices(labels, v), colors) for v in View}
+        rows: dict[str, list[Picture]] = {}
+        for each in View:
+            gray, truth = to_slices(image, each), to_slices(labels, each)
+            shown = (len(gray) * 2 // 5, len(gray) * 3 // 5)
+            parts = (pictures.three_pictures(gray[n], truth[n], colors) for n in shown)
+            rows[each.value] = [picture for three in parts for picture in three]
         picture = encoded(draw_rows(rows, subject), "PNG")
     else:
         volumes = Volume(image, file.affine), Volume(labels, file.affine)
@@ -308,9 +307,3 @@ def read_augmentation(path: Path | None) -> AugmentationConfig:
     if path is None:
         return AugmentationConfig()
     return check(AugmentationConfig, read_yaml(path), path)
-
-
-def _across(image: NDArray[Any], labels: NDArray[Any], colors: Picture) -> list[Picture]:
-    """Two slices, each as image, labels and overlay."""
-    positions = (len(image) * 2 // 5, len(image) * 3 // 5)
-    return [p for n in positions for p in pictures.three_pictures(image[n], labels[n], colors)]

@@ -37,7 +37,7 @@ from segmentation.data.sources.base import without_suffix
 from segmentation.data.splits import Part
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.io.files import atomic_text, atomic_write, sha256_of, write_whole
+from segmentation.io.files import sha256_of, write_whole
 from segmentation.io.orientation import TrustAffine
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
@@ -297,16 +297,14 @@ def _write_report(
         "metrics.csv (SHA-256)": sha256_of(settings.out / "metrics.csv"),
     }
     evaluation = evaluate_frame(frame, pairs)
-    with atomic_text(settings.out / "summary.json") as file:
-        json.dump({"provenance": done, **evaluation.to_json()}, file, indent=1)
-        file.write("\n")
+    summary = json.dumps({"provenance": done, **evaluation.to_json()}, indent=1)
+    write_whole(settings.out / "summary.json", summary + "\n")
     if settings.csv or settings.latex:
         table = printed(evaluation)
         if settings.csv:
             write_table(settings.out / "structures.csv", table)
         if settings.latex:
-            with atomic_text(settings.out / "structures.tex") as file:
-                file.write(latex(table))
+            write_whole(settings.out / "structures.tex", latex(table))
     if settings.tables_only:
         return
     plots = drawings(evaluation)
@@ -315,8 +313,7 @@ def _write_report(
         drawing.save(folder)
     cases, more = _worst_cases(settings, scheme, evaluation.frame, measured, images)
     for number, case in enumerate(cases, start=1):
-        with atomic_write(folder / f"worst-{number}.png") as picture:
-            picture.write(case.view.still_png)
+        write_whole(folder / f"worst-{number}.png", case.view.still_png)
     faces = (
         "Whole heads are shown, as asked for."
         if settings.show_heads

@@ -22,7 +22,7 @@ from pipelines.models.bundle import load_views
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
 from segmentation.inference.segmenter import Segmenter
-from segmentation.io.files import atomic_text
+from segmentation.io.files import write_whole
 from segmentation.io.orientation import TrustAffine
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme
@@ -234,12 +234,10 @@ def _write(settings: Settings, folder: Path, found: Found) -> None:
         "mean_dice_after": round(found.mean(found.chosen), 4),
     }
     if settings.out is not None:
-        with atomic_text(settings.out) as file:
-            file.write(
-                "# Of trinat fuse-weights, for trinat bundle --weights. Measured with them:\n"
-            )
-            file.writelines(f"# {key}: {value}\n" for key, value in figures.items())
-            yaml.safe_dump(found.fusion.model_dump(mode="json"), file, sort_keys=False)
+        said = ["Of trinat fuse-weights, for trinat bundle --weights. Measured with them:"]
+        said += [f"{key}: {value}" for key, value in figures.items()]
+        fusion = yaml.safe_dump(found.fusion.model_dump(mode="json"), sort_keys=False)
+        write_whole(settings.out, "".join(f"# {line}\n" for line in said) + fusion)
     elif found.chosen != BEFORE:
         metrics = {**read_info(folder).metrics, "fusion_weights": figures}
         update_info(folder, fusion=found.fusion, metrics=metrics)

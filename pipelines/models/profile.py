@@ -220,7 +220,6 @@ def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Pat
         text="Times are each module's own, without the modules inside it: shares add up to 100 %. "
         f"Open {TRACE} at ui.perfetto.dev.",
         pictures=[],
-        drawings=[],
         tables=[
             table("modules", "Modules", columns, rows),
             table("operators", "Operators", titles, operators, note=note),

@@ -147,7 +147,6 @@ def _write(
         ],
         text="The score is the largest distance from the other subjects, in robust standard "
         "deviations. Look at each suspect: unusual anatomy has a high score too.",
-        drawings=[],
         pictures=pictures,
         tables=[table("suspects", "All subjects, the most suspect first", columns, rows)],
     )

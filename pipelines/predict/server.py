@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.common.discovery import Case
+from pipelines.common.process import prepare_process
 from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import Job, RunSettings, read
 from segmentation.errors import reason_of
@@ -77,21 +78,17 @@ class _Server:
         for thread in threads:
             thread.start()
         try:
-            self._worker.set_result(self._load())
+            with stage("start"):
+                from pipelines.predict.case import CaseWorker
+
+                prepare_process(self._settings.threads)
+            self._worker.set_result(CaseWorker(self._settings, self._device))
         except Exception as error:
             self._say(error)
             return
         self._say("ready")
         self._infer_all()
         threads[-1].join()
-
-    def _load(self) -> CaseWorker:
-        with stage("start"):
-            from pipelines.common.process import prepare_process
-            from pipelines.predict.case import CaseWorker
-
-            prepare_process(self._settings.threads)
-        return CaseWorker(self._settings, self._device)
 
     def _listen(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from pipelines.predict.ledger import Entry, taught_by_models
 from pipelines.predict.outputs import BIDSIGNORE, MOST_SHOWN, slices_of
-from segmentation.io.files import atomic_text, write_tsv
+from segmentation.io.files import write_tsv, write_whole
 from segmentation.report.page import (
     UNDEFINED,
     Cell,
@@ -90,10 +90,8 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
         "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
         "DatasetLinks": {"raw": link},
     }
-    with atomic_text(folder / "dataset_description.json") as file:
-        file.write(json.dumps(description, indent=2) + "\n")
-    with atomic_text(folder / ".bidsignore") as file:
-        file.write("\n".join(BIDSIGNORE) + "\n")
+    write_whole(folder / "dataset_description.json", json.dumps(description, indent=2) + "\n")
+    write_whole(folder / ".bidsignore", "\n".join(BIDSIGNORE) + "\n")
 
 
 def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
@@ -232,8 +230,7 @@ def _write_report(out: Path, entries: Sequence[Entry], results: Path) -> None:
         ),
         pictures=[(e.case, e.result["picture"]) for e in ranked if e.result.get("picture")],
     )
-    with atomic_text(out / "report.html") as file:
-        file.write(page)
+    write_whole(out / "report.html", page)
 
 
 def _case(entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]) -> dict[str, Any]:
