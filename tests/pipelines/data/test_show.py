@@ -111,7 +111,7 @@ def test_the_page_names_everything_and_runs_nothing(root: Path, tmp_path: Path) 
 
 
 def statistics(volume: int, level: float = 0.5) -> Statistics:
-    return Statistics((10**6, volume), (0, level), (0, 0.1), {"p50": 0.02}, (1,) * 64)
+    return Statistics((10**6, volume), (0, level), {"p50": 0.02}, (1,) * 64)
 
 
 def test_an_outlier_is_far_from_the_median_of_the_others() -> None:
