@@ -75,18 +75,14 @@ class Contested:
     ) -> NDArray[np.int64]:
         """All voxels of the scan by true and fused class, (K, K), with these weights."""
         views = tuple(self.probabilities)
+        axes, merged = dict.fromkeys(views, _IN_A_ROW), _is_merged(self.probabilities, scheme)
         joint = self.decided.copy()
         for start in range(0, len(self.truth), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             truth = self.truth[chunk]
+            shape = (len(truth), 1, 1)
             fusion = Fusion(
-                (len(truth), 1, 1),
-                scheme,
-                views,
-                weights,
-                axes=dict.fromkeys(views, _IN_A_ROW),
-                sagittal_is_merged=_is_merged(self.probabilities, scheme),
-                mean=mean,
+                shape, scheme, views, weights, axes=axes, sagittal_is_merged=merged, mean=mean
             )
             for view, given in self.probabilities.items():
                 fusion.add(view, 0, torch.from_numpy(given[chunk]).float()[:, None, None])
@@ -179,17 +175,11 @@ def fit_weights(
         if likelihood.shape[1]
     ]
     overall = _mix(everything, start / start.sum(), VIEW_PRIOR)
-    by_group = np.stack(
-        [
-            _mix(
-                [(s.likelihoods[g], 1.0) for s in evidence if s.likelihoods[g].shape[1]],
-                overall,
-                CLASS_PRIOR,
-            )
-            for g in groups
-        ]
-    )
-    by_class = by_group[_groups(scheme)]
+    by_group = []
+    for g in groups:
+        parts = [(s.likelihoods[g], 1.0) for s in evidence if s.likelihoods[g].shape[1]]
+        by_group.append(_mix(parts, overall, CLASS_PRIOR))
+    by_class = np.stack(by_group)[_groups(scheme)]
     return (
         dict(zip(views, overall.tolist(), strict=True)),
         dict(zip(views, by_class.T, strict=True)),

@@ -254,16 +254,11 @@ class Segmenter:
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
         dtype = choose_precision(self._precision, device)
-        return {
-            view: ViewNetwork(
-                self.model.networks[view],
-                device,
-                dtype,
-                never=self.model.not_predicted_in(view),
-                batch=self._batch,
-            )
-            for view in self.views
-        }
+        networks = {}
+        for view in self.views:
+            network, never = self.model.networks[view], self.model.not_predicted_in(view)
+            networks[view] = ViewNetwork(network, device, dtype, never=never, batch=self._batch)
+        return networks
 
     def _with_less_memory(self, work: Callable[[], _T]) -> _T:
         """Do GPU work; out of memory, in smaller batches, and at last on the processor."""

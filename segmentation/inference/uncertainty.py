@@ -53,13 +53,9 @@ class Samples:
             several = len(maps) > 1
             cv = volumes.std(0, ddof=int(several)) / volumes.mean(0)
             unknown = np.full(classes, np.nan)
-            return Uncertainty(
-                entropy_of(self._sum),
-                in_all / in_any,
-                np.mean(dice, axis=0) if several else unknown,
-                cv if several else unknown,
-                len(maps),
-            )
+            entropy, iou = entropy_of(self._sum), in_all / in_any
+            pairwise = np.mean(dice, axis=0) if several else unknown
+            return Uncertainty(entropy, iou, pairwise, cv if several else unknown, len(maps))
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:

@@ -189,19 +189,11 @@ def from_nifti(fields: Any, where: Path) -> Header:
     shape, zooms, dtype = _grid(fields, where)
     slope, inter = _scaling(fields, where)
     with np.errstate(all="ignore"):
-        return Header(
-            shape=shape,
-            dtype=dtype,
-            offset=_offset(fields, where),
-            slope=slope,
-            inter=inter,
-            zooms=zooms,
-            qform=_qform(fields, where),
-            sform=Form(
-                _code(fields, "sform_code", where), np.asarray(fields.get_sform(), np.float64)
-            ),
-            bare=np.asarray(fields.get_base_affine(), np.float64),
-        )
+        offset, qform = _offset(fields, where), _qform(fields, where)
+        code = _code(fields, "sform_code", where)
+        sform = Form(code, np.asarray(fields.get_sform(), np.float64))
+        bare = np.asarray(fields.get_base_affine(), np.float64)
+    return Header(shape, dtype, offset, slope, inter, zooms, qform, sform, bare)
 
 
 def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
@@ -213,18 +205,9 @@ def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
     if units not in (b"", b"mm"):
         raise _units_refused(where)
     shape, zooms, dtype = _grid(fields, where)
-    nothing = Form(0, None)
-    return Header(
-        shape=shape,
-        dtype=dtype,
-        offset=_offset(fields, where),
-        slope=1.0,
-        inter=0.0,
-        zooms=zooms,
-        qform=nothing,
-        sform=nothing,
-        bare=np.asarray(fields.get_base_affine(), np.float64),
-    )
+    offset, nothing = _offset(fields, where), Form(0, None)
+    bare = np.asarray(fields.get_base_affine(), np.float64)
+    return Header(shape, dtype, offset, 1.0, 0.0, zooms, nothing, nothing, bare)
 
 
 def _grid(fields: Any, where: Path) -> tuple[_Shape, _Zooms, np.dtype[Any]]:

@@ -77,18 +77,12 @@ class Folding:
             table[number] = indices[0] if len(set(indices)) == 1 else _SIDELESS
             if table[number] == _SIDELESS:
                 sideless.setdefault(candidates, []).append(number)
-        return cls(
-            scheme,
-            table,
-            tuple(
-                _Sideless(
-                    numbers=tuple(numbers),
-                    classes=(classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN)),
-                    sides=(_folding_into(left, targets), _folding_into(right, targets)),
-                )
-                for (left, right), numbers in sideless.items()
-            ),
-        )
+        kinds = []
+        for (left, right), numbers in sideless.items():
+            sides = _folding_into(left, targets), _folding_into(right, targets)
+            of_sides = classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN)
+            kinds.append(_Sideless(tuple(numbers), of_sides, sides))
+        return cls(scheme, table, tuple(kinds))
 
     def apply(
         self, array: NDArray[Any], spacing_mm: tuple[float, float, float], where: str | Path | None

@@ -162,27 +162,15 @@ class LabelScheme:
             to_merged[[label.index, label.index if label.partner is None else label.partner]] = (
                 index
             )
-        scheme = LabelScheme(
-            f"{self.name}-merged",
-            tuple(
-                replace(
-                    label,
-                    index=index,
-                    name=_without_side(label.name),
-                    abbreviation=_without_side(label.abbreviation),
-                    partner=None,
-                    side=None,
-                    members=tuple(
-                        number
-                        for member in np.flatnonzero(to_merged == index)
-                        for number in self.labels[member].numbers
-                    ),
-                    rim_of=None if label.rim_of is None else int(to_merged[label.rim_of]),
-                )
-                for index, label in enumerate(kept)
-            ),
-        )
-        return MergedScheme(scheme, _frozen(to_merged))
+        labels = []
+        for index, label in enumerate(kept):
+            sides = np.flatnonzero(to_merged == index)
+            members = tuple(number for side in sides for number in self.labels[side].numbers)
+            rim_of = None if label.rim_of is None else int(to_merged[label.rim_of])
+            name, short = _without_side(label.name), _without_side(label.abbreviation)
+            one = replace(label, index=index, name=name, abbreviation=short, members=members)
+            labels.append(replace(one, partner=None, side=None, rim_of=rim_of))
+        return MergedScheme(LabelScheme(f"{self.name}-merged", tuple(labels)), _frozen(to_merged))
 
     def seen_in(self, view: View) -> LabelScheme:
         """The classes that slices of a view tell apart: sagittal ones show no left and right."""
@@ -256,6 +244,7 @@ def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
     reader = csv.DictReader(text.splitlines(), delimiter="\t", strict=True)
     try:
         columns = reader.fieldnames or []
+        rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise LabelError(f"is no table: {error}", where=path) from error
     missing = [column for column in _REQUIRED if column not in columns]
@@ -266,10 +255,7 @@ def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
             where=path,
             remedy=f"tab-separated columns: {' '.join(_REQUIRED)}, optional {' '.join(_OPTIONAL)}",
         )
-    try:
-        labels = tuple(_parse_row(row, f"{path}, line {reader.line_num}") for row in reader)
-    except csv.Error as error:
-        raise LabelError(f"is no table: {error}", where=path) from error
+    labels = tuple(_parse_row(row, where) for where, row in rows)
     if problem := _find_problem(labels):
         raise LabelError(problem, where=path)
     return LabelScheme(name, labels)
@@ -333,18 +319,13 @@ def _find_problem(labels: tuple[Label, ...]) -> str:
             return problem
         if label.rim_of is not None and not 0 < label.rim_of < len(labels):
             return f"{label.name} is the rim of {label.rim_of}, which is no class"
-    names = [label.name for label in labels]
-    if twice := _find_twice(names):
-        return f"name {twice} stands there twice"
-    if twice := _find_twice([str(label.fs_id) for label in labels]):
-        return f"FreeSurfer number {twice} stands there twice"
-    if twice := _find_twice([str(number) for label in labels for number in label.numbers]):
-        return f"member {twice} stands there twice"
-    return ""
-
-
-def _find_twice(values: list[str]) -> str:
-    return next((value for value, count in Counter(values).items() if count > 1), "")
+    stated: dict[str, Counter[Any]] = {
+        "name": Counter(label.name for label in labels),
+        "FreeSurfer number": Counter(label.fs_id for label in labels),
+        "member": Counter(number for label in labels for number in label.numbers),
+    }
+    twice = [f"{what} {value}" for what, of in stated.items() for value in of if of[value] > 1]
+    return f"{twice[0]} stands there twice" if twice else ""
 
 
 def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:

@@ -95,14 +95,9 @@ class PairMeasurements:
         for true, predicted in np.argwhere(self.joint):
             if true == predicted == 0:
                 continue
-            label = self.scheme.labels[true]
-            yield Measurement(
-                label.name,
-                label.fs_id,
-                f"labelled_as:{self.scheme.names[predicted]}",
-                float(self.joint[true, predicted] * self.voxel_mm3),
-                "mm3",
-            )
+            label, metric = self.scheme.labels[true], f"labelled_as:{self.scheme.names[predicted]}"
+            value = float(self.joint[true, predicted] * self.voxel_mm3)
+            yield Measurement(label.name, label.fs_id, metric, value, "mm3")
 
 
 def compare(

@@ -195,15 +195,10 @@ def load_model(
             remedy="use the version of trinat named there under versions",
         )
     _check_labels(info, scheme, folder)
-    networks = {
-        view: _load_network(
-            folder / weights_file(view),
-            _read(folder, weights_file(view), info),
-            info.architectures[view],
-            info.precision,
-        )
-        for view in wanted
-    }
+    networks = {}
+    for view in wanted:
+        path, config = folder / weights_file(view), info.architectures[view]
+        networks[view] = _load_network(path, _read(folder, path.name, info), config, info.precision)
     template = None
     if info.prior is not None:
         data = _read(folder, PRIOR_FILE, info)

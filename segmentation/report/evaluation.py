@@ -40,24 +40,19 @@ class Case:
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """The report's figures, by section."""
-    present = set(evaluation.frame["metric"].unique())
-    structures = summary.structures_of(evaluation.frame)
-    table = evaluation.comparisons
+    frame, models, table = evaluation.frame, evaluation.models, evaluation.comparisons
+    present = set(frame["metric"].unique())
+    structures = summary.structures_of(frame)
     compared: Any = [] if table.empty else table.groupby(["first", "second"], sort=False).groups
     return {
-        "structures": [figures.box_plot(evaluation.frame, m) for m in _PLOTTED if m in present],
+        "structures": [figures.box_plot(frame, m) for m in _PLOTTED if m in present],
         "models": _numbered(
             figures.comparison_plot(table, metric, first, second)
             for first, second in compared
             for metric in ("dice", "hd95")
         ),
-        "volumes": _numbered(
-            figures.bland_altman_plot(evaluation.frame, model, structures)
-            for model in evaluation.models
-        ),
-        "confusions": _numbered(
-            figures.confusion_plot(evaluation.frame, model) for model in evaluation.models
-        ),
+        "volumes": _numbered(figures.bland_altman_plot(frame, m, structures) for m in models),
+        "confusions": _numbered(figures.confusion_plot(frame, m) for m in models),
     }
 
 

@@ -246,15 +246,9 @@ def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame) -> Evaluation:
     not_predicted = not_predicted.drop_duplicates(ignore_index=True)
     keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
     frame = frame[~keys.isin(pd.MultiIndex.from_frame(not_predicted))]
-    return Evaluation(
-        frame,
-        pairs,
-        structure_statistics(frame),
-        comparisons(frame),
-        agreement(frame),
-        retest(frame),
-        not_predicted,
-    )
+    statistics, compared = structure_statistics(frame), comparisons(frame)
+    agreed, again = agreement(frame), retest(frame)
+    return Evaluation(frame, pairs, statistics, compared, agreed, again, not_predicted)
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

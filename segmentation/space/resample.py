@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from segmentation.errors import LabelError
-from segmentation.space.grid import Box, Grid, Shape, grown, is_empty
+from segmentation.space.grid import Box, Grid, Shape, grown, is_empty, moved
 from segmentation.space.views import turned
 
 # Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
@@ -63,8 +63,7 @@ class GridMap:
     def reach(self, source: Box) -> Box:
         """The target voxels that any voxel of this part of the source touches."""
         inverse = np.linalg.inv(self.matrix)
-        corners = np.array(list(product(*((s.start - 1, s.stop) for s in source))), np.float64)
-        touched = corners @ inverse[:3, :3].T + inverse[:3, 3]
+        touched = moved(list(product(*((s.start - 1, s.stop) for s in source))), inverse)
         # A voxel's extent is half a voxel to either side.
         first = np.floor(touched.min(axis=0) - 0.5).astype(int)
         last = np.ceil(touched.max(axis=0) + 0.5).astype(int)
@@ -229,13 +228,9 @@ def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
     """Grids with common axes: one small matrix for each."""
     values = source.permute(axes)
     for target, axis in enumerate(axes):
-        weights = _weights(
-            to.matrix[axis, target],
-            to.matrix[axis, 3],
-            source.shape[axis],
-            to.shape[target],
-            to.points[target],
-        )
+        step, start = to.matrix[axis, target], to.matrix[axis, 3]
+        size, points = to.shape[target], to.points[target]
+        weights = _weights(step, start, source.shape[axis], size, points)
         # (n, rest)ᵀ @ (n, m): the new axis comes last, so that after three turns all are in place.
         rest = values.shape[1:]
         values = (values.reshape(len(values), -1).T @ weights).reshape(*rest, -1)

@@ -101,13 +101,9 @@ class Trainer:
 
     def state(self, identity: Mapping[str, Any]) -> State:
         """Where the stage stands, tensors shared with it."""
-        return State(
-            copy.copy(self.counters),
-            identity,
-            self.network.state_dict(),
-            self.average.state_dict(),
-            _optimiser_tensors(self.network, self.optimiser),
-        )
+        weights = self.network.state_dict(), self.average.state_dict()
+        optimiser = _optimiser_tensors(self.network, self.optimiser)
+        return State(copy.copy(self.counters), identity, *weights, optimiser)
 
     def load(self, state: State) -> None:
         """Go on where `state` stands."""
@@ -154,15 +150,9 @@ class Trainer:
         self.counters.step += 1
         seconds = time.perf_counter() - began
         self.counters.seconds += self.workers.largest(seconds)
-        return StepReport(
-            self.counters.step,
-            self.position.epoch,
-            total,
-            rate,
-            norm,
-            seconds,
-            self.stage.batch * self.stage.accumulate,
-        )
+        step, epoch = self.counters.step, self.position.epoch
+        slices = self.stage.batch * self.stage.accumulate
+        return StepReport(step, epoch, total, rate, norm, seconds, slices)
 
     def _train_mode(self) -> None:
         """Frozen parts keep the statistics of their norms, too."""
