@@ -66,27 +66,13 @@ def run_demo(
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(make, range(len(geometries)), geometries))
     say(f"segmenting {len(geometries)} scans with {model}")
-    outcome = predict(
-        Plan(
-            inputs=[str(scans)],
-            out=labels,
-            model=model,
-            engine=partial(SerialEngine, device="auto"),
-        )
-    )
+    engine = partial(SerialEngine, device="auto")
+    outcome = predict(Plan([str(scans)], labels, model, engine=engine))
     if outcome.exit != Exit.OK:
         return outcome.exit
     say("comparing with the truth")
-    return evaluate(
-        Settings(
-            truth=truth,
-            models={model: labels},
-            out=report,
-            images=scans,
-            jobs=1,
-            command="trinat demo",
-        )
-    )
+    models, command = {model: labels}, "trinat demo"
+    return evaluate(Settings(truth, models, report, images=scans, jobs=1, command=command))
 
 
 def write_phantoms(
