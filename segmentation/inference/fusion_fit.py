@@ -75,7 +75,8 @@ class Contested:
     ) -> NDArray[np.int64]:
         """All voxels of the scan by true and fused class, (K, K), with these weights."""
         views = tuple(self.probabilities)
-        axes, merged = dict.fromkeys(views, _IN_A_ROW), _is_merged(self.probabilities, scheme)
+        axes, sagittal = dict.fromkeys(views, _IN_A_ROW), self.probabilities.get(View.SAGITTAL)
+        merged = sagittal is not None and sagittal.shape[1] != len(scheme)
         joint = self.decided.copy()
         for start in range(0, len(self.truth), _CHUNK):
             chunk = slice(start, start + _CHUNK)
@@ -209,11 +210,6 @@ def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
     if scheme.has_unpartnered_sides:
         return np.arange(len(scheme))
     return scheme.merged.to_merged.copy()
-
-
-def _is_merged(probabilities: Mapping[View, NDArray[np.float16]], scheme: LabelScheme) -> bool:
-    sagittal = probabilities.get(View.SAGITTAL)
-    return sagittal is not None and sagittal.shape[1] != len(scheme)
 
 
 def _count(truth: NDArray[np.uint8], found: NDArray[np.int64], classes: int) -> NDArray[np.int64]:

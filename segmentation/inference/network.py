@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from segmentation.errors import DeviceError
 from segmentation.models.architectures import Ensemble
 from segmentation.models.base import Network
-from segmentation.models.hardware import GPU, computes_bfloat16
+from segmentation.models.hardware import GPU, bfloat16_hardware
 from segmentation.space.grid import Box, grown, whole
 from segmentation.space.resample import occupied_box
 from segmentation.space.views import SliceAxes, to_slices
@@ -49,7 +49,7 @@ def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
     if name == "float16" and device.type == "cpu":
         raise DeviceError("processors do not compute in float16", remedy="use bfloat16 or float32")
     if name == "auto":
-        return torch.bfloat16 if computes_bfloat16(device) else torch.float32
+        return torch.bfloat16 if bfloat16_hardware(device) else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 

@@ -59,7 +59,11 @@ class Folding:
         ignore: Collection[int],
     ) -> Folding:
         """`classes`: number -> index. A scheme's own numbers go before the folding table."""
-        _check_requests(extra, ignore)
+        for number in (*extra, *ignore):
+            if not 0 <= number < _MAX_NUMBER:
+                raise LabelError(f"{number} is no label number", remedy="numbers start at 0")
+        if both := sorted(set(extra) & set(ignore)):
+            raise LabelError(f"{both} are both mapped and ignored", remedy="choose one")
         targets = {**folding_table(), **{number: (number,) for number in classes}}
         for number, target in extra.items():
             if target not in targets:
@@ -156,14 +160,6 @@ def outer_rim(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         new[:-1] |= old[1:]
     grown &= ~mask
     return grown
-
-
-def _check_requests(extra: Mapping[int, int], ignore: Collection[int]) -> None:
-    for number in (*extra, *ignore):
-        if not 0 <= number < _MAX_NUMBER:
-            raise LabelError(f"{number} is no label number", remedy="numbers start at 0")
-    if both := sorted(set(extra) & set(ignore)):
-        raise LabelError(f"{both} are both mapped and ignored", remedy="choose one")
 
 
 def _folding_into(number: int, targets: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:

@@ -51,13 +51,8 @@ def free_gpu_memory() -> None:
     _gpus().empty_cache()
 
 
-def computes_bfloat16(device: torch.device) -> bool:
-    """True where bfloat16 is done in hardware; elsewhere it is emulated, many times slower."""
-    return bool(bfloat16_hardware(device))
-
-
 def bfloat16_hardware(device: torch.device) -> str:
-    """The hardware that computes in bfloat16, by name; empty where there is none."""
+    """The hardware that computes in bfloat16, by name; without it, it is many times slower."""
     if device.type == "cuda":
         return "CUDA" if torch.cuda.get_device_capability(device) >= (8, 0) else ""
     if not torch.backends.mkldnn.enabled:

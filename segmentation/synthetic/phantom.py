@@ -247,7 +247,10 @@ def _render(
     noise = rng.uniform(*NOISE) * white_matter
     gain = rng.uniform(*WHITE_MATTER_VALUE) / white_matter
     # Per node: the place in voxels of the anatomy, and the logarithm of the gain.
-    where = (head.to_anatomy_mm(points) + _origin_mm(anatomy) + 0.5) / anatomy.spacing_mm - 0.5
+    x, y, z = anatomy.extent_mm
+    centre = [(x - 1) / 2, (y - 1) / 2, z - 2 + CROWN_MM - FIELD_OF_VIEW_MM[2] / 2]
+    places_mm = head.to_anatomy_mm(points) + np.reshape(centre, (3, 1, 1, 1))
+    where = (places_mm + 0.5) / anatomy.spacing_mm - 0.5
     nodes = torch.from_numpy(np.concatenate([where, coil.at(points)[None]]).astype(np.float32))
 
     image = np.empty(grid.shape, np.int16)
@@ -266,13 +269,6 @@ def _render(
         image[slab] = np.rint(gain * np.hypot(real, imaginary))
         classes[slab] = _largest_fraction(anatomy, places.numpy(), grid.factors)
     return image, classes
-
-
-def _origin_mm(anatomy: Anatomy) -> Floats:
-    """The centre of the field of view in the anatomy, (3, 1, 1, 1)."""
-    x, y, z = anatomy.extent_mm
-    origin = [(x - 1) / 2, (y - 1) / 2, z - 2 + CROWN_MM - FIELD_OF_VIEW_MM[2] / 2]
-    return np.array(origin).reshape(3, 1, 1, 1)
 
 
 def _between_nodes(

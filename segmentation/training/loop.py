@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from segmentation import timing
 from segmentation.errors import DeviceError, TrainingError, TrinatError
-from segmentation.models.hardware import computes_bfloat16, training_layout
+from segmentation.models.hardware import bfloat16_hardware, training_layout
 from segmentation.models.losses import build_loss
 from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
@@ -69,7 +69,7 @@ class Trainer:
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = _build_optimiser(self.network, stage)
         self.losses = {v: build_loss(stage.loss, source.counts(v)).to(device) for v in self.views}
-        auto = stage.precision == "auto" and computes_bfloat16(device)
+        auto = stage.precision == "auto" and bool(bfloat16_hardware(device))
         self.bf16 = auto or stage.precision == "bfloat16"
         self.counters = Counters()
         self.epoch_steps = max(
