@@ -65,11 +65,8 @@ def command(
     if level == "group":
         return merge(output_dir, overwrite=overwrite).exit
     if not (bids_dir / "dataset_description.json").is_file():
-        raise InputError(
-            "not a BIDS dataset: dataset_description.json is missing",
-            where=bids_dir,
-            remedy="use trinat predict for other folders",
-        )
+        what = "not a BIDS dataset: dataset_description.json is missing"
+        raise InputError(what, where=bids_dir, remedy="use trinat predict for other folders")
     devices = split_devices(device)
     plan = Plan(
         inputs=[str(bids_dir)],

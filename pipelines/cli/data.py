@@ -64,10 +64,8 @@ def get(
     entry = catalogue[dataset]
     files = entry.files(part=part, discs=tuple(disc or ()))
     if not accept_terms:
-        raise ConfigError(
-            f"{entry.title} has terms of use ({entry.licence}): {entry.terms}",
-            remedy="read them, then add --accept-terms",
-        )
+        what = f"{entry.title} has terms of use ({entry.licence}): {entry.terms}"
+        raise ConfigError(what, remedy="read them, then add --accept-terms")
     for remote in files:
         with byte_progress(remote.name, quiet) as progress:
             fetched = fetch(remote, root, progress=progress)

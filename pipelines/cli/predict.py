@@ -264,25 +264,18 @@ def engine_on(
     from pipelines.predict.cluster import DaskEngine, is_cluster
 
     if not is_cluster(cluster):
-        raise ConfigError(
-            f"--cluster {cluster}: unknown cluster",
-            remedy="give local:2, tcp://host:8786, slurm, pbs, sge or lsf",
-        )
+        remedy = "give local:2, tcp://host:8786, slurm, pbs, sge or lsf"
+        raise ConfigError(f"--cluster {cluster}: unknown cluster", remedy=remedy)
     if len(devices) > 1:
-        raise ConfigError(
-            f"--device {','.join(devices)} with --cluster: a worker has one device",
-            remedy="give one, as cuda, and start a worker for each GPU",
-        )
+        what = f"--device {','.join(devices)} with --cluster: a worker has one device"
+        raise ConfigError(what, remedy="give one, as cuda, and start a worker for each GPU")
     if workers > 1:
-        raise ConfigError(
-            f"--workers {workers} with --cluster: the cluster sets the number of workers",
-            remedy=f"remove it, or give --cluster local:{workers}",
-        )
+        what = f"--workers {workers} with --cluster: the cluster sets the number of workers"
+        raise ConfigError(what, remedy=f"remove it, or give --cluster local:{workers}")
     if timeout_s is not None:
-        raise ConfigError(
-            "--timeout with --cluster: a scan on another machine cannot be stopped from here",
-            remedy="remove it; the walltime in --cluster-config ends a job that hangs",
-        )
+        what = "--timeout with --cluster: a scan on another machine cannot be stopped from here"
+        remedy = "remove it; the walltime in --cluster-config ends a job that hangs"
+        raise ConfigError(what, remedy=remedy)
     if importlib.util.find_spec("distributed") is None:
         raise ConfigError("--cluster needs more packages", remedy="pip install 'trinat[cluster]'")
     return lambda settings: DaskEngine(settings, cluster, config, device=devices[0])

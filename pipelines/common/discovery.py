@@ -360,11 +360,9 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     for find in finders:
         if found := find():
             return sorted(found, key=lambda file: natural_order(file.name))
-    raise EvaluationError(
-        "no label map here" if labels else "no image here",
-        where=place,
-        remedy="give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files",
-    )
+    what = "no label map here" if labels else "no image here"
+    remedy = "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
+    raise EvaluationError(what, where=place, remedy=remedy)
 
 
 def _marked_label_maps(place: Path) -> list[Path]:

@@ -154,11 +154,8 @@ def _myself() -> _Holder:
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
     who = f"process {holder.pid} on {holder.host}" if holder else "another process"
-    return LockedError(
-        f"{who} is at work here",
-        where=path.parent,
-        remedy="wait for it, stop it, or choose another folder",
-    )
+    remedy = "wait for it, stop it, or choose another folder"
+    return LockedError(f"{who} is at work here", where=path.parent, remedy=remedy)
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
@@ -167,11 +164,8 @@ def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
         return
     for name in (_MARK, *names):
         if os.path.lexists(folder / name):
-            raise OutputError(
-                "was not written by this command and would be replaced",
-                where=folder / name,
-                remedy="give another --out",
-            )
+            what = "was not written by this command and would be replaced"
+            raise OutputError(what, where=folder / name, remedy="give another --out")
 
 
 def _is_marked(folder: Path) -> bool:

@@ -149,11 +149,9 @@ class _Download:
                         break  # this server will not do better
                     # Damaged bytes look like good ones: none is kept.
                     self.start_over()
-        raise DownloadError(
-            "; ".join(dict.fromkeys(reasons)),
-            where=self.remote.name,
-            remedy="the same command resumes it" if self.have() else "",
-        )
+        what = "; ".join(dict.fromkeys(reasons))
+        remedy = "the same command resumes it" if self.have() else ""
+        raise DownloadError(what, where=self.remote.name, remedy=remedy)
 
     def fill(self, url: str) -> None:
         """Append to the part until it is as long as the server says the file is."""

@@ -277,14 +277,9 @@ def _listing(config: PrepareConfig) -> Listing:
     known = []
     for subject in listing.subjects:
         facts = people.get(subject.person) or facts_of(people, subject.id)
-        known.append(
-            replace(
-                subject,
-                family=facts.family or subject.family,
-                age=subject.age if facts.age is None else facts.age,
-                sex=facts.sex or subject.sex,
-            )
-        )
+        family, sex = facts.family or subject.family, facts.sex or subject.sex
+        age = subject.age if facts.age is None else facts.age
+        known.append(replace(subject, family=family, age=age, sex=sex))
     return replace(listing, subjects=tuple(known))
 
 
@@ -293,11 +288,8 @@ def _label(
 ) -> tuple[Listing, Pseudo]:
     """The same scans with label maps of the model `name`, written to `out` as by trinat predict."""
     model = load_model(name)
-    pseudo = Pseudo(
-        model=model.name,
-        sha256=sha256_of(model.folder / MODEL_FILE),
-        not_predicted=_unknown(cut.scheme, model),
-    )
+    digest, unknown = sha256_of(model.folder / MODEL_FILE), _unknown(cut.scheme, model)
+    pseudo = Pseudo(model=model.name, sha256=digest, not_predicted=unknown)
     output = OutputSettings(
         picture=False, trust_affine=cut.trust_affine, fill_nonfinite=cut.fill_nonfinite
     )

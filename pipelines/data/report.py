@@ -240,11 +240,8 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
     file = store.file(subject)
     entry = store.info.subjects[subject]
     if not (entry.has_labels or whole_head):
-        raise DatasetError(
-            f"subject {subject} has no labels to tell the brain from the face",
-            where=root,
-            remedy="add --whole-head to show the face too",
-        )
+        what = f"subject {subject} has no labels to tell the brain from the face"
+        raise DatasetError(what, where=root, remedy="add --whole-head to show the face too")
     view = next((v for v in store.views if v is not View.SAGITTAL), View.SAGITTAL)
     count, scheme = file.slice_count(view), store.scheme.seen_in(view)
     if entry.has_labels:

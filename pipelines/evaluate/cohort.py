@@ -151,14 +151,9 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
         if name not in scheme.names:
             raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
         try:
-            limits = Range(
-                name,
-                float(row["low_mm3"]),
-                float(row["high_mm3"]),
-                row.get("sex", "")[:1].upper(),
-                float(row.get("age_from") or -np.inf),
-                float(row.get("age_to") or np.inf),
-            )
+            low_high = float(row["low_mm3"]), float(row["high_mm3"])
+            ages = float(row.get("age_from") or -np.inf), float(row.get("age_to") or np.inf)
+            limits = Range(name, *low_high, row.get("sex", "")[:1].upper(), *ages)
         except ValueError:
             raise ConfigError(f"line {line}: not a number among the limits", where=path) from None
         if not limits.low_mm3 <= limits.high_mm3:

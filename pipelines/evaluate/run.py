@@ -83,10 +83,8 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     own = len(set(known)) == len(predictions)
     chosen = names or (known if own else [place.resolve().name for place in predictions])
     if twice := next((name for name in chosen if chosen.count(name) > 1), ""):
-        raise ConfigError(
-            f"two models are called {twice!r}",
-            remedy="name them with --model-name, one for each --pred",
-        )
+        remedy = "name them with --model-name, one for each --pred"
+        raise ConfigError(f"two models are called {twice!r}", remedy=remedy)
     return dict(zip(chosen, predictions, strict=True))
 
 
@@ -138,11 +136,9 @@ def evaluate(
         for pair in pairing.pairs
     ]
     if not tasks:
-        raise EvaluationError(
-            "no prediction has a truth: no names match",
-            where=settings.truth,
-            remedy="name both sides alike (sub-01 and sub-01, or equal file names)",
-        )
+        what = "no prediction has a truth: no names match"
+        remedy = "name both sides alike (sub-01 and sub-01, or equal file names)"
+        raise EvaluationError(what, where=settings.truth, remedy=remedy)
     done = measure_all(tasks, settings.jobs or cpu_count(), progress)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         pairs = _pairs_table(done, pairings)
@@ -153,10 +149,8 @@ def evaluate(
         measured = [result for result in done if not result.failure and not result.rejected]
         if not measured:
             first = done[0].failure or f"rejected by {done[0].rejected}"
-            raise EvaluationError(
-                f"none of {len(done)} pairs could be measured; the first: {first}",
-                where=settings.out / "pairs.csv",
-            )
+            what = f"none of {len(done)} pairs could be measured; the first: {first}"
+            raise EvaluationError(what, where=settings.out / "pairs.csv")
         frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
         write_table(settings.out / "metrics.csv", frame)
         notices = sorted({line for of_model in told.values() for line in of_model.taught})
@@ -227,11 +221,9 @@ def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
         other = seen.setdefault((file.subject, file.scan), file.path.name)
         if other != file.path.name:
             scan = f"{file.subject} {file.scan}".strip()
-            raise EvaluationError(
-                f"{other} and {file.path.name} are both of {scan}",
-                where=truth,
-                remedy="keep one true label map a scan in that folder",
-            )
+            what = f"{other} and {file.path.name} are both of {scan}"
+            remedy = "keep one true label map a scan in that folder"
+            raise EvaluationError(what, where=truth, remedy=remedy)
 
 
 _OUTPUTS = (
@@ -366,14 +358,9 @@ def _worst_cases(
         scan = f"{row['subject']} {row['session']}".strip()
         worst = f"{short_name(row['worst_structure'])} ({row['worst_value']:.2f})"
         text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
-        view = view_case(
-            Volume(true, truth.affine),
-            Volume(predicted, truth.affine),
-            scheme,
-            image=image,
-            focus=scheme.names.index(row["worst_structure"]),
-            show_head=settings.show_heads,
-        )
+        maps = Volume(true, truth.affine), Volume(predicted, truth.affine)
+        focus = scheme.names.index(row["worst_structure"])
+        view = view_case(*maps, scheme, image=image, focus=focus, show_head=settings.show_heads)
         cases.append(
             Case(
                 f"{scan}, {row['model']}: mean Dice {row['value']:.3f}",

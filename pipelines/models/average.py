@@ -65,11 +65,8 @@ def average(
     shapes = [(m.info.architectures, m.info.labels_sha256, m.info.preprocessing) for m in models]
     for place, shape in zip(given, shapes, strict=True):
         if shape != shapes[0]:
-            raise ConfigError(
-                f"has other networks or labels than {given[0]}",
-                where=place,
-                remedy="give runs of one recipe",
-            )
+            what = f"has other networks or labels than {given[0]}"
+            raise ConfigError(what, where=place, remedy="give runs of one recipe")
     config = given[0] / CONFIG
     if not config.is_file():
         raise ConfigError("has no recipe to take data from", where=given[0], remedy="give a run")

@@ -53,11 +53,8 @@ def load_views(model: str, device: str, instead: str, *, changed: bool = True) -
         raise ConfigError(f"{model} comes with the software and is not changed", remedy=instead)
     segmenter = Segmenter.load(folder, device=device)
     if len(segmenter.views) < 2:
-        raise ConfigError(
-            f"has the {segmenter.views[0].value} view alone, and views are compared",
-            where=folder,
-            remedy="join views with trinat bundle first",
-        )
+        what = f"has the {segmenter.views[0].value} view alone, and views are compared"
+        raise ConfigError(what, where=folder, remedy="join views with trinat bundle first")
     return segmenter
 
 
@@ -88,11 +85,9 @@ def bundle(
         if found := [source for source in sources if view in source.networks]:
             members[view] = found
             if len(found) > 1 and not ensemble:
-                raise ModelError(
-                    f"has the {view.value} network, and so has {found[0].folder}",
-                    where=found[1].folder,
-                    remedy="give one source for each view, or add --ensemble",
-                )
+                what = f"has the {view.value} network, and so has {found[0].folder}"
+                remedy = "give one source for each view, or add --ensemble"
+                raise ModelError(what, where=found[1].folder, remedy=remedy)
     for source in sources[1:]:
         _check_fits(first, source)
     fusion = _fusion(sources, weights)
@@ -146,11 +141,8 @@ def _joined_network(sources: Sequence[Model], view: View) -> Network:
     for source, network in zip(sources, networks, strict=True):
         same_licence = source.info.training.licence == sources[0].info.training.licence
         if network.config != networks[0].config or not same_licence:
-            raise ModelError(
-                f"has another {view.value} network or licence than {sources[0].folder}",
-                where=source.folder,
-                remedy="join members of one recipe",
-            )
+            what = f"has another {view.value} network or licence than {sources[0].folder}"
+            raise ModelError(what, where=source.folder, remedy="join members of one recipe")
     return Ensemble(EnsembleConfig.of(networks[0].config, len(networks)), networks)
 
 
@@ -178,11 +170,9 @@ def _fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
         return check(Fusion, read_yaml(path), path)
     for source in sources:
         if source.info.fusion != sources[0].info.fusion:
-            raise ConfigError(
-                f"joins its views otherwise than {sources[0].folder}",
-                where=source.folder,
-                remedy=f"say how with --weights FILE or --weights {DEFAULT}",
-            )
+            what = f"joins its views otherwise than {sources[0].folder}"
+            remedy = f"say how with --weights FILE or --weights {DEFAULT}"
+            raise ConfigError(what, where=source.folder, remedy=remedy)
     return sources[0].info.fusion
 
 

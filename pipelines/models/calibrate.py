@@ -129,10 +129,8 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     """The lowest limit of agreement that is sensitive enough, and the highest that is precise."""
     bad = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
     if not bad:
-        raise EvaluationError(
-            f"no structure of the phantoms has a Dice below {DOUBTFUL}",
-            remedy="the model is graded by the general limits",
-        )
+        what = f"no structure of the phantoms has a Dice below {DOUBTFUL}"
+        raise EvaluationError(what, remedy="the model is graded by the general limits")
     look = _just_above(bad[int(np.ceil(SENSITIVITY * len(bad))) - 1])
     reject = 0.0
     for limit in sorted({_just_above(agreement) for agreement in bad}):

@@ -116,11 +116,8 @@ def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
             except (TrinatError, OSError) as error:
                 failures.append(f"{pair.truth.name}: {error}")
         if not scans:
-            raise EvaluationError(
-                f"no scan can be used; the first: {failures[0]}" if failures else "no scan",
-                where=settings.scans,
-                remedy="name scans and truths alike",
-            )
+            what = f"no scan can be used; the first: {failures[0]}" if failures else "no scan"
+            raise EvaluationError(what, where=settings.scans, remedy="name scans and truths alike")
         found = _choose(segmenter, scans, len(failures))
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in (*skipped, *failures):

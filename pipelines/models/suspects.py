@@ -75,17 +75,12 @@ def find_suspects(
     """Write suspects.tsv, suspects.html and exclude.txt; a row a subject, the worst first."""
     store, model = Store(root), load_model(name)
     if store.scheme.names != model.scheme.names:
-        raise ConfigError(
-            f"has the labels {store.scheme.name}, and the model {model.scheme.name}",
-            where=root,
-            remedy="give a model of the same labels",
-        )
+        what = f"has the labels {store.scheme.name}, and the model {model.scheme.name}"
+        raise ConfigError(what, where=root, remedy="give a model of the same labels")
     subjects = [p.subject for p in store.labelled if store.info.subjects[p.subject].has_image]
     if len(subjects) < _FEWEST:
-        raise ConfigError(
-            f"has {len(subjects)} subjects with image and labels, where {_FEWEST} are needed",
-            where=root,
-        )
+        what = f"has {len(subjects)} subjects with image and labels, where {_FEWEST} are needed"
+        raise ConfigError(what, where=root)
     sights = _sights(store, model, subjects, every, choose_device(device))
     classes = model.classes_of(sights[0].view)
     partners = classes.partner_permutation

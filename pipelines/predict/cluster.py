@@ -84,14 +84,9 @@ class DaskEngine:
                         break
                     if case is None:
                         break
-                    future = client.submit(
-                        self._task,
-                        self.settings,
-                        case,
-                        self._device,
-                        pure=False,
-                        resources={"GPU": 1} if gpus else None,
-                    )
+                    given = (self.settings, case, self._device)
+                    needs = {"GPU": 1} if gpus else None
+                    future = client.submit(self._task, *given, pure=False, resources=needs)
                     futures[future] = case
                 # What is in hand where the last worker has gone would wait for the queue.
                 if (exhausted and not futures) or (stop() and not (futures and workers)):
@@ -136,10 +131,9 @@ class DaskEngine:
         except (OSError, ValueError) as error:
             if cluster is not None:
                 raise
-            raise ConfigError(
-                f"--cluster {self._where}: no scheduler answers there",
-                remedy="start one with `dask scheduler`, or check the address",
-            ) from error
+            what = f"--cluster {self._where}: no scheduler answers there"
+            remedy = "start one with `dask scheduler`, or check the address"
+            raise ConfigError(what, remedy=remedy) from error
         with client:
             try:
                 yield client
@@ -162,10 +156,8 @@ class DaskEngine:
         import dask_jobqueue
 
         if self._config is None:
-            raise ConfigError(
-                f"--cluster {self._where} needs --cluster-config",
-                remedy="a YAML file with jobs, cores, memory, walltime and queue",
-            )
+            remedy = "a YAML file with jobs, cores, memory, walltime and queue"
+            raise ConfigError(f"--cluster {self._where} needs --cluster-config", remedy=remedy)
         options = read_yaml(self._config)
         jobs = options.pop("jobs", 1)
         kind = getattr(dask_jobqueue, _QUEUES[self._where])

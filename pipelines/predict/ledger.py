@@ -171,11 +171,8 @@ class Ledger:
                 if name in ours
                 else (OutputError, "is there and was not written by trinat")
             )
-            raise kind(
-                f"{name} {what}",
-                where=self._folder,
-                remedy="move it away, or give --overwrite, which keeps a copy beside it",
-            )
+            remedy = "move it away, or give --overwrite, which keeps a copy beside it"
+            raise kind(f"{name} {what}", where=self._folder, remedy=remedy)
 
     def place(self, staged: Path, entry: Entry | None = None) -> None:
         """Move all files below `staged` into the folder, an entry's outputs or the run's own.
@@ -290,11 +287,9 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
     except (ValueError, RecursionError) as error:
         # Only a write that was cut short may be broken: the last, or one before a rerun.
         if line.endswith(b"}") or not line.startswith((b"{", b"\0")):
-            raise IntegrityError(
-                f"line {number} is no entry of a ledger",
-                where=path,
-                remedy="restore the file, or remove it to do everything again",
-            ) from error
+            what = f"line {number} is no entry of a ledger"
+            remedy = "restore the file, or remove it to do everything again"
+            raise IntegrityError(what, where=path, remedy=remedy) from error
         return None
 
 

@@ -75,13 +75,9 @@ def segment_many(
                 tell(entry)
 
         folder = Path(out if out is not None else temporary)
-        plan = Plan(
-            inputs,
-            folder,
-            os.fspath(model),
-            output=OutputSettings(picture=out is not None),
-            engine=partial(SerialEngine, device=device),
-        )
+        output = OutputSettings(picture=out is not None)
+        engine = partial(SerialEngine, device=device)
+        plan = Plan(inputs, folder, os.fspath(model), output=output, engine=engine)
         if inputs:
             outcome = predict(plan, start if progress else lambda _: None, note)
             if out is not None and progress:

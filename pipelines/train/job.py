@@ -87,10 +87,8 @@ class JobRun:
         ):
             # Machines that train together must have the same data.
             if workers.share(lambda: source.fingerprint) != source.fingerprint:
-                raise DatasetError(
-                    f"process {workers.rank} does not have the data that process 0 has",
-                    remedy="give all machines the same files",
-                )
+                what = f"process {workers.rank} does not have the data that process 0 has"
+                raise DatasetError(what, remedy="give all machines the same files")
             trainer = Trainer(
                 recipe, job.stage, job.views, self._start(), source, self.device, workers
             )
@@ -187,11 +185,9 @@ class JobRun:
             return
         states.check_identity(state.identity, identity, self.folder)
         if not by_time and state.counters.share is not None and state.counters.share < 1:
-            raise TrainingError(
-                f"{state.counters.share:.0%} of its schedule are done, by time and not by steps",
-                where=self.folder,
-                remedy="--resume --seconds N does the rest in N seconds",
-            )
+            what = f"{state.counters.share:.0%} of its schedule are done, by time and not by steps"
+            remedy = "--resume --seconds N does the rest in N seconds"
+            raise TrainingError(what, where=self.folder, remedy=remedy)
         trainer.load(state)
         self.watcher.say(f"{self.job.name}: goes on at step {state.counters.step}")
 
@@ -237,11 +233,9 @@ class TrainScores:
         states.write_state(self.run.folder, self.trainer.state(self.identity), name=name)
 
     def interruption(self) -> InterruptedRunError:
-        return InterruptedRunError(
-            f"stopped at step {self.trainer.counters.step}; its state is saved",
-            where=self.run.folder,
-            remedy="the same command with --resume goes on",
-        )
+        what = f"stopped at step {self.trainer.counters.step}; its state is saved"
+        remedy = "the same command with --resume goes on"
+        return InterruptedRunError(what, where=self.run.folder, remedy=remedy)
 
     @property
     def are_due(self) -> bool:
@@ -310,14 +304,9 @@ class TrainScores:
 
         # A whole scan may take longer than a cluster waits: a few slices do not.
         network.register_forward_pre_hook(check)
-        return validate(
-            network,
-            self.scans(view),
-            len(self.run.scheme.seen_in(view)),
-            self.run.recipe.network.channels,
-            self.trainer.device,
-            bf16=self.trainer.bf16,
-        )
+        classes, channels = len(self.run.scheme.seen_in(view)), self.run.recipe.network.channels
+        device, bf16 = self.trainer.device, self.trainer.bf16
+        return validate(network, self.scans(view), classes, channels, device, bf16=bf16)
 
 
 # Training within a wall time: the time of a call, and each job's part of it ----------------

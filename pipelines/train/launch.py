@@ -212,11 +212,9 @@ def _lead(job: Job, watching: Watching, processes: int) -> Path:
                     job = partial(job, seconds=max(1.0, seconds - (time.monotonic() - began)))
             else:
                 return models[0]  # type: ignore[no-any-return]
-    raise TrainingError(
-        f"process {rank} died {RESTARTS + 1} times, the last time of {failure.signal_name()}",
-        where=job.args[1],
-        remedy="the same command with --resume goes on from the last state",
-    )
+    what = f"process {rank} died {RESTARTS + 1} times, the last time of {failure.signal_name()}"
+    remedy = "the same command with --resume goes on from the last state"
+    raise TrainingError(what, where=job.args[1], remedy=remedy)
 
 
 def _work(job: Job, watching: Watching, restarts: int, stop: Any) -> Path:
