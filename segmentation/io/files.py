@@ -25,11 +25,10 @@ _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
     errno.EDQUOT: "free some of your quota on that disk and run again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) or write elsewhere",
-    errno.EACCES: "choose a folder that you may write to",
-    errno.EPERM: "choose a folder that you may write to",
-    errno.EROFS: "choose a folder that you may write to",
-    errno.ENOENT: "create the folder first",
-    errno.ENOTDIR: "create the folder first",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "choose a folder that you may write to"
+    ),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create the folder first"),
     errno.EISDIR: "choose a name that is not a folder's",
     errno.ENAMETOOLONG: "choose a shorter name",
 }

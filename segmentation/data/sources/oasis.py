@@ -33,7 +33,8 @@ AXES = {"RAW": "ASL", "SUBJ_111": "ASL", "T88_111": "LAS", "FSL_SEG": "LAS"}
 # FSL's numbers, as FreeSurfer numbers of the same tissue.
 TISSUES = {1: 24, 2: 220, 3: 219}
 
-_T88 = "PROCESSED/MPRAGE/T88_111"
+_T88 = "PROCESSED/MPRAGE/T88_111/{s}_mpr_n?_anon_111_t88"
+_FSL = "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg"
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,8 @@ class _Image:
 
 
 IMAGES = {
-    "t88-masked": _Image(
-        _T88 + "/{s}_mpr_n?_anon_111_t88_masked_gfc",
-        AXES["T88_111"],
-        "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg",
-    ),
-    "t88": _Image(
-        _T88 + "/{s}_mpr_n?_anon_111_t88_gfc",
-        AXES["T88_111"],
-        "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg",
-    ),
+    "t88-masked": _Image(f"{_T88}_masked_gfc", AXES["T88_111"], _FSL),
+    "t88": _Image(f"{_T88}_gfc", AXES["T88_111"], _FSL),
     "subj111": _Image("PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111", AXES["SUBJ_111"], None),
     "raw": _Image("RAW/{s}_mpr-1_anon", AXES["RAW"], None),
 }

@@ -38,7 +38,7 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
     result = runner.invoke(
         app, ["split", str(out), "--ratios", "1", "1", "1"], standalone_mode=False
     )
-    assert result.return_value == Exit.OK
+    assert result.exception is None, result.exception
     assert "1 train, 1 validation, 1 test" in result.output
     result = runner.invoke(app, ["data", "list"], standalone_mode=False)
     assert "oasis1: OASIS-1" in result.output
