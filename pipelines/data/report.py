@@ -58,6 +58,7 @@ def write_report(root: Path, path: Path) -> None:
     people = {participant.person for participant in store.participants}
     subjects, strange = len(store.subjects), len({o.subject for o in outliers})
     distance = Column("Distance", 1, "in robust standard deviations")
+    titles: Columns = ["Subject", "Status", "Reason"]
     page = render(
         "data.html",
         title="Slice store",
@@ -82,12 +83,7 @@ def write_report(root: Path, path: Path) -> None:
         volume_table=_volume_table(store, labelled),
         intensities=_histograms(imaged) if imaged else None,
         subjects=_subject_table(store, statistics, outliers),
-        left_out=table(
-            "left-out-table",
-            "In the source, but not in the store",
-            ["Subject", "Status", "Reason"],
-            failed,
-        ),
+        left_out=table("left-out-table", "In the source, but not in the store", titles, failed),
         rule=f"Values farther than {_FAR} robust standard deviations from the median, where there "
         f"are at least {_FEWEST} subjects. A robust standard deviation is 1.4826 times the median "
         "absolute deviation, and at least 1 % of the median.",

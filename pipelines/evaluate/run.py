@@ -306,19 +306,11 @@ def _write_report(
     cases, more = _worst_cases(settings, scheme, evaluation.frame, measured, images)
     for number, case in enumerate(cases, start=1):
         write_whole(folder / f"worst-{number}.png", case.view.still_png)
-    faces = (
-        "Whole heads are shown, as asked for."
-        if settings.show_heads
-        else "Scans are black away from the brain, so that no face is shown."
-    )
+    faces = "Scans are black away from the brain, so that no face is shown." if images else ""
+    if images and settings.show_heads:
+        faces = "Whole heads are shown, as asked for."
     page = evaluation_page(
-        evaluation,
-        plots,
-        cases,
-        scheme,
-        done,
-        faces=faces if images else "",
-        notices=[*notices, *more],
+        evaluation, plots, cases, scheme, done, faces=faces, notices=[*notices, *more]
     )
     write_whole(settings.out / "report.html", page)
 

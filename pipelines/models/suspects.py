@@ -50,14 +50,9 @@ class _Sight:
         # What the model never predicts is no fault of the labels.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
         size, device = self.network.batch, self.network.device
-        looks = [
-            look(self.network.network, x.to(device), y.to(device))
-            for x, y in zip(
-                torch.split(torch.from_numpy(images), size),
-                torch.split(torch.from_numpy(labels), size),
-                strict=True,
-            )
-        ]
+        batches = (torch.split(torch.from_numpy(each), size) for each in (images, labels))
+        network = self.network.network
+        looks = [look(network, x.to(device), y.to(device)) for x, y in zip(*batches, strict=True)]
         joined = Look(*(np.concatenate(parts) for parts in zip(*looks, strict=True)))
         return joined, images[:, images.shape[1] // 2]
 

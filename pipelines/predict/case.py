@@ -210,16 +210,10 @@ class CaseWorker:
         if output.wants(Product.DICOM_SEG):
             from segmentation.io.dicom_seg import write_seg
 
-            write_seg(
-                names.path(Product.DICOM_SEG),
-                found.indices,
-                found.scheme,
-                case.path,
-                case.series,
-                digest=digest,
-                model=self.segmenter.model.name,
-                left_out=found.not_predicted,
-            )
+            name, unknown = self.segmenter.model.name, found.not_predicted
+            what = (found.indices, found.scheme, case.path, case.series)
+            path = names.path(Product.DICOM_SEG)
+            write_seg(path, *what, digest=digest, model=name, left_out=unknown)
         if not output.wants(Product.PICTURE):
             return None
         picture = names.path(Product.PICTURE)

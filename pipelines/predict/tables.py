@@ -214,6 +214,7 @@ def _write_report(out: Path, entries: Sequence[Entry], results: Path) -> None:
     for n, entry in enumerate(ranked):
         grade, ml = _grade(entry), entry.result.get("total_brain_mm3", 0) / 1000
         rows.append([entry.case, Cell(grade, n, kind=grade), ml or None, _why(entry)])
+    titles: Columns = ["Scan", "Grade", Column("Brain (ml)", 0), "Why"]
     page = render(
         "scans.html",
         images="'self' data:",
@@ -222,12 +223,7 @@ def _write_report(out: Path, entries: Sequence[Entry], results: Path) -> None:
         notices=taught_by_models(entries),
         cards=[(grade, f"{number:,}", "") for grade, number in counts.items()],
         doubtful=[_case(entry, results, volumes) for entry in most_doubtful(entries)],
-        scans=table(
-            "scan-table",
-            "The most doubtful first",
-            ["Scan", "Grade", Column("Brain (ml)", 0), "Why"],
-            rows,
-        ),
+        scans=table("scan-table", "The most doubtful first", titles, rows),
         pictures=[(e.case, e.result["picture"]) for e in ranked if e.result.get("picture")],
     )
     write_whole(out / "report.html", page)
