@@ -38,6 +38,8 @@ _T = TypeVar("_T")
 
 # The brain is looked for in every eighth coronal slice.
 _EVERY = 8
+# Less sure to be background than so, a voxel of the first look may be brain.
+_BACKGROUND = 0.95
 
 
 class Segmenter:
@@ -214,7 +216,7 @@ class Segmenter:
         seen = torch.zeros(to_shape(image.shape), dtype=torch.bool, device=self.device)
         slices, looked = to_slices(seen, axes), list[int]()
         for part in self._networks[view].probabilities(image, axes, every=_EVERY):
-            slices[part.slices] = part.probabilities.argmax(-1) != 0
+            slices[part.slices] = part.probabilities[..., 0] < _BACKGROUND
             looked += range(*part.slices.indices(len(slices)))
         return room_around(seen.cpu().numpy(), looked, axes.along)
 
