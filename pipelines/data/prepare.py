@@ -193,13 +193,8 @@ def run(
 ) -> Summary:
     """Bring the store at `out` up to date with its source; what is current stays as it is."""
     scheme = load_scheme(config.labels)
-    cut = Cut(
-        scheme,
-        _views(config, scheme),
-        config.grid,
-        trust_affine=config.trust_affine,
-        fill_nonfinite=config.fill_nonfinite,
-    )
+    views = _views(config, scheme)
+    cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
     with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
         (out / "subjects").mkdir(exist_ok=True)
         unpack_archives(config.source, config.root, say)

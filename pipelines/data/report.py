@@ -152,16 +152,11 @@ def _subject_table(
     for person in store.participants:
         entry, s = store.info.subjects[person.subject], statistics[person.subject]
         has = [name for name in ("image", "labels") if getattr(entry, f"has_{name}")]
-        rows.append(
-            (
-                *(person.subject, person.person, person.family or "", person.age),
-                *(person.sex or "", " and ".join(has)),
-                sum(s.voxels[1:]) / 1000 if s.voxels else None,
-                _brightness(s),
-                marked.count(person.subject),
-                "; ".join(store.file(person.subject).notes),
-            )
-        )
+        who = (person.subject, person.person, person.family or "", person.age, person.sex or "")
+        labelled_ml = sum(s.voxels[1:]) / 1000 if s.voxels else None
+        measured = (labelled_ml, _brightness(s), marked.count(person.subject))
+        notes = "; ".join(store.file(person.subject).notes)
+        rows.append((*who, " and ".join(has), *measured, notes))
     hint = "mean of what is labelled, else the head's median, on the working scale"
     columns: Columns = [
         *("Subject", "Person", "Family", Column("Age", 0), "Sex", "Has"),

@@ -207,12 +207,8 @@ def _measure(task: Task) -> Done:
         predicted[np.isin(scheme.names, list(rejected))[predicted]] = 0
         measured = labelled_slices(true, predicted, truth.spacing_mm)
         rows = compare(*measured, scheme, (*task.not_predicted, *rejected)).rows()
-        rows = [
-            replace(row, note=f"rejected by {rejected[row.structure]}")
-            if row.structure in rejected
-            else row
-            for row in rows
-        ]
+        notes = {structure: f"rejected by {who}" for structure, who in rejected.items()}
+        rows = [replace(row, note=notes.get(row.structure, row.note)) for row in rows]
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
@@ -116,6 +116,7 @@ class _Worker:
         self.connection.close()
 
 
+@dataclass(eq=False)
 class LocalEngine:
     """One process a device name in `devices` (cpu twice for two on the processor).
 
@@ -123,30 +124,22 @@ class LocalEngine:
     own: only the one that dies there too is to blame.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        devices: list[str],
-        *,
-        timeout_s: float | None = None,
-        poll_s: float = _POLL_S,
-        on_stage: Callable[[str, str], None] = lambda case, stage: None,
-        target: Callable[[Connection, RunSettings, str], None] = serve,
-    ) -> None:
-        self._target = target
-        self._poll_s = poll_s
-        self._on_stage = on_stage  # a case and the stage it enters; ("", "ready") of a worker
-        self._settings = settings
-        self._devices = devices
-        self._timeout_s = timeout_s
-        self._alone: deque[Case] = deque()
-        self._again: deque[Case] = deque()
-        # Scans are read while a worker starts, until one has died of something before it was ready.
-        self._early = True
+    settings: RunSettings
+    devices: list[str]
+    _: KW_ONLY
+    timeout_s: float | None = None
+    poll_s: float = _POLL_S
+    # Called with a case and the stage it enters; with ("", "ready") of a worker.
+    on_stage: Callable[[str, str], None] = lambda case, stage: None
+    target: Callable[[Connection, RunSettings, str], None] = serve
+    _alone: deque[Case] = field(default_factory=deque, init=False)
+    _again: deque[Case] = field(default_factory=deque, init=False)
+    # Scans are read while a worker starts, until one has died of something before it was ready.
+    _early: bool = field(default=True, init=False)
 
     def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
         waiting = iter(cases)
-        workers = [self._start(device) for device in self._devices]
+        workers = [self._start(device) for device in self.devices]
         starts_failed = 0
         try:
             while workers:
@@ -179,8 +172,8 @@ class LocalEngine:
                         continue
                     worker.kill()
                     workers.remove(worker)
-                    reason = f"took longer than {self._timeout_s:g} s"
-                    yield Entry.failed(late.case, self._settings, reason)
+                    reason = f"took longer than {self.timeout_s:g} s"
+                    yield Entry.failed(late.case, self.settings, reason)
                     hands = worker.in_hand.values()
                     self._again.extend(hand.case for hand in hands if hand is not late)
                     if not stop():
@@ -196,7 +189,7 @@ class LocalEngine:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=self._target, args=(theirs, self._settings, device), daemon=True
+            target=self.target, args=(theirs, self.settings, device), daemon=True
         )
         # While it imports, too, where Python would print a traceback.
         with deaf_to_interrupts():
@@ -239,7 +232,7 @@ class LocalEngine:
         """Workers that have something to say, be it that they died."""
         over = all(worker.finishing for worker in workers)
         with stage("stop") if over else nullcontext():
-            heard = set(wait([w.connection for w in workers], timeout=self._poll_s))
+            heard = set(wait([w.connection for w in workers], timeout=self.poll_s))
         return [worker for worker in workers if worker.connection in heard]
 
     def _receive(self, worker: _Worker) -> tuple[list[Entry], bool]:
@@ -257,11 +250,11 @@ class LocalEngine:
                     raise DeviceError(f"a worker could not start: {message}")
                 elif message == "ready":
                     worker.ready = True
-                    self._on_stage("", "ready")
+                    self.on_stage("", "ready")
                 else:
                     case, entered = message
                     worker.in_hand[case].enter(entered)
-                    self._on_stage(case, entered)
+                    self.on_stage(case, entered)
         except (EOFError, ConnectionResetError):
             with stage("stop"):
                 worker.process.join()
@@ -281,19 +274,19 @@ class LocalEngine:
         if len(worker.in_hand) == 1 and active:
             (hand,) = active
             reason = f"its process died while {hand.stage} ({_how(worker)})"
-            yield Entry.failed(hand.case, self._settings, reason)
+            yield Entry.failed(hand.case, self.settings, reason)
             return
         # One of those at work has done it; those that waited are innocent.
         self._alone.extend(hand.case for hand in active)
         self._again.extend(hand.case for hand in worker.in_hand.values() if hand.stage == WAITING)
 
     def _late(self, worker: _Worker) -> _InHand | None:
-        if not self._timeout_s:
+        if not self.timeout_s:
             return None
-        if not worker.ready and time.monotonic() - worker.started > self._timeout_s:
+        if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
             what = f"a worker process on {worker.device} did not start within"
-            raise DeviceError(f"{what} {self._timeout_s:g} s", remedy="see trinat doctor")
-        return next((h for h in worker.in_hand.values() if h.seconds > self._timeout_s), None)
+            raise DeviceError(f"{what} {self.timeout_s:g} s", remedy="see trinat doctor")
+        return next((h for h in worker.in_hand.values() if h.seconds > self.timeout_s), None)
 
 
 def _how(worker: _Worker) -> str:

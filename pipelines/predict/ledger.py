@@ -166,11 +166,9 @@ class Ledger:
         if strange and not self._overwrite:
             ours = {name for name, _ in self._written}
             name = next((name for name in strange if name not in ours), strange[0])
-            kind, what = (
-                (ChangedError, "was changed since trinat wrote it")
-                if name in ours
-                else (OutputError, "is there and was not written by trinat")
-            )
+            kind, what = OutputError, "is there and was not written by trinat"
+            if name in ours:
+                kind, what = ChangedError, "was changed since trinat wrote it"
             remedy = "move it away, or give --overwrite, which keeps a copy beside it"
             raise kind(f"{name} {what}", where=self._folder, remedy=remedy)
 

@@ -240,16 +240,10 @@ def _case(entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]) -
         grade = result.get("structure_grades", {}).get(name, "")
         agreement = result.get("agreement", {}).get(name)
         why = "not found" if not volume else f"views agree by {agreement or 0:.2f} only"
-        rows.append(
-            [
-                Cell(short_name(name), len(rows)),
-                Cell(grade, _GRADES.index(grade) if grade in _GRADES else UNDEFINED, kind=grade),
-                volume,
-                _place(volume, volumes[name]),
-                agreement,
-                why if grade in ("look", "reject") else "",
-            ]
-        )
+        order = _GRADES.index(grade) if grade in _GRADES else UNDEFINED
+        graded, place = Cell(grade, order, kind=grade), _place(volume, volumes[name])
+        doubt = why if grade in ("look", "reject") else ""
+        rows.append([Cell(short_name(name), len(rows)), graded, volume, place, agreement, doubt])
     columns: Columns = [
         *("Structure", "Grade", Column("Volume (mm³)", 0)),
         Column("Place in this batch", hint="From the smallest; the bar has the middle half"),
