@@ -26,12 +26,13 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
-from starlette.staticfiles import StaticFiles
 
 from pipelines.common.naming import Product
 from pipelines.serve.queue import OUTPUTS, FullError, Job, Queue, Segmentation, State
+from pipelines.serve.study import QueueStudy
 from pipelines.serve.worker import Worker
-from segmentation.errors import InputError, reason_of
+from pipelines.view.app import routes_of
+from segmentation.errors import InputError, TrinatError, reason_of
 from segmentation.io.files import read_bytes, read_text
 from segmentation.io.headers import read_mgh, read_nifti
 from segmentation.io.plain_yaml import parse_yaml
@@ -73,7 +74,7 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
         # For the document alone: the guard has let in who comes so far.
         dependencies=[Depends(HTTPBearer(auto_error=False))],
         exception_handlers=dict.fromkeys(
-            (AnyHTTPException, RequestValidationError, Exception), _told
+            (AnyHTTPException, RequestValidationError, TrinatError, OSError, Exception), _told
         ),
     )
     tempfile.tempdir = str(queue.folder / "incoming")  # where uploads are put as they come
@@ -215,7 +216,7 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
             )
         )
 
-    app.mount("/", StaticFiles(directory=Path(__file__).parent / "page", html=True))
+    app.router.routes += routes_of(QueueStudy(queue, scheme))
     return app
 
 
@@ -237,6 +238,10 @@ async def _told(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return JSONResponse({"reason": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+    if isinstance(error, TrinatError):
+        return JSONResponse({"reason": reason_of(error, where=False)}, 422)
+    if isinstance(error, FileNotFoundError):
+        return JSONResponse({"reason": "deleted meanwhile"}, 404)
     return JSONResponse({"reason": "a fault of trinat: see its log"}, 500)
 
 

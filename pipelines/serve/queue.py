@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,6 +61,7 @@ class Job(Segmentation):
     accepted: float = Field(default_factory=time.time)
     ended: float = 0.0
     begun: int = 0
+    result: dict[str, Any] = {}  # as in a ledger
     client: str = Field(default="", exclude=True)
     given: bool = Field(default=False, exclude=True)  # to the engine
 
@@ -83,6 +84,7 @@ class Queue:
             (folder / name).mkdir(exist_ok=True)
         jobs = [_read(path) for path in (folder / "jobs").iterdir()]
         self.jobs = {job.id: job for job in sorted(jobs, key=lambda job: job.number)}
+        self._number = max((job.number for job in jobs), default=0)
         for job in jobs:
             if job.state == "running":
                 job.state, job.progress = "queued", 0
@@ -120,11 +122,10 @@ class Queue:
         """Take a file scan.ENDING in the folder of an upload; from now on it is not lost."""
         sync(scan)
         with self._lock:
-            number = 1 + max((job.number for job in self.jobs.values()), default=0)
+            self._number += 1
             ending = scan.name.removeprefix("scan")
-            job = Job(
-                id=scan.parent.name, number=number, ending=ending, outputs=outputs, client=client
-            )
+            job = Job(id=scan.parent.name, number=self._number, ending=ending)
+            job.outputs, job.client = outputs, client
             self._write(job, scan.parent)
             scan.parent.rename(self._place(job))
             sync(self.folder / "jobs")
@@ -166,6 +167,7 @@ class Queue:
                 staged.rename(self.result(job))
                 sync(self._place(job))
                 job.grade = entry.result.get("grade", "")
+                job.result = dict(entry.result)
                 job.notes = [*entry.result.get("reasons", ()), *entry.result.get("notes", ())]
             elif staged:
                 shutil.rmtree(staged, ignore_errors=True)

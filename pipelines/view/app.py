@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from pipelines.view.study import Study
 from pipelines.view.voxels import Voxels
@@ -37,7 +37,13 @@ class _Judgement(BaseModel):
 
 
 def make_app(study: Study) -> Starlette:
-    """The page and what it asks for, as an application that knows nothing of who may ask."""
+    """The page of a folder of results, as an application that knows nothing of who may ask."""
+    refused = dict.fromkeys((TrinatError, OSError), _refused)
+    return Starlette(routes=routes_of(study), exception_handlers=refused)
+
+
+def routes_of(study: Study) -> list[BaseRoute]:
+    """The page and what it asks for."""
     voxels = Voxels(study)
 
     def overview(_: Request) -> Response:
@@ -65,15 +71,14 @@ def make_app(study: Study) -> Starlette:
         await run_in_threadpool(study.rate, item, **given.model_dump())
         return JSONResponse(await run_in_threadpool(study.detail, item))
 
-    routes = [Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()]
-    routes += [
+    return [
+        *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
         Route("/v1/study", overview),
         Route("/v1/raters", raters),
         Route("/v1/scans/{number:int}", detail),
         Route("/v1/scans/{number:int}/ratings", rate, methods=["PUT"]),
         Route("/v1/scans/{number:int}/{kind}", content),
     ]
-    return Starlette(routes=routes, exception_handlers={TrinatError: _refused, OSError: _refused})
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Response]:

@@ -141,12 +141,13 @@ class Study:
             ],
             "scans": [
                 {
+                    "number": number,
                     **item.facts,
                     "agreement": item.agreement,
                     "there": bool(item.labels),
                     "rating": mine.get(item.name),
                 }
-                for item in self.items
+                for number, item in enumerate(self.items)
             ],
         }
 

@@ -59,6 +59,8 @@ function shortName(name) {
 
 // ---- Scans ----
 
+const pathOf = (item) => `v1/scans/${item.number}`;
+
 function isShown(item) {
   const words = $("scan-search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const { filter } = page;
@@ -67,7 +69,10 @@ function isShown(item) {
 }
 
 function scanRow(item, number) {
-  const row = make("button", { class: "scan", "data-number": number, onclick: () => open(number) });
+  const row = make("button", { class: "scan", "data-number": number, onclick: () => {
+    document.body.dataset.tab = "picture";
+    open(number);
+  } });
   item.row = make("li", {}, row);
   fillScanRow(item);
   return item.row;
@@ -75,6 +80,7 @@ function scanRow(item, number) {
 
 function fillScanRow(item) {
   const { rating } = item;
+  const running = item.state === "running" ? `${Math.round(100 * item.progress)} %` : item.place ? `place ${item.place}` : item.grade;
   const said = rating && make("span", {
     class: "said", "data-grade": rating.rating, title: rating.stale ? "Stale: the result has changed since" : rating.remark,
   }, rating.stale ? `${rating.rating}?` : rating.rating);
@@ -82,7 +88,7 @@ function fillScanRow(item) {
     make("span", { class: "dot", "data-grade": item.grade, title: item.grade }),
     make("span", { class: "name", title: item.name }, item.name),
     said || make("span", {}),
-    make("span", { class: "why soft" }, item.why || (item.agreement ? `views agree ${item.agreement.toFixed(2)}` : item.grade)),
+    make("span", { class: "why soft" }, item.why || (item.agreement ? `views agree ${item.agreement.toFixed(2)}` : running)),
   );
 }
 
@@ -99,8 +105,8 @@ function filterScans() {
 
 function fillFilters() {
   const count = (test) => page.items.filter(test).length;
-  const counts = { all: page.items.length, unrated: count((i) => i.there && !i.rating) };
-  for (const grade of ["reject", "look", "pass", "failed", "done", "skipped"]) {
+  const counts = { all: page.items.length, ...(page.study.service ? {} : { unrated: count((i) => i.there && !i.rating) }) };
+  for (const grade of ["reject", "look", "pass", "queued", "running", "failed", "done", "skipped"]) {
     const found = count((i) => i.grade === grade);
     if (found) counts[grade] = found;
   }
@@ -108,7 +114,7 @@ function fillFilters() {
     make("button", { class: "chip", "data-filter": filter, "data-grade": filter, onclick: () => { page.filter = filter; filterScans(); } },
       `${filter} `, make("b", {}, String(found)))));
   const rated = count((i) => i.rating && !i.rating.stale);
-  $("progress").textContent = `${rated} of ${count((i) => i.there)} rated by ${page.study.rater}`;
+  $("progress").textContent = page.study.service ? `${count((i) => i.there)} of ${page.items.length} done` : `${rated} of ${count((i) => i.there)} rated by ${page.study.rater}`;
 }
 
 function go(by) {
@@ -128,11 +134,11 @@ async function open(number) {
   for (const row of document.querySelectorAll(".scan[aria-current]")) row.removeAttribute("aria-current");
   item.row.firstChild.setAttribute("aria-current", "true");
   item.row.scrollIntoView({ block: "nearest" });
-  if (document.body.dataset.tab === "scans") document.body.dataset.tab = "picture";
   $("name").replaceChildren(item.name, " ", badge(item.grade));
+  fillFiles(item);
   $("why").textContent = item.why;
   tell("", {});
-  const path = `/v1/scans/${number}`;
+  const path = pathOf(item);
   try {
     const detailed = askJson(path);
     const coarse = item.there && Promise.all([askBytes(`${path}/scan?step=2`), askBytes(`${path}/labels?step=2`)]);
@@ -146,7 +152,7 @@ async function open(number) {
     document.body.classList.toggle("empty", !item.there);
     if (!item.there) {
       page.picture?.clearSurfaces();
-      tell(item.why || "This scan has no result.");
+      tell(item.why || (item.state ? item.state : "This scan has no result."));
       return;
     }
     tell("loading", { busy: true });
@@ -154,7 +160,8 @@ async function open(number) {
     const [scan, labels] = await coarse;
     if (isOld()) return;
     await picture.show(scan, new Uint8Array(labels), { keep: false });
-    tell(detail.scan ? "" : "The scan was not found: name its folder with --images");
+    tell(detail.scan ? "" : page.study.service ? "A DICOM series is shown by its labels alone."
+      : "The scan was not found: name its folder with --images");
     window.trinatShown = { number, step: 2, time: performance.now() };
     // Who pages through a study sees every scan at half its resolution, and one that stays at its own.
     await new Promise((done) => setTimeout(done, 250));
@@ -196,7 +203,7 @@ function fillDetail() {
   }
   if (page.study.against) $("flip").textContent = page.study.against;
   fillStructures();
-  fillJudge($("judge"), "", "scan");
+  if (!page.study.service) fillJudge($("judge"), "", "scan");
   fillCard();
 }
 
@@ -321,7 +328,7 @@ function fillCard() {
     make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     judge,
   );
-  fillJudge(judge, structure.name, "structure");
+  if (!page.study.service) fillJudge(judge, structure.name, "structure");
 }
 
 // ---- Judging ----
@@ -352,11 +359,11 @@ function fillJudge(place, structure, what) {
 
 async function rate(structure, rating, remark) {
   const { number, detail } = page;
-  if (!detail?.sha256) return;
+  if (!detail?.sha256 || page.study.service) return;
   const own = detail.ratings.find((r) => r.mine && r.structure === structure);
   const body = JSON.stringify({ structure, rating, remark: remark ?? own?.remark ?? "", sha256: detail.sha256 });
   try {
-    const saved = await askJson(`/v1/scans/${number}/ratings`, { method: "PUT", body });
+    const saved = await askJson(`${pathOf(page.items[number])}/ratings`, { method: "PUT", body });
     // What is judged next is what is shown now, whatever the server has by then.
     saved.sha256 = detail.sha256;
     page.items[number].rating = saved.ratings.find((r) => r.mine && !r.structure) || null;
@@ -379,7 +386,7 @@ function filterChips() {
 
 async function showRaters() {
   try {
-    const rows = await askJson("/v1/raters");
+    const rows = await askJson("v1/raters");
     $("raters-rows").replaceChildren(...rows.map((row) => make("tr", {}, ...[
       row.of, `${row.rater}, ${row.other_rater}`, row.rated_by_both, `${row.same_percent.toFixed(0)} %`,
       row.kappa === null ? "not defined" : row.kappa.toFixed(2),
@@ -391,6 +398,86 @@ async function showRaters() {
   }
 }
 
+// ---- A service: scans are dropped, followed and deleted ----
+
+const AT = "v1/segmentations";
+const FILES = { "labels.nii.gz": "", "volumes.tsv": "", "qc.png": "", "labels.mgz": "mgz", "seg.dcm": "dicom-seg" };
+// Names of files stay on this page: the server gets them to see the ending, and keeps none.
+const sent = new Map();
+
+function fillFiles(item) {
+  $("files").hidden = !page.study.service;
+  if (!page.study.service) return;
+  const links = Object.entries(FILES).filter(([, asked]) => item.there && (!asked || item.outputs.includes(asked)))
+    .map(([name]) => make("a", { href: `${AT}/${item.id}/${name}`, download: name }, name));
+  $("files").replaceChildren(...links, make("button", { id: "delete", class: "chip", onclick: () => remove(item) }, "Delete"));
+}
+
+async function remove(item) {
+  try {
+    await ask(`${AT}/${item.id}`, { method: "DELETE" });
+  } catch (error) {
+    tell(error.message);
+  }
+  await refresh();
+}
+
+async function send(files) {
+  $("refused").replaceChildren();
+  for (const file of files) {
+    const form = new FormData();
+    form.append("file", file);
+    for (const box of document.querySelectorAll(".output:checked")) form.append("outputs", box.value);
+    const line = make("li", {}, `${file.name}: sending`);
+    $("refused").append(line);
+    try {
+      const job = await askJson(AT, { method: "POST", body: form });
+      sent.set(job.id, file.name);
+      line.remove();
+      await refresh(job.id);
+    } catch (error) {
+      line.textContent = `${file.name}: ${error.message}`;
+    }
+  }
+}
+
+// The list as it is now. What is looked at stays, unless it has ended or is gone.
+async function refresh(id) {
+  const turn = page.refreshing = (page.refreshing || 0) + 1;
+  const before = page.items[page.number];
+  const study = await askJson("v1/study");
+  if (turn !== page.refreshing) return;
+  study.structures.forEach((s, n) => { s.row = page.study.structures[n].row; });
+  page.study = study;
+  fillScans();
+  const at = page.items.findIndex((item) => item.id === (id || before?.id));
+  page.number = at;
+  if (at < 0) await openFirst();
+  else if (id || before.state !== page.items[at].state) await open(at);
+  else page.items[at].row.firstChild.setAttribute("aria-current", "true");
+  clearTimeout(page.timer);
+  if (page.items.some((item) => !["done", "failed"].includes(item.state))) page.timer = setTimeout(() => refresh().catch(lost), 1000);
+}
+
+function lost() {
+  tell("the server does not answer");
+  page.timer = setTimeout(() => refresh().catch(lost), 5000);
+}
+
+function wireService() {
+  const drop = $("drop");
+  drop.hidden = false;
+  $("judge").hidden = true;
+  $("where").textContent = "Scans and results are deleted after a while.";
+  $("file").addEventListener("change", (event) => { send([...event.target.files]); event.target.value = ""; });
+  for (const name of ["dragenter", "dragover", "dragleave", "drop"]) drop.addEventListener(name, (event) => {
+    event.preventDefault();
+    drop.classList.toggle("over", name.startsWith("drage") || name === "dragover");
+  });
+  drop.addEventListener("drop", (event) => send([...event.dataTransfer.files]));
+  refresh().catch(lost);
+}
+
 // ---- Controls ----
 
 function press(id, on) {
@@ -400,14 +487,14 @@ function press(id, on) {
 async function showEntropy(on) {
   page.entropy = on && page.detail.entropy;
   press("entropy", page.entropy);
-  const bytes = page.entropy ? await askBytes(`/v1/scans/${page.number}/entropy`) : null;
+  const bytes = page.entropy ? await askBytes(`${pathOf(page.items[page.number])}/entropy`) : null;
   await page.picture.setEntropy(bytes);
 }
 
 async function showOther(on) {
   if (on && !page.detail.against) return;
   press("flip", on);
-  const bytes = on && !page.picture.against ? new Uint8Array(await askBytes(`/v1/scans/${page.number}/against`)) : page.picture.against;
+  const bytes = on && !page.picture.against ? new Uint8Array(await askBytes(`${pathOf(page.items[page.number])}/against`)) : page.picture.against;
   page.picture.flip(on, bytes);
   page.picture.move(page.picture.at());
 }
@@ -491,7 +578,8 @@ function onKey(event) {
 function wire() {
   $("layouts").replaceChildren(...Object.entries(LAYOUTS).map(([name, text]) =>
     make("button", { "data-layout": name, "aria-pressed": String(name === "all"), title: name, onclick: () => setLayout(name) }, text)));
-  $("keys").replaceChildren(...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)]));
+  const keys = KEYS.filter(([key]) => !page.study.service || !"123M".includes(key));
+  $("keys").replaceChildren(...keys.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)]));
   for (const button of document.querySelectorAll("nav button")) {
     button.addEventListener("click", () => {
       document.body.dataset.tab = button.dataset.tab;
@@ -520,19 +608,36 @@ function wire() {
   window.addEventListener("keydown", onKey, true);
 }
 
-async function main() {
-  page.study = await askJson("/v1/study");
+function fillScans() {
   page.items = page.study.scans;
-  $("title").textContent = page.study.title;
-  document.title = `${page.study.title} – trinat view`;
-  $("structure-list").replaceChildren(...page.study.structures.map(structureRow));
+  if (page.study.service) for (const item of page.items) item.name = sent.get(item.id) || `Scan ${item.number}`;
   $("scan-list").replaceChildren(...page.items.map(scanRow));
   fillFilters();
   filterScans();
-  wire();
+}
+
+async function openFirst() {
   const first = page.items.findIndex((item) => item.there);
-  if (page.items.length) await open(Math.max(first, 0));
-  else tell("No scans here.");
+  if (page.items.length) return open(Math.max(first, 0));
+  document.body.classList.add("empty");
+  page.number = -1;
+  page.detail = null;
+  $("name").textContent = "";
+  $("files").hidden = true;
+  tell(page.study.service ? "Drop a scan on the list." : "No scans here.");
+}
+
+async function main() {
+  page.study = await askJson("v1/study");
+  $("title").textContent = page.study.title;
+  document.title = `${page.study.title} – trinat`;
+  $("structure-list").replaceChildren(...page.study.structures.map(structureRow));
+  fillScans();
+  wire();
+  if (page.study.service) {
+    if (!page.items.length) document.body.dataset.tab = "scans";
+    wireService();
+  } else await openFirst();
 }
 
 main().catch((error) => tell(error.message));

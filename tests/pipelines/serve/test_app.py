@@ -216,6 +216,31 @@ def test_what_it_says_of_itself(service: Service, finished: str) -> None:
     assert service.client.get("/metrics", headers={"Authorization": ""}).status_code == 401
 
 
+def test_the_page_lists_what_was_sent_and_shows_it(service: Service, finished: str) -> None:
+    ask = service.client.get
+    study = ask("/v1/study").json()
+    assert study["service"]
+    (scan,) = [scan for scan in study["scans"] if scan["id"] == finished]
+    assert (scan["there"], scan["state"]) == (True, "done")
+    path = f"/v1/scans/{scan['number']}"
+    detail = ask(path).json()
+    assert detail["scan"]
+    assert detail["result"]["volumes_mm3"].keys() <= {x["name"] for x in study["structures"]}
+    labels = nib.Nifti1Image.from_bytes(ask(f"{path}/scan").content)
+    assert len(ask(f"{path}/labels").content) == np.prod(labels.shape)
+    rating = {"structure": "", "rating": "pass", "remark": "", "sha256": detail["sha256"]}
+    for answer in (
+        service.client.put(f"{path}/ratings", json=rating),
+        ask("/v1/scans/999999"),
+        ask(f"{path}/token"),
+    ):
+        assert answer.status_code == 422
+        assert reason(answer)
+    assert not (service.queue / "ratings.tsv").exists()
+    for path in ("/token", "/..%2ftoken", "/v1/scans/-1"):
+        assert ask(path).status_code == 404
+
+
 def test_the_log_names_no_one(service: Service, finished: str) -> None:
     log = service.log.read_text()
     assert f"{finished} done" in log

@@ -1,9 +1,10 @@
-"""The page in a real browser: a scan is dropped, followed and looked at; nothing from elsewhere."""
+"""The page in a real browser: scans are sent, followed and looked at; nothing from elsewhere."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,46 +17,67 @@ NAME = "sub-<script>document.title='hit'<.nii.gz"
 @pytest.mark.slow
 @pytest.mark.important
 @pytest.mark.browser
-def test_a_scan_is_dropped_and_its_labels_come(tmp_path: Path) -> None:
+def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
     scan = base64.b64encode(tiny_scan(tmp_path / "scan.nii.gz").read_bytes()).decode()
+    pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
     with Service(tmp_path / "queue") as service:
         service.ready()
-        page = Browser(chromium)
+        page = Browser(chromium, webgl=True)
         try:
+            page.resize(1440)
             page.open(service.address)
             assert page.evaluate("location.search") == ""
-            page.evaluate(
-                f"""(() => {{
-                    const bytes = Uint8Array.from(atob("{scan}"), (c) => c.charCodeAt(0));
-                    const data = new DataTransfer();
-                    data.items.add(new File([bytes], {json.dumps(NAME)}));
-                    data.items.add(new File(["hello"], "notes.txt"));
-                    const drop = document.getElementById("drop");
-                    drop.dispatchEvent(new DragEvent("drop", {{ dataTransfer: data }}));
-                }})()"""
+            page.wait("!document.getElementById('drop').hidden")
+            # By the field for files first, then dropped.
+            for how in ("field", "drop"):
+                page.evaluate(
+                    f"""(() => {{
+                        window.trinatShown = null;
+                        const bytes = Uint8Array.from(atob("{scan}"), (c) => c.charCodeAt(0));
+                        const data = new DataTransfer();
+                        data.items.add(new File([bytes], {json.dumps(NAME)}));
+                        const field = document.getElementById("file");
+                        if ({json.dumps(how)} === "field") {{
+                            field.files = data.files;
+                            field.dispatchEvent(new Event("change"));
+                        }} else {{
+                            data.items.add(new File(["hello"], "notes.txt"));
+                            document.getElementById("drop").dispatchEvent(
+                                new DragEvent("drop", {{ dataTransfer: data }}));
+                        }}
+                    }})()"""
+                )
+                sent = 1 if how == "field" else 2
+                page.wait(f"document.querySelectorAll('.scan').length === {sent}")
+                page.wait(f"document.getElementById('progress').textContent[0] === '{sent}'", 120)
+                page.wait("window.trinatShown?.step === 0", 120)
+            page.wait("document.getElementById('refused').innerText.includes('not a kind of scan')")
+            assert page.evaluate("document.getElementById('name').innerText").startswith(NAME)
+            assert "hit" not in page.evaluate("document.title")
+            # Structures with voxels are in the table, and nothing is to be rated.
+            volumes = "[...document.querySelectorAll('.volume')].map((x) => x.textContent)"
+            assert any(v not in ("", "0") for v in page.evaluate(volumes)), page.evaluate(volumes)
+            assert not page.evaluate("!!document.querySelector('.verdict')")
+            links = page.evaluate(
+                "[...document.querySelectorAll('#files a')].map((a) => a.download)"
             )
-            page.wait("document.querySelectorAll('li').length === 2", 60)
-            page.wait("document.querySelector('li img')?.naturalWidth > 0", 240)
-            text = page.evaluate("document.getElementById('scans').innerText")
-            assert NAME in text
-            assert "done" in text
-            assert "not a kind of scan" in text
-            assert page.evaluate("document.title") == "trinat"
-            links = page.evaluate("[...document.querySelectorAll('li a')].map((a) => a.download)")
-            assert links == ["labels.nii.gz", "volumes.tsv"]
+            assert links == ["labels.nii.gz", "volumes.tsv", "qc.png"]
             for width in (1440, 390):
                 page.resize(width)
-                (tmp_path / f"{width}.png").write_bytes(page.picture())
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            page.evaluate("document.querySelector('li button').click()")
-            page.wait("document.querySelectorAll('li').length === 1")
+                for tab in ("picture", "scans"):
+                    page.evaluate(f"document.querySelector('nav [data-tab={tab}]').click()")
+                    (pictures / f"{width}-{tab}.png").write_bytes(page.picture())
+                    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            for left in (1, 0):
+                page.evaluate("document.getElementById('delete').click()")
+                page.wait(f"document.querySelectorAll('.scan').length === {left}")
             assert not list((service.queue / "jobs").iterdir())
         finally:
             page.close()
         ours = service.address.partition("?")[0]
-        assert all(url.startswith((ours, "data:")) for url in page.requests)
+        assert all(url.startswith((ours, "data:", "blob:")) for url in page.requests)
         # The refused upload is told by the browser too.
         assert all("415" in problem for problem in page.problems), page.problems
