@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 
+import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.studies import write_study
@@ -16,13 +19,17 @@ from pipelines.common.ratings import read_ratings, save_rating
 from pipelines.view.app import make_app
 from pipelines.view.study import Study
 from pipelines.web import start
+from segmentation.io.volume import Volume
 
 EVIL = "sub-<script>document.title='hit'<"
 
 
 @pytest.fixture
-def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    out = write_study(tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, 20))])
+def address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    count = getattr(request, "param", 20)
+    out = write_study(tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, count))])
     servers, said = [], Queue[str]()
     server = start.uvicorn.Server
     monkeypatch.setattr(
@@ -105,3 +112,40 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         assert all(url.startswith((host, "data:", "blob:")) for url in page.requests)
     finally:
         page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("address", [20, 1000], indirect=True)
+def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> None:
+    """Prints the figures of docs/view.md."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    study = Study(tmp_path / "out", "anna")
+    # The first of the list in the size of a head, with noise, as it packs badly.
+    item = study.items[0]
+    image, chance = study.image(item), np.random.default_rng(0)
+    assert image
+    assert item.labels
+    for path, is_labels in ((image, False), (item.labels, True)):
+        small = Volume.read(path, labels=is_labels)
+        data = np.kron(small.data, np.ones((10, 10, 10), small.data.dtype))
+        if not is_labels:
+            data = data + chance.integers(0, 20, data.shape, data.dtype)
+        affine = small.affine @ np.diag([0.1, 0.1, 0.1, 1])
+        Volume(data, affine).write(path, labels=is_labels)
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        started = time.monotonic()
+        page.open(address)
+        page.wait("!!window.trinatShown", 120)
+        first_s = page.evaluate("window.trinatShown.time") / 1000
+        page.wait("window.trinatShown.step === 0", 120)
+        all_s = time.monotonic() - started
+    finally:
+        page.close()
+    load, scans = os.getloadavg()[0], len(study.items)
+    print(f"{scans} scans: first picture {first_s:.1f} s, all {all_s:.1f} s, load {load:.1f}")
+    assert first_s < 20
