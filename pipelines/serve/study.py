@@ -52,9 +52,6 @@ class QueueStudy(Study):
         ]
         return {**known, "title": "Scans sent to this service", "service": True, "scans": scans}
 
-    def ratings(self) -> list[dict[str, Any]]:
-        return []
-
     def rate(self, *_: object, **__: object) -> None:
         raise InputError("results of a service are not rated: they are deleted after a while")
 
