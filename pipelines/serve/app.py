@@ -74,7 +74,8 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
         # For the document alone: the guard has let in who comes so far.
         dependencies=[Depends(HTTPBearer(auto_error=False))],
         exception_handlers=dict.fromkeys(
-            (AnyHTTPException, RequestValidationError, TrinatError, OSError, Exception), _told
+            (AnyHTTPException, RequestValidationError, TrinatError, FileNotFoundError, Exception),
+            _told,
         ),
     )
     tempfile.tempdir = str(queue.folder / "incoming")  # where uploads are put as they come

@@ -18,14 +18,16 @@ from segmentation.labels.scheme import LabelScheme
 class QueueStudy(Study):
     """Scans have the numbers with which they were accepted: those of a list would change."""
 
+    queue: Queue
+
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
         super().__init__(queue.folder, rater="")
-        self.__dict__["queue"] = queue
+        self.__dict__["queue"] = queue  # frozen otherwise
         write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
 
     @property
     def jobs(self) -> list[Job]:
-        return list(self.__dict__["queue"].jobs.values())[::-1]
+        return list(self.queue.jobs.values())[::-1]
 
     @property
     def items(self) -> list[Item]:
@@ -43,10 +45,10 @@ class QueueStudy(Study):
 
     def overview(self) -> dict[str, Any]:
         """With what a page needs to send a scan, to follow it and to take its results."""
-        queue, jobs = self.__dict__["queue"], {job.id: job for job in self.jobs}
+        jobs = {job.id: job for job in self.jobs}
         known = super().overview()
         scans = [
-            {**scan, "number": job.number, **queue.seen(job).model_dump(exclude={"grade"})}
+            {**scan, "number": job.number, **self.queue.seen(job).model_dump(exclude={"grade"})}
             for scan in known["scans"]
             if (job := jobs.get(scan["name"]))
         ]
@@ -56,9 +58,8 @@ class QueueStudy(Study):
         raise InputError("results of a service are not rated: they are deleted after a while")
 
     def _item(self, job: Job) -> Item:
-        queue = self.__dict__["queue"]
-        scan = queue.result(job).with_name(f"scan{job.ending}")
-        labels = queue.file(job, Product.LABELS) if job.state == "done" else None
+        scan = self.queue.result(job).with_name(f"scan{job.ending}")
+        labels = self.queue.file(job, Product.LABELS) if job.state == "done" else None
         state: Any = job.state
         entry = Entry(job.id, state, scan=str(scan), reason=job.reason, result=job.result)
         return Item(job.id, self.folder, entry, labels)
