@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, leaky_relu, max_pool2d, pad
+from torch.nn.functional import conv2d, max_pool2d, pad
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 Activation = Literal["prelu", "relu"]
@@ -53,32 +53,6 @@ def max_unpool(x: Tensor, where: Tensor) -> Tensor:
     chosen = where[:, :, None, :, None] == corners
     windows = torch.where(chosen, values[:, :, None, :, None], torch.zeros_like(values[0, 0, 0, 0]))
     return windows.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
-
-
-class PReLU(nn.PReLU):
-    """nn.PReLU of one slope; training on a CPU, its own gradient took a quarter of the step."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Reading the slope as a number would stall CUDA and break a compiled graph.
-        if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _CpuPReLU.apply(x, self.weight)  # type: ignore[no-any-return,no-untyped-call]
-        return super().forward(x)
-
-
-class _CpuPReLU(torch.autograd.Function):
-    """The leaky ReLU's kernels are vectorised on a CPU; those of PReLU's gradient are not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(x, slope)
-        return leaky_relu(x, slope.item())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, slope = ctx.saved_tensors
-        for_x = torch.ops.aten.leaky_relu_backward(gradient, x, slope.item(), False)
-        for_slope = (gradient * x.clamp(max=0)).sum(dtype=slope.dtype)
-        return for_x, for_slope.reshape(slope.shape)
 
 
 def convolve_aligned(convolution: nn.Conv2d, x: Tensor, multiple: int = 8) -> Tensor:
@@ -166,7 +140,7 @@ class DenseBlock(nn.Module):
             for i, kernel in enumerate(kernels)
         )
         # One for all layers: they share a PReLU's slope, as in the port.
-        self.activation = PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
+        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
         self.excitation = Excitation(filters, excitation) if excitation != "none" else None
         self.dropout = nn.Dropout2d(dropout)
 

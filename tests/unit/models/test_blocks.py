@@ -13,7 +13,6 @@ from segmentation.models.blocks import (
     DenseBlock,
     Excitation,
     Layer,
-    PReLU,
     convolve_aligned,
     max_pool,
     max_unpool,
@@ -82,22 +81,6 @@ def test_pooling_is_allowed_where_only_deterministic_algorithms_are() -> None:
         max_unpool(*max_pool(x)).sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("slope", [0.25, 0.0, -0.5, 2.0])
-def test_prelu_and_its_gradients_equal_torchs(slope: float, dtype: torch.dtype) -> None:
-    ours, torchs = PReLU(init=slope), nn.PReLU(init=slope)
-    x, y = (ties("few values", dtype).requires_grad_() for _ in range(2))
-    upstream = torch.randint(-3, 4, x.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    got, expected = ours(x), torchs.to(dtype)(y)
-    got.backward(upstream)
-    expected.backward(upstream)
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
-    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
-    torch.testing.assert_close(ours.weight.grad, torchs.weight.grad.float())
-    with torch.inference_mode():
-        torch.testing.assert_close(ours(x.float()), got.float(), rtol=0, atol=0)
 
 
 def with_statistics(layer: Layer) -> Layer:
