@@ -32,6 +32,7 @@ from pipelines.serve.queue import OUTPUTS, FullError, Job, Queue, Segmentation, 
 from pipelines.serve.study import QueueStudy
 from pipelines.serve.worker import Worker
 from pipelines.view.app import routes_of
+from pipelines.view.voxels import Voxels
 from segmentation.errors import InputError, TrinatError, reason_of
 from segmentation.io.files import read_bytes, read_text
 from segmentation.io.headers import read_mgh, read_nifti
@@ -217,7 +218,10 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
             )
         )
 
-    app.router.routes += routes_of(QueueStudy(queue, scheme))
+    study = QueueStudy(queue, scheme)
+    voxels = Voxels(study)
+    queue.forget = voxels.forget
+    app.router.routes += routes_of(study, voxels)
     return app
 
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +76,7 @@ class Queue:
         self._queued, self._per_client = queued, per_client
         self.ended = {"done": 0, "failed": 0}  # since the start, as is:
         self.busy_s = 0.0
+        self.forget: Callable[[], None] = lambda: None  # what memory holds of a deleted scan
         self._uploading: list[str] = []
         self._lock = threading.RLock()
         for name in ("incoming", "staging"):
@@ -191,6 +192,7 @@ class Queue:
             # Gone at once and whole; what a crash leaves of it is emptied at the start.
             gone = self.folder / "incoming" / secrets.token_hex(16)
             self._place(job).rename(gone)
+        self.forget()
         shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:

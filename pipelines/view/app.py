@@ -39,12 +39,11 @@ class _Judgement(BaseModel):
 def make_app(study: Study) -> Starlette:
     """The page of a folder of results, as an application that knows nothing of who may ask."""
     refused = dict.fromkeys((TrinatError, OSError), _refused)
-    return Starlette(routes=routes_of(study), exception_handlers=refused)
+    return Starlette(routes=routes_of(study, Voxels(study)), exception_handlers=refused)
 
 
-def routes_of(study: Study) -> list[BaseRoute]:
+def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
     """The page and what it asks for."""
-    voxels = Voxels(study)
 
     def overview(_: Request) -> Response:
         return JSONResponse(study.overview())

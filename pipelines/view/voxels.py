@@ -33,6 +33,7 @@ class Voxels:
     def __init__(self, study: Study) -> None:
         self._study, self._lock = study, Lock()
         self._kept = lru_cache(maxsize=4)(self._read)
+        self.forget = self._kept.cache_clear
 
     def content(self, number: int, kind: str, step: int) -> bytes:
         """Scan and entropy as NIfTI with 8 bits a voxel, every `step`-th voxel of each axis; of

@@ -20,8 +20,6 @@ from segmentation.space.grid import corners, moved
 from segmentation.space.resample import occupied_box
 from segmentation.synthetic.heads import HeadMaps, aim
 
-__all__ = ["apply_prior", "build_template", "default_prior"]
-
 # Where structures as large as these lie says little of where the head is: they go everywhere.
 _SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})
 _FEWEST_VOXELS = 20

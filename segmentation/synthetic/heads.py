@@ -155,15 +155,12 @@ def with_variants(maps: HeadMaps) -> HeadMaps:
         return np.isin(maps.numbers, numbers)[maps.labels]
 
     varied = maps.labels.copy()
-    around = (maps.numbers == 0) | (maps.numbers == _FLUID)
-    around |= maps.numbers >= GENERATION_FIRST_OUTSIDE
-    fluid = np.flatnonzero(maps.numbers == _FLUID)
-    if len(fluid):
-        varied[of(*_CORTEX) & _next_to(around[maps.labels])] = fluid[0]
-    for pallidum, *giving in _PALLIDUM_TAKES:
-        if pallidum in maps.numbers:
-            grown = of(*giving) & _next_to(of(pallidum))
-            varied[grown] = np.flatnonzero(maps.numbers == pallidum)[0]
+    outside = np.isin(maps.numbers, (0, _FLUID)) | (maps.numbers >= GENERATION_FIRST_OUTSIDE)
+    for fluid in np.flatnonzero(maps.numbers == _FLUID):
+        varied[of(*_CORTEX) & _next_to(outside[maps.labels])] = fluid
+    for number, *giving in _PALLIDUM_TAKES:
+        for pallidum in np.flatnonzero(maps.numbers == number):
+            varied[of(*giving) & _next_to(of(number))] = pallidum
     return replace(maps, labels=np.concatenate([maps.labels, varied]))
 
 

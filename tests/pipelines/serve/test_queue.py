@@ -101,8 +101,11 @@ def test_what_is_deleted_while_it_is_done_leaves_nothing(tmp_path: Path) -> None
     queue = Queue(tmp_path)
     job = accepted(queue)
     queue.enter(job.id, "reading")
+    forgotten: list[bool] = []
+    queue.forget = lambda: forgotten.append(True)
     queue.delete(job)
     ended(queue, job)
+    assert forgotten
     assert not queue.jobs
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
