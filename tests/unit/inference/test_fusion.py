@@ -124,13 +124,19 @@ def test_slices_land_where_they_came_from() -> None:
         torch.testing.assert_close(fusion.finish().float(), volume, atol=1e-3, rtol=0)
 
 
-def test_beyond_the_given_rows_and_columns_a_geometric_mean_is_that_with_background() -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [(slice(1, 3), slice(0, 1)), (slice(1, 3), slice(0, 2)), (slice(0, 4), slice(0, 1))],
+)
+def test_beyond_the_given_rows_and_columns_a_geometric_mean_is_that_with_background(
+    rows: slice, columns: slice
+) -> None:
     views = (View.CORONAL, View.AXIAL)
     part, whole = (Fusion(SHAPE, SCHEME, views, mean="geometric") for _ in range(2))
     slices = constant(View.CORONAL, [0.2, 0.7, 0.0, 0.1])
-    part.add(View.CORONAL, 0, slices[:, 1:3, 0:1], slice(1, 3), slice(0, 1))
+    part.add(View.CORONAL, 0, slices[:, rows, columns], rows, columns)
     outside = torch.ones(slices.shape[:3], dtype=torch.bool)
-    outside[:, 1:3, 0:1] = False
+    outside[:, rows, columns] = False
     filled = slices.clone()
     filled[outside] = torch.tensor([1.0, 0, 0, 0])
     whole.add(View.CORONAL, 0, filled)

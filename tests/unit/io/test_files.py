@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import resource
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from segmentation.errors import DatasetError, InputError, OutputError
@@ -22,10 +24,13 @@ from segmentation.io.files import (
     atomic_text,
     atomic_write,
     open_regular,
+    read_bytes,
     read_rows,
     remove_leftovers,
+    sha256_of,
     sync,
     write_tsv,
+    write_whole,
 )
 
 
@@ -172,6 +177,25 @@ def test_what_is_no_regular_file_is_refused_and_what_is_missing_stays_missing(
         server.bind("socket")
         with pytest.raises(InputError, match="socket"):
             open_regular("socket")
+
+
+def test_what_is_written_whole_is_read_and_hashed(tmp_path: Path) -> None:
+    large = bytes(range(256)) * 8192  # two pieces of what is hashed at once
+    for name, content in (("bytes", large), ("text", "a\nü\udcff")):
+        write_whole(tmp_path / name, content)
+    assert read_bytes(tmp_path / "bytes") == large
+    assert read_bytes(tmp_path / "text") == b"a\n\xc3\xbc\\udcff"
+    both = hashlib.sha256(large + b"a\n\xc3\xbc\\udcff").hexdigest()
+    assert sha256_of(tmp_path / "bytes", tmp_path / "text") == both
+
+
+def test_an_excel_table_has_its_columns(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    pd.DataFrame({"id": ["a", "b"], "age": [31, None]}).to_excel(tmp_path / "t.xlsx", index=False)
+    rows = read_rows(tmp_path / "t.xlsx", required=("id", "age"))
+    assert [row["id"] for row in rows] == ["a", "b"]
+    with pytest.raises(DatasetError, match="no column 'sex'"):
+        read_rows(tmp_path / "t.xlsx", required=("id", "sex"))
 
 
 def test_a_folder_is_called_one(tmp_path: Path) -> None:

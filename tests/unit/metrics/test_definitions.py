@@ -33,3 +33,9 @@ def test_the_documented_table_is_the_codes() -> None:
 
 def test_the_rims_are_as_wide_as_their_definition_says() -> None:
     assert f"within {BOUNDARY_WIDTH_MM:g} mm" in METRICS["boundary_iou"].definition
+
+
+def test_a_title_names_its_unit_if_it_has_one() -> None:
+    assert METRICS["hd95"].title_with_unit == "Hausdorff 95 % (mm)"
+    assert METRICS["volume"].title_with_unit == "Volume (mm³)"
+    assert METRICS["dice"].title_with_unit == "Dice"
