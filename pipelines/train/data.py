@@ -54,8 +54,7 @@ def open_data(
             # No heads are held out: new scans of the same heads.
             unseen = maps
         unseen = unseen.part(slice(None, limit or 1))
-        if data.synthetic.variants:
-            seen = with_variants(seen)
+        seen = with_variants(seen, data.synthetic.variants)
         synthesis = data.synthetic.synthesis
         sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
         scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731

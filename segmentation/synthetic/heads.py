@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, Literal
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -40,8 +40,17 @@ _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)
 _CORTEX, _FLUID = (3, 42), 24
-# Left and right pallidum, and putamen and white matter of that side.
-_PALLIDUM_TAKES = ((13, 12, 2), (52, 51, 41))
+Variant = Literal[
+    "thin-cortex", "large-pallidum", "large-thalamus", "small-caudate", "small-accumbens"
+]
+# What takes the millimetre that touches it, and of what: fluid what touches the outside.
+_VARIANTS: dict[Variant, tuple[tuple[int, ...], ...]] = {
+    "thin-cortex": ((_FLUID, *_CORTEX),),
+    "large-pallidum": ((13, 12, 2), (52, 51, 41)),
+    "large-thalamus": ((10, 2), (49, 41)),
+    "small-caudate": ((2, 11), (41, 50)),
+    "small-accumbens": ((2, 26), (41, 58)),
+}
 _POINTS = 64
 _WHITE_MATTER = 2
 _PRIORS = {
@@ -144,24 +153,21 @@ def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
     )
 
 
-def with_variants(maps: HeadMaps) -> HeadMaps:
-    """The heads, and each once more with a thin cortex and a large pallidum.
-
-    A few maps show neither: the outermost millimetre of the cortex becomes the fluid around it,
-    and the pallidum takes a millimetre of the putamen and the white matter that it touches.
-    """
+def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
+    """The heads, and each once more for each of the copies, which differ in what is named."""
 
     def of(*numbers: int) -> NDArray[np.bool_]:
         return np.isin(maps.numbers, numbers)[maps.labels]
 
-    varied = maps.labels.copy()
     outside = np.isin(maps.numbers, (0, _FLUID)) | (maps.numbers >= GENERATION_FIRST_OUTSIDE)
-    for fluid in np.flatnonzero(maps.numbers == _FLUID):
-        varied[of(*_CORTEX) & _next_to(outside[maps.labels])] = fluid
-    for number, *giving in _PALLIDUM_TAKES:
-        for pallidum in np.flatnonzero(maps.numbers == number):
-            varied[of(*giving) & _next_to(of(number))] = pallidum
-    return replace(maps, labels=np.concatenate([maps.labels, varied]))
+    labels = [maps.labels]
+    for kinds in copies:
+        labels.append(maps.labels.copy())
+        for number, *giving in (takes for kind in kinds for takes in _VARIANTS[kind]):
+            touched = _next_to(outside[maps.labels] if number == _FLUID else of(number))
+            for entry in np.flatnonzero(maps.numbers == number):
+                labels[-1][of(*giving) & touched] = entry
+    return replace(maps, labels=np.concatenate(labels))
 
 
 def _next_to(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

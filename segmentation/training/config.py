@@ -13,6 +13,7 @@ from segmentation.models.architectures import PUBLISHED, Architecture
 from segmentation.models.losses import LossConfig
 from segmentation.models.model_info import Precision
 from segmentation.space.views import View
+from segmentation.synthetic.heads import Variant
 from segmentation.synthetic.synthesis import SynthesisConfig
 
 Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
@@ -57,7 +58,7 @@ class SyntheticConfig(_Config):
     heads: Path | Literal["phantom"]  # a folder of label maps and priors, or a heads file
     synthesis: SynthesisConfig = SynthesisConfig()  # how scans are made
     held_out: int = Field(default=0, ge=0)  # the last N heads validate
-    variants: bool = False  # also each head with a thin cortex and a large pallidum
+    variants: tuple[tuple[Variant, ...], ...] = ()  # each head once more, with these
 
 
 class StoreConfig(_Config):

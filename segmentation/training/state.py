@@ -13,7 +13,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -172,11 +174,14 @@ def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
         for name in sorted({*stored, *wanted}):
             path = f"{key}.{name}" if key else str(name)
             yield from differences(stored.get(name), wanted.get(name), path)
-    elif isinstance(stored, list) and isinstance(wanted, list) and len(stored) == len(wanted):
-        for place, (old, new) in enumerate(zip(stored, wanted, strict=True)):
+    elif isinstance(stored, list) and isinstance(wanted, list):
+        for place, (old, new) in enumerate(zip_longest(stored, wanted)):
             yield from differences(old, new, f"{key}.{place}")
     elif stored != wanted:
-        yield f"{key}: {json.dumps(stored)} -> {json.dumps(wanted)}"
+        old, new = (
+            shorten(json.dumps(value), 70, placeholder=" ...") for value in (stored, wanted)
+        )
+        yield f"{key}: {old} -> {new}"
 
 
 def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

@@ -183,11 +183,23 @@ def test_an_array_whose_header_does_not_end_is_damage(tmp_path: Path) -> None:
         load_heads(path)
 
 
-def test_variants_have_a_thin_cortex_and_a_large_pallidum() -> None:
+def test_each_copy_of_the_heads_shows_what_is_named_for_it() -> None:
     numbers = [0, 2, 3, 12, 13, 24, 507]
     line = [507, 24, 3, 3, 2, 13, 12, 12, 2, 3, 3, 0]
     labels = np.array([numbers.index(n) for n in line], np.uint8).reshape(1, -1, 1, 1)
     maps = HeadMaps(labels, np.array(numbers), np.zeros(7, np.int64), *[np.ones((2, 1))] * 2)
-    same, varied = np.array(numbers)[with_variants(maps).labels[..., 0, 0]]
+    copies = with_variants(maps, [["thin-cortex"], ["thin-cortex", "large-pallidum"]])
+    same, thin, both = np.array(numbers)[copies.labels[..., 0, 0]]
     assert same.tolist() == line
-    assert varied.tolist() == [507, 24, 24, 3, 13, 13, 13, 12, 2, 3, 24, 0]
+    assert thin.tolist() == [507, 24, 24, 3, 2, 13, 12, 12, 2, 3, 24, 0]
+    assert both.tolist() == [507, 24, 24, 3, 13, 13, 13, 12, 2, 3, 24, 0]
+
+
+def test_white_matter_takes_a_millimetre_of_a_small_caudate() -> None:
+    numbers = [2, 4, 11, 26]
+    labels = np.array([0, 2, 2, 1, 2, 2, 3, 3, 0], np.uint8).reshape(1, -1, 1, 1)
+    maps = HeadMaps(labels, np.array(numbers), np.zeros(4, np.int64), *[np.ones((2, 1))] * 2)
+    copies = with_variants(maps, [["small-caudate"], ["small-caudate", "small-accumbens"]])
+    _, caudate, both = copies.labels[..., 0, 0]
+    assert np.array(numbers)[caudate].tolist() == [2, 2, 11, 4, 11, 11, 26, 26, 2]
+    assert np.array(numbers)[both].tolist() == [2, 2, 11, 4, 11, 11, 26, 2, 2]

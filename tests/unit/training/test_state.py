@@ -84,6 +84,14 @@ def test_differences_name_the_key() -> None:
     assert list(differences(old, new)) == ["more: null -> 1", "stages.0.batch: 4 -> 8"]
 
 
+def test_a_stage_more_is_named_and_its_settings_are_cut_short() -> None:
+    stage = {"name": "coronal", "views": ["coronal"], "data": {"rows": 160, "columns": 160}}
+    found = list(differences({"stages": [stage]}, {"stages": [stage, stage]}))
+    assert found == [
+        'stages.1: null -> {"name": "coronal", "views": ["coronal"], "data": {"rows": 160, ...'
+    ]
+
+
 def test_another_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"batch: 4 -> 8"):
         check_identity({"batch": 4}, {"batch": 8}, tmp_path)
