@@ -140,8 +140,7 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
     fits = high - low <= size + _SAME_MM
     centre = np.where(fits, (low + high) / 2, (box[0] + box[1]) / 2)
     # Nothing of the brain is at the lower end of a scan that is too tall: it is the top that stays.
-    tall = box[1][2] - box[0][2] > size[2]
-    if not fits[2] and tall:
+    if box[1][2] - box[0][2] > size[2]:
         centre[2] = box[1][2] - size[2] / 2
     # Halves are rounded down always, not as the last digit has it.
     shift = np.rint((centre - size / 2 - face) / _GRID_MM - 1e-6) * _GRID_MM

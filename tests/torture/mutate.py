@@ -89,7 +89,8 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:
             yield changed
     elif isinstance(changed, ast.Return) and changed.value is not None:
         changed.value = ast.Constant(None)
-        yield changed
+        if ast.unparse(changed) != ast.unparse(node):
+            yield changed
     elif isinstance(changed, ast.Raise | ast.Continue | ast.Break):
         yield ast.Pass()
 

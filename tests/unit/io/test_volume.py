@@ -450,6 +450,9 @@ def test_images_in_memory_go_through_the_checks_of_files() -> None:
     np.testing.assert_allclose(mgh.affine, nifti.affine, atol=1e-4)
     with pytest.raises(FormatError, match="cannot use a ndarray"):
         Volume.of_image(VOXELS)
+    holes = np.where(VOXELS.max() == VOXELS, np.nan, VOXELS).astype(np.float32)
+    with pytest.raises(IntegrityError, match="NaN or infinite"):
+        Volume.of_image(image_of(holes))
 
 
 def test_maps_come_back_as_values_from_0_to_1(tmp_path: Path) -> None:
@@ -460,6 +463,14 @@ def test_maps_come_back_as_values_from_0_to_1(tmp_path: Path) -> None:
     np.testing.assert_allclose(image.affine, odd_scan().affine, atol=1e-4)
     for number, part in enumerate(both):
         np.testing.assert_allclose(image.dataobj[..., number], part.data, atol=1e-4)
+
+
+def test_maps_stay_within_0_and_1_and_hold_no_time(tmp_path: Path) -> None:
+    beyond = Volume(np.array([[[-0.5, 0.25, 1.5]]], np.float32), np.eye(4))
+    write_maps(tmp_path / "maps.nii.gz", [beyond], 1)
+    found = nib.load(tmp_path / "maps.nii.gz").get_fdata()[0, 0, :, 0]
+    np.testing.assert_allclose(found, [0, 0.25, 1], atol=1e-4)
+    assert (tmp_path / "maps.nii.gz").read_bytes()[4:8] == bytes(4)
 
 
 def test_an_image_of_a_scan_is_no_label_map() -> None:
@@ -475,6 +486,8 @@ def test_a_scan_is_taken_in_each_form_that_users_have(tmp_path: Path) -> None:
         for labels in (False, True):
             np.testing.assert_array_equal(Volume.of(scan, labels=labels).data, VOXELS)
     assert Volume.of(volume) is volume
+    fractions = VOXELS + np.float32(0.5)
+    np.testing.assert_array_equal(Volume.of((fractions, image.affine)).data, fractions)
     with pytest.raises(TypeError, match=r"cannot use a list.*segment_many takes several paths"):
         Volume.of([path])  # type: ignore[arg-type]
 

@@ -303,6 +303,19 @@ def test_a_grid_of_the_heads_own_size() -> None:
     assert (inside <= 1).sum() == pytest.approx(4 / 3 * np.pi * np.prod(HEAD_MM), rel=1e-3)
 
 
+def test_a_grid_is_no_larger_than_labels_that_fill_it() -> None:
+    voxels = np.ones((16, 32, 48), np.uint8)
+    conformed = conform(Volume(voxels, np.eye(4)), labels=True, shape=None)
+    np.testing.assert_array_equal(conformed.volume.data, voxels)
+
+
+def test_where_the_middle_lies_half_a_voxel_off_the_grid_begins_lower() -> None:
+    conformed = conform(
+        Volume(np.ones((15, 16, 15), np.uint8), np.eye(4)), labels=True, shape=(16,) * 3
+    )
+    np.testing.assert_array_equal(conformed.volume.affine[:3, 3], (-1, 0, -1))
+
+
 def test_a_scan_too_tall_for_the_grid_keeps_its_top() -> None:
     """A head on a neck and a chest, in a field of view of 320 mm."""
     shape = (80, 80, 160)
@@ -315,6 +328,12 @@ def test_a_scan_too_tall_for_the_grid_keeps_its_top() -> None:
     faces = conformed.volume.affine[2, 3] - 0.5 + np.array([0, 256])
     # The head's top is at 44 mm; the scan's at 80 and its bottom at -240.
     assert 44 + 5 < faces[1] < 44 + 35
+
+
+def test_labels_too_tall_for_the_grid_keep_their_top() -> None:
+    conformed = conform(Volume(np.ones((8, 8, 300), np.uint8), np.eye(4)), labels=True)
+    assert conformed.volume.affine[2, 3] == 300 - 256
+    assert conformed.volume.data.sum() == 8 * 8 * 256
 
 
 def test_a_wide_label_map_is_centred_on_what_it_labels() -> None:
