@@ -76,6 +76,11 @@ def test_a_library_that_wants_a_path_gets_one_in_the_same_folder(tmp_path: Path)
     assert (tmp_path / "a").read_bytes() == b"1"
 
 
+def test_bytes_are_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1\r\n2")
+    assert read_bytes(tmp_path / "a") == b"1\r\n2"
+
+
 def test_text_is_utf8_with_its_own_line_ends(tmp_path: Path) -> None:
     with atomic_text(tmp_path / "a") as file:
         file.write("ä\r\n")

@@ -50,6 +50,7 @@ def refused(folder: Path, content: bytes, suffix: str = ".nii") -> InputError:
         ([("dim", 0, 0)], IntegrityError, "0 dimensions, not 3"),
         ([("dim", 0, 8)], IntegrityError, "8 dimensions, not 3"),
         ([("dim", 0, -3)], IntegrityError, "-3 dimensions, not 3"),
+        ([("dim", 0, 1)], FormatError, "18 x 1 x 1 voxels, fewer than 16 slices"),
         ([("dim", 0, 2)], FormatError, "18 x 17 x 1 voxels, fewer than 16 slices"),
         ([("dim", 2, 0)], IntegrityError, "impossible dimensions 18 x 0 x 16"),
         ([("dim", 3, -16)], IntegrityError, "impossible dimensions 18 x 17 x -16"),
@@ -227,6 +228,17 @@ def test_an_extension_is_skipped_and_none_may_reach_into_the_voxels(tmp_path: Pa
     endless = content[:352] + bytes(4) + content[356:]
     for broken in (longer, endless):
         assert "extension reaches into the voxels" in refused(tmp_path, broken).what
+
+
+def test_an_extension_may_be_empty_and_end_where_the_voxels_begin(tmp_path: Path) -> None:
+    image = odd_scan()
+    content = changed(image.to_bytes(), NIFTI1, ("vox_offset", 0, 360))
+    empty, longer = (
+        content[:348] + bytes([1, 0, 0, 0, size, 0, 0, 0, 0, 0, 0, 0]) + content[352:]
+        for size in (8, 9)
+    )
+    np.testing.assert_array_equal(read(tmp_path, empty).data, np.asarray(image.dataobj))
+    assert "extension reaches into the voxels" in refused(tmp_path, longer).what
 
 
 def test_zeros_behind_the_voxels_are_padding_and_other_data_are_not(tmp_path: Path) -> None:
