@@ -26,6 +26,7 @@ from segmentation.io.files import (
     open_regular,
     read_bytes,
     read_rows,
+    read_text,
     remove_leftovers,
     sha256_of,
     sync,
@@ -79,6 +80,11 @@ def test_a_library_that_wants_a_path_gets_one_in_the_same_folder(tmp_path: Path)
 def test_bytes_are_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1\r\n2")
     assert read_bytes(tmp_path / "a") == b"1\r\n2"
+
+
+def test_text_is_read_with_lines_that_end_in_one_way(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes("ä\r\nb\rc".encode())
+    assert read_text(tmp_path / "a") == "ä\nb\nc"
 
 
 def test_text_is_utf8_with_its_own_line_ends(tmp_path: Path) -> None:
