@@ -320,7 +320,7 @@ def _values(
             raise IntegrityError(
                 f"{filled} voxels are NaN or infinite",
                 where=where,
-                remedy="set them to 0 with --fill-nonfinite",
+                remedy="set them to 0 (on the command line: --fill-nonfinite)",
             )
         data[bad] = 0
         low, high = data.min(), data.max()
