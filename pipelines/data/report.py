@@ -292,6 +292,4 @@ def show_augmented(
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
     """Settings of a YAML file; without one, the defaults."""
-    if path is None:
-        return AugmentationConfig()
-    return check(AugmentationConfig, read_yaml(path), path)
+    return check(AugmentationConfig, read_yaml(path), path) if path else AugmentationConfig()

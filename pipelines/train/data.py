@@ -49,12 +49,9 @@ def open_data(
         held = data.synthetic.held_out
         if held >= len(maps.labels):
             raise ConfigError(f"held_out is {held}, and there are {len(maps.labels)} heads")
-        seen, unseen = maps.part(slice(None, -held or None)), maps.part(slice(-held or None, None))
-        if not held:
-            # No heads are held out: new scans of the same heads.
-            unseen = maps
-        unseen = unseen.part(slice(None, limit or 1))
-        seen = with_variants(seen, data.synthetic.variants)
+        seen = with_variants(maps.part(slice(None, -held or None)), data.synthetic.variants)
+        # Where no heads are held out: new scans of the same heads.
+        unseen = maps.part(slice(-held, None)).part(slice(None, limit or 1))
         synthesis = data.synthetic.synthesis
         sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
         scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731

@@ -79,9 +79,8 @@ class Metrics:
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
         """Mean Dice and IoU of each view, beside the other curves; validations.csv has them all."""
         for view, score in scores.items():
-            means = {"dice": score.mean_dice, "iou": score.mean_iou}
-            values = {f"{view.value}/{name}": mean for name, mean in means.items()}
-            self._draw({name: mean for name, mean in values.items() if np.isfinite(mean)}, step)
+            means = {f"{view.value}/dice": score.mean_dice, f"{view.value}/iou": score.mean_iou}
+            self._draw({name: mean for name, mean in means.items() if np.isfinite(mean)}, step)
 
     def _draw(self, values: Mapping[str, float], step: int) -> None:
         if self.events is not None:

@@ -173,8 +173,7 @@ def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMa
 def _next_to(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Voxels of heads (M, X, Y, Z) with a neighbour across a face in the mask."""
     cross = ndimage.generate_binary_structure(3, 1)[None]
-    grown: NDArray[np.bool_] = ndimage.binary_dilation(mask, cross)
-    return grown
+    return np.asarray(ndimage.binary_dilation(mask, cross))
 
 
 @dataclass(frozen=True, eq=False)

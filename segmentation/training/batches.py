@@ -112,10 +112,8 @@ class MixedSource(Source):
         """Whose slices they are, from which of its own on, and how many."""
         # Of the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
         start, end = (int(self.share * n) for n in (first, first + count))
-        parts = (
-            (self.synthetic, start, end - start),
-            (self.real, first - start, count - (end - start)),
-        )
+        more = end - start
+        parts = (self.synthetic, start, more), (self.real, first - start, count - more)
         return [part for part in parts if part[2]]
 
     def counts(self, view: View) -> Tensor:
