@@ -28,10 +28,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from pipelines.common.naming import Product
+from pipelines.predict.ledger import Entry
+from pipelines.predict.outputs import PLAIN_LABEL_TABLE
+from pipelines.predict.tables import write_label_table
 from pipelines.serve.queue import OUTPUTS, FullError, Job, Queue, Segmentation, State
-from pipelines.serve.study import QueueStudy
 from pipelines.serve.worker import Worker
 from pipelines.view.app import routes_of
+from pipelines.view.study import Item, Study
 from pipelines.view.voxels import Voxels
 from segmentation.errors import InputError, TrinatError, reason_of
 from segmentation.io.files import read_bytes, read_text
@@ -218,7 +221,7 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
             )
         )
 
-    study = QueueStudy(queue, scheme)
+    study = _QueueStudy(queue, scheme)
     voxels = Voxels(study)
     queue.forget = voxels.forget
     app.router.routes += routes_of(study, voxels)
@@ -310,6 +313,59 @@ def _take(
 def _map(path: Path, number: int) -> Volume:
     image = nib.load(path)
     return Volume(np.asarray(image.dataobj[..., number], np.float32), image.affine)
+
+
+class _QueueStudy(Study):
+    """The queue as the page of results lists it: the last first, and not to be rated.
+
+    Scans have the numbers with which they were accepted: those of a list would change.
+    """
+
+    queue: Queue
+
+    def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
+        super().__init__(queue.folder, rater="")
+        self.__dict__["queue"] = queue  # frozen otherwise
+        write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
+
+    @property
+    def jobs(self) -> list[Job]:
+        return list(self.queue.jobs.values())[::-1]
+
+    @property
+    def items(self) -> list[Item]:
+        return [self._item(job) for job in self.jobs]
+
+    def __getitem__(self, number: int) -> Item:
+        for job in self.jobs:
+            if job.number == number:
+                return self._item(job)
+        raise InputError("no such scan: deleted, or never there")
+
+    def image(self, item: Item) -> Path | None:
+        scan = Path(item.entry.scan)
+        return scan if item.labels and scan.suffix != ".zip" else None
+
+    def overview(self) -> dict[str, Any]:
+        """With what a page needs to send a scan, to follow it and to take its results."""
+        jobs = {job.id: job for job in self.jobs}
+        known = super().overview()
+        scans = [
+            {**scan, "number": job.number, **self.queue.seen(job).model_dump(exclude={"grade"})}
+            for scan in known["scans"]
+            if (job := jobs.get(scan["name"]))
+        ]
+        return {**known, "title": "Scans sent to this service", "service": True, "scans": scans}
+
+    def rate(self, *_: object, **__: object) -> None:
+        raise InputError("results of a service are not rated: they are deleted after a while")
+
+    def _item(self, job: Job) -> Item:
+        scan = self.queue.result(job).with_name(f"scan{job.ending}")
+        labels = self.queue.file(job, Product.LABELS) if job.state == "done" else None
+        state: Any = job.state
+        entry = Entry(job.id, state, scan=str(scan), reason=job.reason, result=job.result)
+        return Item(job.id, self.folder, entry, labels)
 
 
 async def _events(queue: Queue, job: Job) -> AsyncIterator[str]:

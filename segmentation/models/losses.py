@@ -92,23 +92,19 @@ class SegmentationLoss(nn.Module):
         weights = self.class_weights[labels.long()]
         valid = weights != 0
         edge_weight = self.config.boundary * self.class_weights[:classes].amax()
-        omega = (weights + boundaries(labels) * edge_weight) * valid
+        omega = ((weights + boundaries(labels) * edge_weight) * valid).flatten()
         target = labels.long().clamp(max=classes - 1).flatten()
-        return (
-            _cross_entropy(log_p, target, omega.flatten()),
-            _dice_loss(log_p.exp() * valid.flatten()[:, None], target, valid.flatten()),
-        )
+        picked = log_p.gather(1, target[:, None])[:, 0]
+        # 0 where no pixel counts.
+        total = omega.sum().clamp(min=torch.finfo(omega.dtype).tiny)
+        cross_entropy = -(omega * picked).sum() / total
+        p = log_p.exp() * valid.flatten()[:, None]
+        return cross_entropy, _dice_loss(p, target, valid.flatten())
 
 
 def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> SegmentationLoss:
     """The loss for (K,) pixels per class; called with logits (N, K, H, W) and labels (N, H, W)."""
     return SegmentationLoss(config, median_frequency_weights(counts, config.balance))
-
-
-def _cross_entropy(log_p: Tensor, target: Tensor, omega: Tensor) -> Tensor:
-    """(P, K), (P,), (P,) -> scalar; 0 where no pixel counts."""
-    picked = log_p.gather(1, target[:, None])[:, 0]
-    return -(omega * picked).sum() / omega.sum().clamp(min=torch.finfo(omega.dtype).tiny)
 
 
 def _dice_loss(p: Tensor, target: Tensor, valid: Tensor) -> Tensor:

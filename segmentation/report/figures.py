@@ -272,14 +272,12 @@ def draw_dots(
     axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: Any, gid: str
 ) -> None:
     """A dot for each of the values of each (height, values)."""
-    places = [y + _spread(len(values), band) for y, values in rows]
+    # Offsets keep dots apart, the same every time: the golden ratio's low discrepancy.
+    places = [
+        y + ((np.arange(len(values)) * 0.618034 + 0.5) % 1 - 0.5) * band * 0.7 for y, values in rows
+    ]
     values = np.concatenate([values for _, values in rows])
     axis.scatter(values, np.concatenate(places), s=9, color=color, lw=0, zorder=3, gid=gid)
-
-
-def _spread(count: int, band: float) -> Any:
-    """Offsets that keep dots apart, the same every time: the golden ratio's low discrepancy."""
-    return ((np.arange(count) * 0.618034 + 0.5) % 1 - 0.5) * band * 0.7
 
 
 def name_rows(axis: Any, structures: Iterable[str]) -> None:

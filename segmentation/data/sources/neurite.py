@@ -19,6 +19,7 @@ from segmentation.errors import ConfigError
 _LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 
 _FOLDER = re.compile(r"OASIS_(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
+_FILES = {f"{a}{b}.nii.gz" for a in ("", "aligned_") for b in ("orig", "norm", "seg35")}
 
 # FreeSurfer number of each of the dataset's own numbers 1..35, in its order.
 _LEFT = (2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 26, 28, 30, 31)
@@ -59,15 +60,9 @@ def _find(root: Path, options: SourceOptions) -> Found:
         )
 
 
-def _wanted_member(name: str) -> bool:
-    path = Path(name)
-    images = {f"{a}{b}.nii.gz" for a in ("", "aligned_") for b in ("orig", "norm", "seg35")}
-    return path.name in images
-
-
 SOURCE = Source(
     _find,
     "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
     "fetch it with `trinat data get neurite`",
-    wanted_member=_wanted_member,
+    wanted_member=lambda name: Path(name).name in _FILES,
 )
