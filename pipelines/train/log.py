@@ -217,20 +217,18 @@ def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
 
 def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
     """Dice and IoU of each structure at each validation, a row of panels a view, as PNG."""
+    import pandas as pd
     from matplotlib.figure import Figure
 
-    views = list(dict.fromkeys(row["view"] for row in scores))
-    lines = len({(row["view"], row["structure"]) for row in scores})
+    frame = pd.DataFrame(scores)
+    views, lines = list(frame["view"].unique()), len(frame.groupby(["view", "structure"]))
     figure = Figure(figsize=(11, 1.5 + 0.17 * lines), layout="constrained")
     for panels, view in zip(figure.subplots(len(views), 2, squeeze=False), views, strict=True):
-        mine = [row for row in scores if row["view"] == view]
-        names = list(dict.fromkeys(row["structure"] for row in mine))
-        steps = list(dict.fromkeys(row["step"] for row in mine))
+        mine = frame[frame["view"] == view]
+        names, steps = list(mine["structure"].unique()), list(mine["step"].unique())
         for panel, (metric, title) in zip(panels, (("dice", "Dice"), ("iou", "IoU")), strict=True):
-            table = np.full((len(names), len(steps)), np.nan)
-            for row in mine:
-                place = names.index(row["structure"]), steps.index(row["step"])
-                table[place] = float(row[metric])
+            table = mine.pivot_table(metric, "structure", "step", aggfunc="last")
+            table = table.reindex(index=names, columns=steps).astype(float)
             shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
             panel.set_title(f"{title}, {view}")
             panel.set_yticks(range(len(names)), names, fontsize="x-small")

@@ -9,7 +9,6 @@ from typing import Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from segmentation.errors import DeviceError, ModelError
@@ -107,7 +106,10 @@ class Segmenter:
         conformed = conform(volume, shape=in_ras if whole else None)
         seen, plan = conformed.volume, conformed.plan
         if whole:
-            seen = replace(seen, data=_rescaled(volume, GridMap.between(plan.scan, plan.working)))
+            # From the least to the greatest as 0 to 1, over the whole working grid.
+            values = resample_image(volume.data, GridMap.between(plan.scan, plan.working))
+            low, high = float(values.min()), float(values.max())
+            seen = replace(seen, data=(values - low) / max(high - low, 1e-6))
         # The working grid with its array's axes in another order; places stay where they are.
         seen = reoriented(seen, wanted.axes)
         seen = replace(seen, data=np.ascontiguousarray(seen.data))
@@ -281,11 +283,3 @@ class Segmenter:
                         f"{self.device} has too little memory for one slice at a time",
                         remedy="free some of it, or use --device cpu",
                     ) from error
-
-
-def _rescaled(volume: Volume, to: GridMap) -> NDArray[np.float32]:
-    """Intensities from the least to the greatest as 0 to 1, over the whole working grid."""
-    values = resample_image(volume.data, to)
-    low, high = float(values.min()), float(values.max())
-    scaled: NDArray[np.float32] = (values - low) / max(high - low, 1e-6)
-    return scaled

@@ -14,6 +14,7 @@ from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from segmentation.labels.scheme import load_scheme
 
@@ -73,9 +74,6 @@ def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
 
 
 def _cells(truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    low = high = truth
-    for axis in range(3):
-        first = (slice(None),) * axis + (slice(None, -1),)
-        second = (slice(None),) * axis + (slice(1, None),)
-        low, high = np.minimum(low[first], low[second]), np.maximum(high[first], high[second])
+    extremes = (ndimage.minimum_filter(truth, 2), ndimage.maximum_filter(truth, 2))
+    low, high = (found[1:, 1:, 1:] for found in extremes)
     return np.where(low == high, low, np.uint8(MIXED))
