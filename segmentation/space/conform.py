@@ -253,11 +253,8 @@ def _above_the_neck(
     head: NDArray[np.bool_], volume: Volume, steps: NDArray[np.int_]
 ) -> NDArray[np.bool_]:
     """The part of a mask of cells that lies within a head's height of its top."""
-    up = volume.affine[2, :3] * steps
-    heights = np.zeros(head.shape)
-    for axis, step in enumerate(up):
-        heights += np.expand_dims(
-            step * np.arange(head.shape[axis]), [a for a in range(3) if a != axis]
-        )
+    x, y, z = volume.affine[2, :3] * steps
+    i, j, k = np.ogrid[tuple(slice(n) for n in head.shape)]
+    heights = x * i + y * j + z * k
     top = heights[head].max()
     return np.asarray(head & (heights > top - _HEAD_HEIGHT_MM))
