@@ -19,6 +19,7 @@ from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.metrics.common_grid import on_grid_of
 from segmentation.report.mesh import surface_net
+from segmentation.space.grid import grown
 from segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
@@ -90,7 +91,7 @@ def surfaces(labels: Volume) -> bytes:
     for number, box in enumerate(ndimage.find_objects(labels.data), start=1):
         if box is None:
             continue
-        box = tuple(slice(max(0, s.start - 2), s.stop + 2) for s in box)
+        box = grown(box, labels.shape, 2)
         mask = (labels.data[box] == number).astype(np.float32)
         step = 2 if mask.size > _LARGE_BOX else 1
         share = ndimage.gaussian_filter(mask, 0.5 * step)[::step, ::step, ::step]

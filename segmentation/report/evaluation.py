@@ -77,7 +77,11 @@ def evaluation_page(
     notices: Sequence[str] = (),
 ) -> str:
     """The HTML file."""
-    frame, models = evaluation.frame, evaluation.models
+    frame, models, compared = evaluation.frame, evaluation.models, evaluation.comparisons
+    few = not compared.empty and compared["p"].isna().all()
+    untested = (
+        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
+    )
     persons = frame["subject"].nunique()
     scans = len(frame[["subject", "session"]].drop_duplicates())
     return render(
@@ -98,7 +102,7 @@ def evaluation_page(
             for m in _HEAT
         },
         not_predicted=tables.not_predicted(evaluation),
-        comparison_notices=_comparison_notices(evaluation),
+        comparison_notices=[untested] if few else [],
         comparison=tables.comparison(evaluation),
         agreement=tables.agreement(evaluation),
         retest=tables.retest(evaluation),
@@ -181,15 +185,6 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
         more = f"95 % interval {low} to {high}" if several else "one person: no interval"
         cards.append((title, mean + unit, more))
     return cards
-
-
-def _comparison_notices(evaluation: Evaluation) -> list[str]:
-    table = evaluation.comparisons
-    if table.empty or table["p"].notna().any():
-        return []
-    return [
-        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
-    ]
 
 
 def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
