@@ -18,7 +18,7 @@ from segmentation.labels.scheme import LabelScheme
 from segmentation.models.model_info import Prior, Template
 from segmentation.space.grid import corners, moved
 from segmentation.space.resample import occupied_box
-from segmentation.synthetic.heads import HeadMaps, aim
+from segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
 
 # Where structures as large as these lie says little of where the head is: they go everywhere.
 _SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})
@@ -42,15 +42,18 @@ _COUNTS_LESS = {
     "3rd-Ventricle": 0.6,
     "Lateral-Ventricle": 0.0,
 }
-# FreeSurfer draws these larger or smaller than the label maps do: their shares of the template
-# count so many times.
-_DRAWN_OTHERWISE = {"Pallidum": 4.0, "Inf-Lat-Vent": 0.1}
+# FreeSurfer draws these larger or smaller than the label maps do: by a millimetre, and their shares
+# of the template count so many times.
+_DRAWN_AS: tuple[Variant, ...]
+_DRAWN_AS = ("large-pallidum", "large-thalamus", "small-caudate", "small-accumbens")
+_DRAWN_OTHERWISE = {"Pallidum": 4.0, "Thalamus": 2.0, "Caudate": 0.5, "Inf-Lat-Vent": 0.1}
 
 
 def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Template:
     """Average label maps, each brought to their common space by its structures' centroids."""
     targets = aim(maps, scheme).targets.numpy()
-    heads = [torch.from_numpy(targets[head]) for head in maps.labels]
+    drawn = with_variants(maps, [_DRAWN_AS]).labels[len(maps.labels) :]
+    heads = [torch.from_numpy(targets[head]) for head in drawn]
     centroids = [_centroids(head, np.eye(4), scheme) for head in heads]
     common: NDArray[np.float64] = centroids[0]
     for _ in range(3):
@@ -87,8 +90,7 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
             counts[rows, head.numpy()[at] * inside] += 1
     weights = np.array([_of(_DRAWN_OTHERWISE, name) or 1.0 for name in scheme.names])
     weighted = counts * weights
-    weighted *= 255 / weighted.sum(1, keepdims=True)
-    shares = np.rint(weighted).astype(np.uint8)
+    shares = np.rint(weighted * 255 / weighted.sum(1, keepdims=True)).astype(np.uint8)
     return Template(shares.reshape(*shape, len(scheme)), affine, common)
 
 
