@@ -243,7 +243,9 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
         if same in seen:
             refusals.append(Refusal(str(relative), "given twice", harmless=True))
         elif not _is_file(path):
-            refusals.append(Refusal(str(relative), "no such file"))
+            is_there = os.path.exists(path)  # noqa: PTH110 - as _is_file asks
+            reason = "not a regular file" if is_there else "no such file"
+            refusals.append(Refusal(str(relative), reason))
         elif not _is_scan(path):
             reason = f"not a known kind of scan ({', '.join(SCAN_SUFFIXES)})"
             refusals.append(Refusal(str(relative), reason))

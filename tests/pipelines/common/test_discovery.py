@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_a_list_is_relative_to_itself_and_missing_files_are_told(tmp_path: Path)
     found = find_cases([tmp_path / "list.txt"])
     assert ids(found) == ["a", "b"]
     assert refused(found) == {"c.nii": "no such file"}
+
+
+def test_a_pipe_is_no_file_and_does_not_pass_for_a_missing_one(tmp_path: Path) -> None:
+    touch(tmp_path, "a.nii.gz")
+    os.mkfifo(tmp_path / "pipe.nii.gz")
+    found = find_cases([tmp_path])
+    assert ids(found) == ["a"]
+    assert refused(found) == {"pipe.nii.gz": "not a regular file"}
 
 
 def test_the_same_file_twice_is_done_once(tmp_path: Path) -> None:
