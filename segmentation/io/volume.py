@@ -97,7 +97,7 @@ class Volume:
             return cls.of_image(scan, labels=labels)
         several = "; segment_many takes several paths" if isinstance(scan, list) else ""
         raise TypeError(
-            f"cannot use a {type(scan).__name__}: "
+            f"cannot use {type(scan).__name__}: "
             f"give a path, a nibabel image, a tuple (array, affine) or a Volume{several}"
         )
 
@@ -150,7 +150,7 @@ class Volume:
         where = Path("image")
         if not isinstance(image, nib.Nifti1Pair | nib.freesurfer.MGHImage):
             raise FormatError(
-                f"cannot use a {type(image).__name__}",
+                f"cannot use {type(image).__name__}",
                 where=where,
                 remedy="give a nibabel NIfTI or MGH image",
             )

@@ -18,6 +18,7 @@ from segmentation.errors import LabelError
 # Indices are uint8; the two values above the last class mark voxels with no class (yet).
 MAX_CLASSES = 254
 _SIDELESS, _UNKNOWN = 254, 255
+_MANY = 200  # an atlas has fewer numbers that are not known, a scan more
 _MAX_NUMBER = 2**20  # bounds the lookup table; FreeSurfer's own numbers end near 15,000
 
 # How label maps for generation number what FreeSurfer does not. 136 and 163 line the ventricles,
@@ -135,10 +136,11 @@ class Folding:
             if not 0 <= number < len(self.table) or self.table[number] == _UNKNOWN
         ]
         shown = ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if listed[20:] else "")
+        remedy = "map them to known numbers, or ignore them"
         return LabelError(
             f"holds label numbers that {self.scheme} does not know: {shown}",
             where=where,
-            remedy="map them to known numbers, or ignore them",
+            remedy="give a label map, not a scan" if len(listed) > _MANY else remedy,
         )
 
 

@@ -33,7 +33,7 @@ def refused(scan: object, message: str, **options: object) -> None:
 
 
 def test_a_wrong_type(scan: Path) -> None:
-    refused(nib.load(scan).get_fdata(), f"cannot use a ndarray: {TAKEN}")
+    refused(nib.load(scan).get_fdata(), f"cannot use ndarray: {TAKEN}")
 
 
 def test_a_wrong_path(scan: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_wrong_path(scan: Path) -> None:
 
 
 def test_a_list_of_paths(scan: Path) -> None:
-    refused([scan, scan], f"cannot use a list: {TAKEN}; segment_many takes several paths")
+    refused([scan, scan], f"cannot use list: {TAKEN}; segment_many takes several paths")
     table = trinat.segment_many([scan, scan], model=overfitted_model(), progress=False)
     assert set(table.status) == {"done", "skipped"}
 

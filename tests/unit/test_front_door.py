@@ -121,7 +121,7 @@ def unplaced() -> nib.Nifti1Image:
         ((np.full((32, 32, 32), np.nan), np.eye(4)), IntegrityError, "image: .* NaN"),
         ((np.ones((32, 32, 32)), np.zeros((4, 4))), GeometryError, "image: impossible voxel"),
         (unplaced(), GeometryError, "image: no orientation in its header"),
-        (nib.Spm99AnalyzeImage(np.ones((32, 32, 32)), np.eye(4)), FormatError, "cannot use a Spm"),
+        (nib.Spm99AnalyzeImage(np.ones((32, 32, 32)), np.eye(4)), FormatError, "cannot use Spm"),
     ],
 )
 def test_an_image_in_memory_is_checked_as_a_file_is(scan, error, message: str) -> None:

@@ -448,7 +448,7 @@ def test_images_in_memory_go_through_the_checks_of_files() -> None:
     np.testing.assert_array_equal(nifti.data, VOXELS)
     np.testing.assert_array_equal(mgh.data, VOXELS)
     np.testing.assert_allclose(mgh.affine, nifti.affine, atol=1e-4)
-    with pytest.raises(FormatError, match="cannot use a ndarray"):
+    with pytest.raises(FormatError, match="cannot use ndarray"):
         Volume.of_image(VOXELS)
     holes = np.where(VOXELS.max() == VOXELS, np.nan, VOXELS).astype(np.float32)
     with pytest.raises(IntegrityError, match="NaN or infinite"):
@@ -488,7 +488,7 @@ def test_a_scan_is_taken_in_each_form_that_users_have(tmp_path: Path) -> None:
     assert Volume.of(volume) is volume
     fractions = VOXELS + np.float32(0.5)
     np.testing.assert_array_equal(Volume.of((fractions, image.affine)).data, fractions)
-    with pytest.raises(TypeError, match=r"cannot use a list.*segment_many takes several paths"):
+    with pytest.raises(TypeError, match=r"cannot use list.*segment_many takes several paths"):
         Volume.of([path])  # type: ignore[arg-type]
 
 

@@ -172,6 +172,13 @@ def test_numbers_beyond_the_table_are_unknown_too(number: int) -> None:
         fold(0, number)
 
 
+@pytest.mark.parametrize(("count", "is_scan"), [(200, False), (201, True)])
+def test_a_scan_in_place_of_labels_is_told_by_its_many_numbers(count: int, is_scan: bool) -> None:
+    with pytest.raises(LabelError) as refused:
+        fold(*range(20_000, 20_000 + count))
+    assert ("give a label map, not a scan" in str(refused.value)) == is_scan
+
+
 def test_a_long_list_of_unknown_numbers_is_cut() -> None:
     with pytest.raises(LabelError, match=r"120 \(1 voxel\) and 5 more"):
         fold(*range(101, 126))
