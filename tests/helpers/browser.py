@@ -169,7 +169,9 @@ class Browser:
             case "Runtime.exceptionThrown":
                 self.problems.append(str(facts["exceptionDetails"]))
             case "Log.entryAdded" if facts["entry"]["level"] in ("warning", "error"):
-                self.problems.append(facts["entry"]["text"])
+                self.problems.append(
+                    " ".join((facts["entry"]["text"], facts["entry"].get("url", "")))
+                )
             case "Runtime.consoleAPICalled" if facts["type"] in ("warning", "error"):
                 self.problems.append(str(facts["args"]))
             case "Network.requestWillBeSent":

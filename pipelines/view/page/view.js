@@ -8,7 +8,7 @@ const SIDES = [[/^Left-(.*)/, "$1 L"], [/^Right-(.*)/, "$1 R"]];
 
 const page = {
   study: null, items: [], order: [], number: -1, detail: null, filter: "all", loading: 0,
-  structure: 0, picture: null, entropy: false, counts: null,
+  structure: 0, picture: null, entropy: false, counts: null, asking: new AbortController(),
 };
 
 // ---- Asking ----
@@ -23,7 +23,7 @@ async function ask(path, options) {
 }
 
 const askJson = async (path, options) => (await ask(path, options)).json();
-const askBytes = async (path) => (await ask(path)).arrayBuffer();
+const askBytes = async (path) => (await ask(path, { signal: page.asking.signal })).arrayBuffer();
 
 function tell(text, { busy = false } = {}) {
   $("message").textContent = text;
@@ -126,8 +126,20 @@ function go(by) {
 
 // ---- One scan ----
 
+// What was asked for the scan that is looked at is not wanted any more.
+function forgetScan() {
+  page.loading += 1;
+  page.asking.abort();
+  page.asking = new AbortController();
+}
+
+function unlessUnwanted(error) {
+  if (error.name !== "AbortError") tell(error.message);
+}
+
 async function open(number) {
-  const turn = ++page.loading;
+  forgetScan();
+  const turn = page.loading;
   const isOld = () => turn !== page.loading;
   page.number = number;
   const item = page.items[number];
@@ -414,6 +426,7 @@ function fillFiles(item) {
 }
 
 async function remove(item) {
+  forgetScan();
   try {
     await ask(`${AT}/${item.id}`, { method: "DELETE" });
   } catch (error) {
@@ -537,8 +550,8 @@ const KEYS = [
   ["]", "labels stronger", () => setOpacity(Number($("opacity").value) + 0.1)],
   ["H", "show or hide labels", toggleShown],
   ["O", "outline or fill", toggleOutline],
-  ["E", "entropy", () => page.detail?.entropy && showEntropy(!page.entropy)],
-  ["F", "other label map", () => page.detail?.against && showOther(!page.picture.state.flipped)],
+  ["E", "entropy", () => page.detail?.entropy && showEntropy(!page.entropy).catch(unlessUnwanted)],
+  ["F", "other label map", () => page.detail?.against && showOther(!page.picture.state.flipped).catch(unlessUnwanted)],
   ["V", "all views", () => setLayout("all")],
   ["A", "axial plane", () => setLayout("axial")],
   ["C", "coronal plane", () => setLayout("coronal")],
@@ -602,8 +615,8 @@ function wire() {
   for (const id of ["low", "high"]) $(id).addEventListener("input", setWindow);
   $("shown").addEventListener("click", () => page.picture && toggleShown());
   $("outline").addEventListener("click", () => page.picture && toggleOutline());
-  $("entropy").addEventListener("click", () => showEntropy(!page.entropy));
-  $("flip").addEventListener("click", () => showOther(!page.picture.state.flipped));
+  $("entropy").addEventListener("click", () => showEntropy(!page.entropy).catch(unlessUnwanted));
+  $("flip").addEventListener("click", () => showOther(!page.picture.state.flipped).catch(unlessUnwanted));
   // Before NiiVue, which has keys of its own.
   window.addEventListener("keydown", onKey, true);
 }
