@@ -24,6 +24,10 @@ import errno
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 # torch on a GPU and on a processor, and Python, where a thread's stack has no room.
 _OUT_OF_MEMORY = re.compile(
@@ -109,6 +113,14 @@ class InterruptedRunError(TrinatError):
 def one_line(text: str) -> str:
     """The text with line breaks and control characters escaped, as file names may hold them."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
+
+
+def first_mistake(error: ValidationError) -> tuple[str, str]:
+    """The first bad key, empty where it is the whole, and what is wrong there."""
+    first = error.errors()[0]
+    known = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
+    message = known.get(first["type"], first["msg"].removeprefix("Value error, "))
+    return ".".join(str(part) for part in first["loc"]), message
 
 
 def reason_of(error: BaseException, *, where: bool = True) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from segmentation.errors import ConfigError
+from segmentation.errors import ConfigError, first_mistake
 from segmentation.io.files import read_bytes
 from segmentation.io.plain_yaml import parse_yaml
 
@@ -70,13 +70,7 @@ def check(
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = "there is no such setting"
-        elif first["type"] == "missing":
-            message = "is missing"
+        key, message = first_mistake(error)
         origin = "command line" if key.partition(".")[0] in typed else where
         raise ConfigError(f"{key}: {message}" if key else message, where=origin) from error
 

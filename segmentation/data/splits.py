@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.sparse import lil_array
 from scipy.sparse.csgraph import connected_components
 
-from segmentation.errors import DatasetError
+from segmentation.errors import DatasetError, first_mistake
 from segmentation.io.files import atomic_text, read_text
 
 Part = Literal["train", "validation", "test"]
@@ -88,7 +88,7 @@ def read_split(path: Path) -> Split:
     except UnicodeDecodeError:
         what = "not a split file (it is not text)"
     except ValidationError as error:
-        what = f"not a split file ({error.errors()[0]['msg']})"
+        what = f"not a split file ({': '.join(filter(None, first_mistake(error)))})"
     raise DatasetError(what, where=path, remedy="make it with `trinat split`")
 
 

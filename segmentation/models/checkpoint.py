@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from segmentation.errors import LabelError, ModelError, OutputError
+from segmentation.errors import LabelError, ModelError, OutputError, first_mistake
 from segmentation.io.files import atomic_write, read_bytes
 from segmentation.io.plain_yaml import parse_yaml
 from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
@@ -232,9 +232,7 @@ def read_info(folder: str | Path) -> ModelInfo:
     try:
         return ModelInfo.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        key, message = first_mistake(error)
         raise ModelError(f"{key}: {message}" if key else message, where=path) from error
 
 

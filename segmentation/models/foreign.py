@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor
 
-from segmentation.errors import ModelError
+from segmentation.errors import ModelError, first_mistake
 from segmentation.models.checkpoint import save_model
 from segmentation.models.model_info import Description, ModelInfo, Preprocessing, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
@@ -184,5 +184,4 @@ def _config(tensors: Mapping[str, Tensor], dropout: float | None, path: Path) ->
     try:
         return QuickNatConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ModelError(f"{first['loc'][0]}: {first['msg']}", where=path) from error
+        raise ModelError(": ".join(first_mistake(error)), where=path) from error

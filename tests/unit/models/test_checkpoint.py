@@ -289,7 +289,7 @@ def set_key(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (set_key("format", to=2), "model format 2, and this version reads 1"),
-        (set_key("colour", to=1), "colour: Extra inputs are not permitted"),
+        (set_key("colour", to=1), "colour: there is no such setting"),
         (set_key("name", to="../a"), "name: String should match"),
         (set_key("architectures", to={}), "architectures: "),
         (set_key("architectures", "coronal", "kernel", to=4), "architectures.coronal.kernel: "),
