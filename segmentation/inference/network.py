@@ -50,7 +50,10 @@ def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
         raise DeviceError("processors do not compute in float16", remedy="use bfloat16 or float32")
     if name == "auto":
         return torch.bfloat16 if bfloat16_hardware(device) else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise DeviceError(f"{name!r} is no precision", remedy=f"use auto, {', '.join(known)}")
+    return known[name]
 
 
 class Part(NamedTuple):

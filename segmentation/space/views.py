@@ -38,7 +38,7 @@ def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] |
     try:
         views = [views] if isinstance(views, str) else views
         return None if views is None else tuple(View(view) for view in views)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         names = ", ".join(view.value for view in View)
         raise ConfigError(str(error), remedy=f"choose from {names}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def _is_gpu(device: str) -> bool:
 
 def find_model(name_or_folder: str | Path) -> Path:
     """The folder of a shipped model, or a folder of one's own that holds a model."""
+    if not isinstance(name_or_folder, str | os.PathLike):
+        kind = type(name_or_folder).__name__
+        raise TypeError(f"cannot use {kind} as a model: give a model's name or its folder")
     shipped = shipped_models()
     # A shipped name wins over a folder of that name: it means the same everywhere.
     name = str(name_or_folder)

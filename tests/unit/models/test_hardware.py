@@ -56,6 +56,11 @@ def test_float16_is_for_gpus() -> None:
         choose_precision("float16", CPU)
 
 
+def test_an_unknown_precision_is_told_the_known_ones() -> None:
+    with pytest.raises(DeviceError, match="'bf16' is no precision: use auto, float32, bfloat16"):
+        choose_precision("bf16", CPU)  # type: ignore[arg-type]
+
+
 def test_one_module_alone_calls_what_only_cuda_has() -> None:
     root = Path(__file__).parents[3]
     files = [*(root / "segmentation").rglob("*.py"), *(root / "pipelines").rglob("*.py")]

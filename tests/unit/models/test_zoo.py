@@ -75,6 +75,11 @@ def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
         zoo.find_model(tmp_path / "nothing")
 
 
+def test_what_is_neither_a_name_nor_a_folder_is_told_what_to_give() -> None:
+    with pytest.raises(TypeError, match="cannot use NoneType as a model: give a model's name or"):
+        zoo.find_model(None)  # type: ignore[arg-type]
+
+
 def test_a_model_that_is_still_to_come_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "shipped_models", dict)
     with pytest.raises(ModelError, match="quicknat has no weights here"):

@@ -27,6 +27,8 @@ def test_views_are_chosen_by_name_one_or_several_or_all() -> None:
     assert chosen_views(None) is None
     with pytest.raises(ConfigError, match="choose from coronal, axial, sagittal"):
         chosen_views("koronal")
+    with pytest.raises(ConfigError, match="choose from coronal, axial, sagittal"):
+        chosen_views(3)  # type: ignore[arg-type]
 
 
 def numbered(*shape: int) -> np.ndarray:
