@@ -33,7 +33,9 @@ print(json.dumps({{"clock": clock, "processor": processor}}))
 """
 
 
-def run(threads: str = "2", repetitions: str = "1", models: str = "fast") -> None:
+def run(
+    threads: str = "2", repetitions: str = "1", models: str = "fast", precision: str = "auto"
+) -> None:
     """Print seconds, ratio and peak memory of these models, names or folders."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -46,6 +48,7 @@ def run(threads: str = "2", repetitions: str = "1", models: str = "fast") -> Non
         print(f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)")
         for number, model in enumerate(models.split(",")):
             given = (str(scan), "--model", model, "--threads", threads, "--quiet")
+            given += ("--precision", precision)
             # A folder for each round: `predict` does not do again what it has done.
             rounds = [
                 _measure("predict", *given, "--out", str(root / f"{number}-{i}"))
