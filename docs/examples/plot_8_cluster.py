@@ -36,8 +36,8 @@ def run(line):
 
 
 # %%
-# Each task takes its part of the list: here one after the other, on a cluster at the same time. In
-# a SLURM array ``--shard`` is set by itself: ``sbatch --array=1-2 scripts/slurm/array.sh scans``.
+# Each task takes its part of the list: here one after the other, on a cluster at the same time. For
+# a SLURM array a script gives ``--shard``: ``sbatch --array=1-2 scripts/slurm/array.sh scans``.
 
 for task in ("1/2", "2/2"):
     run(f"trinat predict scans --out labels --views coronal --no-pictures --shard {task}")

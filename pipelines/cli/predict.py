@@ -87,7 +87,7 @@ def predict(
     shard: str | None = typer.Option(
         None,
         metavar="K/N",
-        help="Process part K of N of the scans; set automatically in SLURM arrays.",
+        help="Process part K of N of the scans, as a task of scripts/slurm/array.sh does.",
     ),
     cluster: str | None = typer.Option(
         None, help="Dask cluster: local:2, tcp://host:8786, slurm, pbs, sge or lsf."
@@ -160,7 +160,7 @@ def predict(
         require_checksum=require_checksum,
         timings=timings,
         overwrite=overwrite,
-        shard=Shard.parse(shard) if shard else Shard.of_slurm(),
+        shard=Shard.parse(shard) if shard else None,
         engine=engine_on(cluster, cluster_config, devices, workers, timeout) if cluster else None,
     )
     outcomes: list[Outcome] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -361,10 +361,19 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     ]
     for find in finders:
         if found := find():
-            return sorted(found, key=lambda file: natural_order(file.name))
+            return sorted(_apart(found, place), key=lambda file: natural_order(file.name))
     what = "no label map here" if labels else "no image here"
     remedy = "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
     raise EvaluationError(what, where=place, remedy=remedy)
+
+
+def _apart(files: Sequence[ScanFile], place: Path) -> Iterator[ScanFile]:
+    """Files of one name are told by their folders: a/T1 and b/T1 are of two persons."""
+    count = Counter(file.name for file in files)
+    for file in files:
+        name = "_".join((*file.path.parent.relative_to(place).parts, file.name))
+        alike = count[file.name] > 1 and not file.identity
+        yield replace(file, name=name, subject=name) if alike else file
 
 
 def _marked_label_maps(place: Path) -> list[Path]:

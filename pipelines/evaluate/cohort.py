@@ -185,14 +185,18 @@ def _scan(
     people: Mapping[str, Facts],
     facts: Mapping[str, Any],
 ) -> Scan:
-    """Without the structures that a rater rejected; `facts` are those of the ledger."""
+    """Of structures that are known and not rejected; `facts` are those of the ledger."""
     file = result.file
     person = facts_of(people, file.subject)
+    volumes = result.volumes_mm3 or {}
+    told = set(facts.get("volumes_mm3", ()))
+    # A ledger of another label scheme says nothing about this one.
+    known = told if told and told <= set(volumes) else set(volumes)
     doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
     return Scan(
         file.subject,
         file.scan,
-        {k: v for k, v in (result.volumes_mm3 or {}).items() if k not in rejected},
+        {k: v for k, v in volumes.items() if k not in rejected and k in known},
         sex=person.sex or "",
         age=person.age,
         site=person.site,

@@ -40,10 +40,12 @@ class Pairing:
     predictions_alone: tuple[ScanFile, ...]
 
 
-def pair_files(truths: Iterable[ScanFile], predictions: Iterable[ScanFile]) -> Pairing:
+def pair_files(
+    truths: Iterable[ScanFile], predictions: Iterable[ScanFile], *, by_order: bool = False
+) -> Pairing:
     """Pair by the most specific rule that names one file on each side, then the next.
 
-    Order is used only where no name says anything and both sides have equally many files.
+    `by_order`: where no name says anything and both sides have equally many files.
     """
     left, right = list(truths), list(predictions)
     pairs: list[Pair] = []
@@ -57,7 +59,8 @@ def pair_files(truths: Iterable[ScanFile], predictions: Iterable[ScanFile]) -> P
         take(_matches(left, right, key), how)
     if not pairs:
         take(_by_beginning(left, right), "beginning of the name")
-    if not pairs and len(left) == len(right) and all(map(_compatible, left, right)):
+    by_order = by_order or len(left) == 1
+    if by_order and not pairs and len(left) == len(right) and all(map(_compatible, left, right)):
         take(zip(left, right, strict=True), "natural order of names that do not match: check it")
     pairs.sort(key=lambda pair: natural_order(pair.truth.name))
     return Pairing(tuple(pairs), tuple(left), tuple(right))
@@ -208,7 +211,11 @@ def _measure(task: Task) -> Done:
         measured = labelled_slices(true, predicted, truth.spacing_mm)
         rows = compare(*measured, scheme, (*task.not_predicted, *rejected)).rows()
         notes = {structure: f"rejected by {who}" for structure, who in rejected.items()}
-        rows = [replace(row, note=notes.get(row.structure, row.note)) for row in rows]
+        rows = [
+            replace(row, note=notes.get(row.structure, row.note))
+            for row in rows
+            if not (row.structure in rejected and row.metric.startswith("labelled_as:"))
+        ]
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))

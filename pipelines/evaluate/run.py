@@ -120,7 +120,7 @@ def evaluate(
             images = find_files(settings.images, suffix="T1w")
     told = {model: _told_of(place) for model, place in settings.models.items()}
     pairings = {
-        model: pair_files(truths, _predictions(place, told[model]))
+        model: pair_files(truths, _predictions(place, told[model]), by_order=True)
         for model, place in settings.models.items()
     }
     # Before hours of measuring, not after.
@@ -215,13 +215,14 @@ def _not_predicted(told: _Told, scheme: LabelScheme, named: Sequence[str]) -> tu
 
 def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
     """Two maps of one scan would count as one person's two scans without names."""
-    seen: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str], Path] = {}
     for pair in pairing.pairs:
         file = pair.truth
-        other = seen.setdefault((file.subject, file.scan), file.path.name)
-        if other != file.path.name:
-            scan = f"{file.subject} {file.scan}".strip()
-            what = f"{other} and {file.path.name} are both of {scan}"
+        other = seen.setdefault((file.subject, file.scan), file.path)
+        if other != file.path:
+            what = (
+                f"{other.name} and {file.path.name} are both of {file.subject} {file.scan}".strip()
+            )
             remedy = "keep one true label map a scan in that folder"
             raise EvaluationError(what, where=truth, remedy=remedy)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 from collections import Counter
@@ -70,16 +69,6 @@ class Shard:
         if not slash or not part.isdecimal() or not of.isdecimal() or not 1 <= int(part) <= int(of):
             raise ConfigError(f"--shard {text}: not a part", remedy="give K/N, as 1/10 to 10/10")
         return cls(int(part), int(of))
-
-    @classmethod
-    def of_slurm(cls) -> Shard | None:
-        """The part of this task of a SLURM job array, whatever number the array starts at."""
-        task, count = (os.environ.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "COUNT"))
-        if not (task.isdecimal() and count.isdecimal()):
-            return None
-        first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
-        step = os.environ.get("SLURM_ARRAY_TASK_STEP", "1")
-        return cls((int(task) - int(first)) // int(step) + 1, int(count))
 
     def __str__(self) -> str:
         return f".shard-{self.part}-of-{self.of}"

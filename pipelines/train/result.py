@@ -9,6 +9,7 @@ from typing import Any
 
 from segmentation.errors import IntegrityError, TrainingError
 from segmentation.io.files import read_text
+from segmentation.labels.folding import GENERATION_SURROUNDINGS
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.models.base import Network
 from segmentation.models.checkpoint import load_model, read_info, save_model
@@ -111,8 +112,9 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
     # A model is given to others: it must not contain paths of this disk.
     starts = (stage.start for stage in recipe.stages if stage.start is not None)
     started = ["/".join(start.parts[-2:]) for start in starts]
-    # Label maps for synthesis have no CSF of their own to teach.
-    untaught = [{"CSF"} for s in recipe.stages if s.data.synthetic is not None]
+    # Label maps for synthesis have no CSF of their own to teach, outside of the ventricles.
+    csf = {label.name for label in scheme.labels if set(label.numbers) == {GENERATION_SURROUNDINGS}}
+    untaught = [csf for s in recipe.stages if s.data.synthetic is not None]
     untaught += [set(found["not_predicted"]) for found in data.values()]
     never = set.intersection(*untaught) if untaught else set()
     own = scheme.name != recipe.scheme

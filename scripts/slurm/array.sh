@@ -11,4 +11,7 @@
 #SBATCH --requeue
 # Five minutes before the time is up: the scan in hand is finished, the next ones are left.
 #SBATCH --signal=B:TERM@300
-exec trinat predict "$@" --threads "${SLURM_CPUS_PER_TASK:-1}" --quiet
+# The part of this task, whatever number the array starts at. An array with gaps is refused.
+first=${SLURM_ARRAY_TASK_MIN:-1}
+part=$(((SLURM_ARRAY_TASK_ID - first) / ${SLURM_ARRAY_TASK_STEP:-1} + 1))
+exec trinat predict "$@" --shard "$part/$SLURM_ARRAY_TASK_COUNT" --threads "${SLURM_CPUS_PER_TASK:-1}" --quiet

@@ -168,12 +168,10 @@ class ViewNetwork:
     def _run_mirrored(
         self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: Tensor
     ) -> Tensor:
-        if axes.along == side_axis:
-            # From the other side a thick slice's neighbours change places; nothing else does.
-            return self._run(batch.flip(1))
-        rows_or_columns = 2 if axes.rows == side_axis else 3
-        found = self._run(batch.flip(rows_or_columns)).flip(rows_or_columns - 1)
-        return found[..., partners]
+        # From the other side, a thick slice's neighbours change places as its rows or columns do.
+        axis = (axes.along, axes.rows, axes.columns).index(side_axis) + 1
+        found = self._run(batch.flip(axis))[..., partners]
+        return found.flip(axis - 1) if axis > 1 else found
 
 
 def _softmax(logits: Tensor) -> Tensor:

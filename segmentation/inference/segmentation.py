@@ -81,13 +81,19 @@ class Segmentation:
 
     def probabilities(self, structure: str | int) -> Volume:
         """Probability of one structure in the scan's own space, float32."""
-        values = self.fused[..., self.scheme.find(structure).index].float().numpy()
-        return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
+        index = self.scheme.find(structure).index
+        values = self.fused[..., index].float().numpy()
+        # What lies outside of what was conformed is background, and no structure.
+        found = self._restored(values if index else 1 - values)
+        return found if index else replace(found, data=1 - found.data)
 
     @cached_property
     def entropy(self) -> Volume:
         """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
-        values = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
+        entropy = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
+        return self._restored(entropy)
+
+    def _restored(self, values: NDArray[np.float32]) -> Volume:
         return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:

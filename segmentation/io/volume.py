@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -157,7 +157,8 @@ class Volume:
         voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
             return cls.of_array(voxels, image.affine, labels=labels)
-        header = from_nifti(image.header, where)
+        # nibabel has scaled what it read, and takes an array as it is.
+        header = replace(from_nifti(image.header, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)
         voxels = voxels.astype(voxels.dtype.newbyteorder("="), copy=False).reshape(header.shape)
         data, _ = _values(voxels, header, where, labels=labels, fill=False)

@@ -64,7 +64,8 @@ class SegmentationLoss(nn.Module):
         Dice loss     = mean over k in S of 1 - 2 sum_x p_k [S = k] / (sum_x p_k + sum_x [S = k])
 
     Sums run over the whole batch. A class that the batch does not have stays out of the Dice
-    mean. Pixels of label `IGNORE`, or of a class of weight 0, stay out of everything.
+    mean. Pixels of label `IGNORE`, or of a class of weight 0, stay out of everything; those beside
+    them weigh as at a border.
     """
 
     class_weights: Tensor

@@ -87,7 +87,7 @@ def evaluation_page(
     return render(
         "evaluation.html",
         title="Segmentation evaluation",
-        lead=f"{_listed(models)} against the truth: {count(scans, 'scan')} of "
+        lead=f"{' and '.join(models)} against the truth: {count(scans, 'scan')} of "
         f"{count(persons, 'person')}, {len(summary.structures_of(frame))} structures "
         f"({scheme.name}).",
         provenance=provenance,
@@ -190,7 +190,3 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
 def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
     """Names of their own for figures of several models: they become files in one folder."""
     return [replace(d, name=f"{d.name}-{n}") for n, d in enumerate(drawings, start=1)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -69,7 +69,8 @@ class SyntheticSource(Source):
         self.fingerprint = maps.fingerprint
         heads = aim(maps, scheme, device)
         # The label maps themselves are on the device once.
-        self.heads = {view: heads.seen_in(view) for view in View}
+        views = (v for v in View if v != View.SAGITTAL or not scheme.has_unpartnered_sides)
+        self.heads = {view: heads.seen_in(view) for view in views}
 
     def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
         images, labels = synthesise(

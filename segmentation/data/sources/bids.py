@@ -22,6 +22,8 @@ from segmentation.data.sources.freesurfer import find_image, find_labels
 from segmentation.errors import DatasetError
 
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
+# What tells the scans of a person apart; a label map has the same.
+_OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
 # A label map in these spaces lies on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 
@@ -102,16 +104,18 @@ def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
 def _labels_of(scan: Path, own: dict[str, str], pipeline: Path) -> Iterator[tuple[Path, Path]]:
     """(image, labels) that a pipeline has for a scan, on one grid as far as names can tell."""
     session = f"_ses-{own['ses']}" if "ses" in own else ""
-    # FreeSurfer's folder: its own image goes with its labels, they share a grid.
-    for name in (f"sub-{own['sub']}{session}", f"sub-{own['sub']}"):
+    person = scan.parents[1 + ("ses" in own)]
+    # FreeSurfer's folder: its own image goes with its labels, they share a grid. It is of one scan,
+    # the first where there are several.
+    for name, folder in ((f"{person.name}{session}", scan.parent), (person.name, person)):
         labels = find_labels(pipeline / name)
-        if labels:
+        if labels and scan == min(folder.rglob("*_T1w.nii*")):
             yield find_image(pipeline / name) or scan, labels
             return
     anat = pipeline / scan.parent.relative_to(scan.parents[2 + ("ses" in own)])
     for labels in sorted(anat.glob("*_dseg.nii*")):
         theirs = entities(without_suffix(labels))
-        same = all(theirs.get(key) == own.get(key) for key in ("sub", "ses", "run", "acq"))
+        same = all(theirs.get(key) == own.get(key) for key in _OF_A_SCAN)
         # Tissue maps and cortical parcellations are other things than a segmentation.
         if not same or theirs.get("space") not in _OWN_SPACES or "desc" not in theirs:
             continue

@@ -22,7 +22,7 @@ LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mg
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
 
 _TEMPLATES = re.compile(r"fsaverage\d*|fsaverage_sym|[lr]h\.EC_average|cvs_avg35.*|bert")
-_SESSION = re.compile(r"(?P<person>.+?)_(?P<session>(?:ses-|MR|V|tp)\w+)")
+_SESSION = re.compile(r"(?P<person>.+?)_(?P<session>ses-\w+|MR(?:_d)?\d+|V\d{1,2}|tp\d{1,2})")
 
 
 def _find(root: Path, options: SourceOptions) -> Found:

@@ -250,3 +250,30 @@ def test_pictures_of_the_run_are_shown_worst_first(predictions: Path, tmp_path: 
     page = (tmp_path / "out" / "report.html").read_text()
     titles = re.findall(r'class="shot"><h3>(.*?)</h3>', page)
     assert titles == ["sub-09", "sub-01"]
+
+
+def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
+    """Without a ledger, 0 mm3 are what the map has; with one, nothing is known of it."""
+    Volume(labels(1), AFFINE).write(tmp_path / "a_dseg.nii.gz", labels=True)
+    known = {"volumes_mm3": {"Left-Hippocampus": 1.0, "Left-Thalamus": 0.0}}
+    for entries, expected in ([], {"CSF", "Left-Thalamus"}), ([known], {"Left-Thalamus"}):
+        with Ledger(tmp_path / "run.jsonl") as ledger:
+            for result in entries:
+                ledger.add(Entry("a", "done", outputs={"a_dseg.nii.gz": "0"}, result=result))
+        assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+        table = pd.read_csv(tmp_path / "report/volumes.csv").query("metric == 'volume'")
+        none = set(table["structure"][table["value"] == 0])
+        assert none & {"CSF", "Left-Thalamus"} == expected
+
+
+def test_maps_of_one_name_in_several_folders_are_of_several_people(tmp_path: Path) -> None:
+    for n in (1, 2):
+        (tmp_path / f"p{n}").mkdir()
+        Volume(labels(n), AFFINE).write(tmp_path / f"p{n}/T1_dseg.nii.gz", labels=True)
+    assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
+    assert set(zip(table["subject"], table["session"], strict=True)) == {
+        ("p1_T1", ""),
+        ("p2_T1", ""),
+    }
+    assert "2 scans of 2 people" in (tmp_path / "report/report.html").read_text()

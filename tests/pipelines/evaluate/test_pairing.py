@@ -19,10 +19,13 @@ def folder(root: Path, *names: str) -> Path:
     return root
 
 
-def pairing(tmp_path: Path, truths: list[str], predictions: list[str]) -> Pairing:
+def pairing(
+    tmp_path: Path, truths: list[str], predictions: list[str], *, by_order: bool = False
+) -> Pairing:
     return pair_files(
         find_files(folder(tmp_path / "truth", *truths)),
         find_files(folder(tmp_path / "predictions", *predictions)),
+        by_order=by_order,
     )
 
 
@@ -93,13 +96,22 @@ def test_a_name_that_begins_the_other_pairs_up_to_a_separator(tmp_path: Path) ->
 
 
 def test_natural_order_is_the_last_resort_and_says_so(tmp_path: Path) -> None:
-    found = pairing(tmp_path, ["t2.nii", "t10.nii"], ["p10.nii", "p2.nii"])
+    sides = ["t2.nii", "t10.nii"], ["p10.nii", "p2.nii"]
+    assert pairing(tmp_path, *sides).pairs == ()
+    found = pairing(tmp_path, *sides, by_order=True)
     assert named(found) == [("t2", "p2"), ("t10", "p10")]
     assert "check it" in found.pairs[0].how
 
 
 def test_natural_order_needs_equally_many(tmp_path: Path) -> None:
-    assert pairing(tmp_path, ["t1.nii"], ["p1.nii", "p2.nii"]).pairs == ()
+    assert pairing(tmp_path, ["t1.nii"], ["p1.nii", "p2.nii"], by_order=True).pairs == ()
+
+
+def test_files_of_one_name_pair_by_their_folders(tmp_path: Path) -> None:
+    names = ["p1/T1_dseg.nii.gz", "p2/T1_dseg.nii.gz"]
+    found = pairing(tmp_path, names, names[::-1])
+    assert named(found) == [("p1_T1", "p1_T1"), ("p2_T1", "p2_T1")]
+    assert [pair.truth.subject for pair in found.pairs] == ["p1_T1", "p2_T1"]
 
 
 def test_a_subjects_dir_pairs_with_bids_names(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
     assert pd.isna(rows.loc[("c", "Left-Thalamus", "dice"), "value"])
     assert rows.loc[("c", "Left-Thalamus", "dice"), "note"] == "rejected by anna"
     assert rows.loc[("c", "Right-Thalamus", "dice"), "value"] == 1
+    # Nor is it taken for background.
+    taken_for = {
+        subject: {m for s, n, m in rows.index if (s, n) == (subject, "Left-Thalamus")}
+        for subject in "ac"
+    }
+    assert "labelled_as:Left-Thalamus" in taken_for["a"]
+    assert not {m for m in taken_for["c"] if m.startswith("labelled_as:")}
     # One rating of carl's is of other bytes.
     assert (
         "Left out by ratings: 1 scan, 1 structure. Of other or changed label maps: 1 rating."

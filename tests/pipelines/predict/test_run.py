@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -269,10 +270,30 @@ def test_impossible_shards_are_refused(text: str) -> None:
         Shard.parse(text)
 
 
-def test_a_slurm_array_is_a_shard_wherever_it_counts_from(monkeypatch) -> None:
-    for name, value in {"ID": "5", "COUNT": "4", "MIN": "2", "STEP": "1"}.items():
-        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
-    assert Shard.of_slurm() == Shard(4, 4)
+@pytest.mark.parametrize(
+    ("array", "shard"),
+    [
+        ({"ID": "5", "COUNT": "4", "MIN": "2", "STEP": "1"}, "4/4"),
+        ({"ID": "7", "COUNT": "3", "MIN": "1", "STEP": "3"}, "3/3"),
+        ({"ID": "3", "COUNT": "1", "MIN": "3", "STEP": "1"}, "1/1"),
+        # --array=1,3 leaves scans to nobody: `trinat predict` refuses this part.
+        ({"ID": "3", "COUNT": "2", "MIN": "1", "STEP": "1"}, "3/2"),
+    ],
+)
+def test_a_task_of_a_slurm_array_is_a_part_wherever_the_array_counts_from(
+    tmp_path: Path, array: dict[str, str], shard: str
+) -> None:
+    (tmp_path / "trinat").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "trinat").chmod(0o755)
+    script = Path(__file__).parents[3] / "scripts/slurm/array.sh"
+    surroundings = {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", script, "scans/"], capture_output=True, text=True, env=surroundings | {"PATH": path}
+    )
+    assert done.stdout.split() == [
+        *("predict", "scans/", "--shard", shard, "--threads", "1", "--quiet")
+    ]
 
 
 def test_no_input_is_an_error(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from segmentation.errors import (
     TrainingError,
     TrinatError,
 )
-from segmentation.models.checkpoint import load_model, save_model
+from segmentation.models.checkpoint import load_model, read_info, save_model
 from segmentation.models.model_info import Description, Training
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
 from segmentation.space.views import View
@@ -159,6 +159,12 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
             assert [size % 3 for size in imread(example).shape[:2]] == [0, 0]
     with (run / jobs[2] / "metrics.csv").open() as file:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
+
+
+def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(tmp_path: Path) -> None:
+    """The CSF of tissue4 has the ventricles, which label maps show."""
+    recipe = tiny_recipe(tmp_path, scheme="tissue4", views=["axial"], schedule={"steps": 1})
+    assert read_info(train(recipe, tmp_path / "run", SILENT)).not_predicted == ()
 
 
 def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from helpers.miniatures import (
 )
 
 from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from segmentation.data.sources.freesurfer import person_and_session
 from segmentation.data.sources.neurite import SEG35
 from segmentation.data.sources.oasis import TISSUES, wanted_member
 from segmentation.data.sources.registry import list_subjects
@@ -423,3 +424,37 @@ def test_subjects_cannot_be_changed() -> None:
     subject = Subject("a", "a", None, None)
     with pytest.raises(AttributeError):
         subject.id = "b"  # type: ignore[misc]
+
+
+def test_bids_gives_the_label_map_of_one_scan_to_no_other(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    bids_scan(tmp_path, "sub-01_ce-gadolinium_T1w.nii.gz", "sub-01", "anat")
+    anat = ("derivatives", "hand", "sub-01", "anat")
+    bids_scan(tmp_path, "sub-01_desc-manual_dseg.nii.gz", *anat)
+    assert ids(list_subjects("bids", tmp_path, DEFAULT)) == ["sub-01"]
+
+
+def test_bids_gives_a_persons_freesurfer_folder_to_one_session(tmp_path: Path) -> None:
+    for session in ("1", "2"):
+        place = ("sub-01", f"ses-{session}", "anat")
+        bids_scan(tmp_path, f"sub-01_ses-{session}_T1w.nii.gz", *place)
+    freesurfer_subject(tmp_path / "derivatives" / "freesurfer", "sub-01")
+    listing = list_subjects("bids", tmp_path, DEFAULT)
+    assert ids(listing) == ["sub-01_ses-1"]
+    assert reasons(listing) == {"sub-01_ses-2": "no labels"}
+
+
+@pytest.mark.parametrize(
+    ("name", "person", "session"),
+    [
+        ("sub-01_ses-2a", "sub-01", "ses-2a"),
+        ("OAS1_0001_MR1", "OAS1_0001", "MR1"),
+        ("OAS30001_MR_d0129", "OAS30001", "MR_d0129"),
+        ("07_V2", "07", "V2"),
+        ("07_tp2.long.07", "07", "tp2"),
+        ("UCL_V001", "UCL_V001", None),
+        ("NIMH_MRC0017", "NIMH_MRC0017", None),
+    ],
+)
+def test_only_what_names_a_session_is_one(name: str, person: str, session: str | None) -> None:
+    assert person_and_session(name) == (person, session)

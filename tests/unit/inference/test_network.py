@@ -77,3 +77,20 @@ def test_a_network_made_ready_gives_what_it_gave(wide, volume) -> None:
     # Two values that differ by rounding alone may be pooled the other way, on any processor.
     assert (found - expected).abs().quantile(0.9) < 1e-5
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_a_mirrored_mean_of_a_mirrored_volume_is_the_mirrored_mean(view: View) -> None:
+    """Also where a sagittal network tells sides, as one of thick slices may."""
+    torch.manual_seed(0)
+    config = QuickNatConfig(classes=3, channels=3, filters=16)
+    network = ViewNetwork(QuickNat(config), torch.device("cpu"), torch.float32, batch=16)
+    volume, axes = torch.rand(16, 16, 16), slice_axes(view)
+    partners = torch.tensor([0, 2, 1])
+
+    def mean(of: torch.Tensor) -> torch.Tensor:
+        parts = network.probabilities(of, axes, mirror=(0, partners))
+        return torch.cat([part.probabilities for part in parts])
+
+    side = (axes.along, axes.rows, axes.columns).index(0)
+    torch.testing.assert_close(mean(volume.flip(0)), mean(volume).flip(side)[..., partners])

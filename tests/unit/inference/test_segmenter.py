@@ -252,3 +252,11 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Pa
     low, high = float(scan.data.min()), float(scan.data.max())
     as_lia = (scan.data[::-1].transpose(0, 2, 1)[:, ::-1] - low) / (high - low)
     np.testing.assert_allclose(seen.data, as_lia, atol=1e-5)
+
+
+def test_what_is_no_structure_is_background_out_to_the_rims(segmenter: Segmenter) -> None:
+    scan, _ = miniature("LIA", seed=1)
+    found = segmenter.segment(Volume(np.pad(scan.data, 40), scan.affine))
+    maps = [found.probabilities(name).data for name in SCHEME.names]
+    assert maps[0][0, 0, 0] == 1
+    np.testing.assert_allclose(sum(maps), 1, atol=1e-3)

@@ -455,6 +455,15 @@ def test_images_in_memory_go_through_the_checks_of_files() -> None:
         Volume.of_image(image_of(holes))
 
 
+def test_an_array_in_memory_is_taken_as_it_is_whatever_its_header_says() -> None:
+    """As nibabel does; and the array is the caller's."""
+    voxels = VOXELS.astype(np.float32)
+    image = nib.Nifti1Image(voxels, odd_scan().affine)
+    image.header.set_slope_inter(2, 1)
+    np.testing.assert_array_equal(Volume.of_image(image).data, VOXELS)
+    np.testing.assert_array_equal(voxels, VOXELS)
+
+
 def test_maps_come_back_as_values_from_0_to_1(tmp_path: Path) -> None:
     shares = np.linspace(0, 1, VOXELS.size, dtype=np.float32).reshape(VOXELS.shape)
     both = [Volume(part, odd_scan().affine) for part in (shares, 1 - shares)]

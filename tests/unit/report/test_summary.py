@@ -79,6 +79,17 @@ def test_groups_are_corrected_apart_from_structures() -> None:
     assert table.loc["group:all", "p_holm"] == pytest.approx(p)
 
 
+def test_means_over_different_structures_are_not_compared() -> None:
+    """The other one does not know what is hard, and so has the better mean."""
+    persons = [f"s{n}" for n in range(6)]
+    rows = []
+    for model, known in (("one", {"easy": 0.9, "hard": 0.3}), ("other", {"easy": 0.9})):
+        for structure, value in (known | {"group:all": sum(known.values()) / len(known)}).items():
+            rows += dice(model, dict.fromkeys(persons, value), structure)
+    table = summary.comparisons(frame_of(rows))
+    assert set(table["structure"]) == {"easy"}
+
+
 def test_one_model_has_nothing_to_compare() -> None:
     assert summary.comparisons(frame_of(dice("only", {"a": 1.0}))).empty
 

@@ -22,7 +22,7 @@ from segmentation.data.store import (
 from segmentation.errors import DatasetError
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps
+from segmentation.synthetic.heads import HeadMaps, phantom_heads
 from segmentation.synthetic.synthesis import SynthesisConfig
 from segmentation.training.batches import (
     Batch,
@@ -209,3 +209,10 @@ def test_drawn_and_real_slices_keep_their_shares(
         names.append(batch.what)
     real_count = sum(name.count("a:") for name in names)
     assert real_count == 40 - int(share * 40)
+
+
+def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it() -> None:
+    source = SyntheticSource(
+        phantom_heads(2), load_scheme("left4"), SynthesisConfig(), (SIZE, SIZE), 1
+    )
+    assert set(source.heads) == {View.CORONAL, View.AXIAL}
