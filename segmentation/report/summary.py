@@ -110,8 +110,8 @@ def _statistics(persons: pd.DataFrame) -> pd.DataFrame:
 def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Every two models on the persons that both have; Holm within metric and pair of models.
 
-    Groups are corrected among themselves: they are made of the structures, not more of them. They
-    are not compared where one model does not know a structure: means of others say nothing.
+    Groups are corrected among themselves: they are made of structures, not more of them, and are
+    not compared where one model does not know one: means over others say nothing.
     """
     rows = []
     for first, second in combinations(models_of(frame), 2):
@@ -119,7 +119,7 @@ def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
             of = {"first": first, "second": second, "metric": metric}
             one, other = by_person(frame, first, metric), by_person(frame, second, metric)
             persons = one.index.union(other.index)
-            groups = set(one.columns) == set(other.columns)
+            groups = (set(one.columns) ^ set(other.columns)) <= {"CSF"}  # which is in none
             structures = [s for s in one.columns if s in other and (groups or "group:" not in s)]
             one, other = one.reindex(persons), other.reindex(persons)
             differences = (other[structures] - one[structures]).to_numpy(float)

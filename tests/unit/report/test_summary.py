@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -79,15 +80,23 @@ def test_groups_are_corrected_apart_from_structures() -> None:
     assert table.loc["group:all", "p_holm"] == pytest.approx(p)
 
 
-def test_means_over_different_structures_are_not_compared() -> None:
-    """The other one does not know what is hard, and so has the better mean."""
-    persons = [f"s{n}" for n in range(6)]
-    rows = []
-    for model, known in (("one", {"easy": 0.9, "hard": 0.3}), ("other", {"easy": 0.9})):
-        for structure, value in (known | {"group:all": sum(known.values()) / len(known)}).items():
-            rows += dice(model, dict.fromkeys(persons, value), structure)
-    table = summary.comparisons(frame_of(rows))
-    assert set(table["structure"]) == {"easy"}
+@pytest.mark.parametrize(
+    ("only_one_knows", "compared"),
+    [
+        # The other one does not know what is hard, and so has the better mean.
+        ("Left-Accumbens-area", {"Brain-Stem"}),
+        # CSF is in neither mean.
+        ("CSF", {"Brain-Stem", "group:all"}),
+    ],
+)
+def test_means_over_different_structures_are_not_compared(
+    only_one_knows: str, compared: set[str]
+) -> None:
+    persons = {f"s{n}": 0.5 for n in range(6)}
+    rows = dice("one", persons, only_one_knows)
+    for model, structure in product(("one", "other"), ("Brain-Stem", "group:all")):
+        rows += dice(model, persons, structure)
+    assert set(summary.comparisons(frame_of(rows))["structure"]) == compared
 
 
 def test_one_model_has_nothing_to_compare() -> None:
