@@ -79,7 +79,11 @@ def grade(found: Segmentation, limits: Limits = LIMITS) -> Grade:
     check(brain, limits.smallest_brain_mm3, f"brain of {brain / 1e3:.0f} ml only", least=True)
     check(brain, limits.largest_brain_mm3, f"brain of {brain / 1e3:.0f} ml", least=False)
     left, right = (
-        sum(volumes.get(label.name, 0.0) for label in found.scheme.labels if label.side == side)
+        sum(
+            volumes.get(label.name, 0.0)
+            for label in found.scheme.labels
+            if label.side == side and label.group not in _NO_TISSUE
+        )
         for side in ("left", "right")
     )
     if max(left, right) > 0:

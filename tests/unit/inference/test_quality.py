@@ -113,6 +113,21 @@ def test_cortex_as_bright_as_white_matter_is_no_t1(cortex: float, name: str) -> 
     assert "not T1-weighted?" in verdict.reasons[0]
 
 
+def test_symmetry_is_of_tissue_whatever_the_ventricles_are() -> None:
+    scheme = LabelScheme(
+        "sides",
+        (
+            label(0, "background", "background"),
+            replace(label(1, "left white", "white-matter"), side="left"),
+            replace(label(2, "right white", "white-matter"), side="right"),
+            replace(label(3, "left ventricle", "ventricles"), side="left"),
+        ),
+    )
+    # 144 mm³ of tissue on each side; with its ventricle the left side has 288.
+    found = replace(by_hand(), scheme=scheme)
+    assert not any("one side" in reason for reason in grade(found, HAND).reasons)
+
+
 def test_a_models_own_limits_come_before_the_general_ones() -> None:
     info = Segmenter.load(overfitted_model(), device="cpu").model.info
     assert limits_of(info) is LIMITS
