@@ -105,10 +105,13 @@ class CaseWorker:
         assert job.found is not None
         case, settings, found = job.case, self.settings, job.found
         with timed(job.clock):
+            changes: dict[str, float] = {}
+            if settings.output.clean:
+                with stage("clean"):
+                    found, changes = found.cleaned()
             with stage("restore"):
                 _ = found.indices
             with stage("grade"):
-                found, changes = found.cleaned() if settings.output.clean else (found, {})
                 result = self._judge(found, changes)
             with stage("write"):
                 # A name of its own: on a cluster a worker given up for dead may still be at it.

@@ -97,13 +97,14 @@ class Segmentation:
         return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
-        """With one piece a structure and no holes, and the changed share of each structure."""
-        given = self.indices
-        data, changed = clean_up(np.asarray(given.data), len(self.scheme))
-        tidy = replace(self)
-        # What `indices` would compute is known already.
-        tidy.__dict__["indices"] = Volume(data, given.affine, given.codes, given.notes)
-        return tidy, {self.scheme.names[k]: share for k, share in changed.items()}
+        """With one piece a structure and no holes, and the changed share of each structure.
+
+        The probabilities change: labels, pictures and volumes all come from them.
+        """
+        before = np.asarray(self.working.data)
+        after, changed = clean_up(before, len(self.scheme))
+        fused = with_classes(self.fused, before, after)
+        return replace(self, fused=fused), {self.scheme.names[k]: s for k, s in changed.items()}
 
 
 def clean_up(
@@ -136,6 +137,30 @@ def clean_up(
     gained = np.bincount(out[moved], minlength=classes)
     changed = (lost + gained) / np.maximum(before, 1)
     return out, {k: float(changed[k]) for k in range(1, classes) if changed[k] > 0}
+
+
+def with_classes(
+    probabilities: Tensor, before: NDArray[np.uint8], after: NDArray[np.uint8]
+) -> Tensor:
+    """Probabilities (X, Y, Z, K) whose most probable classes are `after` and were `before`.
+
+    In each voxel that differs, the two classes exchange their probabilities: sums stay, and so
+    does the entropy.
+    """
+    places = torch.from_numpy(np.argwhere(before != after)).unbind(1)
+    old = torch.from_numpy(before).to(torch.int64)[places][:, None]
+    new = torch.from_numpy(after).to(torch.int64)[places][:, None]
+    changed = probabilities[places]
+    largest = changed.gather(1, old)
+    changed.scatter_(1, old, changed.gather(1, new))
+    changed.scatter_(1, new, largest)
+    # Of several classes that are equally probable the first would win.
+    beaten = changed.argmax(1, keepdim=True) != new
+    larger = torch.nextafter(largest, torch.ones_like(largest))
+    changed.scatter_(1, new, torch.where(beaten, larger, largest))
+    result = probabilities.clone()
+    result[places] = changed
+    return result
 
 
 def _give_away(

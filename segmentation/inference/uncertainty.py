@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -17,7 +17,7 @@ from segmentation.space.views import View
 
 @dataclass(frozen=True, eq=False)
 class Uncertainty:
-    """Over samples: entropy of the mean (X, Y, Z), in nats; per class (K,), NaN where absent."""
+    """Over samples: entropy of the mean (X, Y, Z) in nats; per class (K,), NaN if in no sample."""
 
     entropy: NDArray[np.float32]
     iou: NDArray[np.float64]  # voxels in all samples, of those in any
@@ -54,7 +54,7 @@ class Samples:
             cv = volumes.std(0, ddof=int(several)) / volumes.mean(0)
             unknown = np.full(classes, np.nan)
             entropy, iou = entropy_of(self._sum), in_all / in_any
-            pairwise = np.mean(dice, axis=0) if several else unknown
+            pairwise = _mean_where_known(dice) if several else unknown
             return Uncertainty(entropy, iou, pairwise, cv if several else unknown, len(maps))
 
 
@@ -96,5 +96,10 @@ def view_agreement(
         )
         dice = dice_of_maps(first, second, len(scheme.merged.scheme))
         found.append(dice[scheme.merged.to_merged])
-    # NaN, without a warning, where no pair has the class.
-    return np.asarray(torch.from_numpy(np.array(found)).nanmean(0))
+    return _mean_where_known(found)
+
+
+def _mean_where_known(pairs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Mean over those pairs of maps that have the class, (K,); NaN where none has it."""
+    # Of torch, since NumPy's warns where there is no value.
+    return np.asarray(torch.from_numpy(np.array(pairs)).nanmean(0))

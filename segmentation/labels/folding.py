@@ -18,6 +18,7 @@ from segmentation.errors import LabelError
 # Indices are uint8; the two values above the last class mark voxels with no class (yet).
 MAX_CLASSES = 254
 _SIDELESS, _UNKNOWN = 254, 255
+_SAME_MM = 1e-6  # distances that differ by less are equal
 _MANY = 200  # an atlas has fewer numbers that are not known, a scan more
 _MAX_NUMBER = 2**20  # bounds the lookup table; FreeSurfer's own numbers end near 15,000
 
@@ -124,8 +125,14 @@ class Folding:
                 where=where,
                 remedy=f"map or ignore the numbers {', '.join(map(str, kind.numbers))}",
             )
-        # Rounding must not decide a tie between voxels at one distance.
-        chosen = np.where(left <= right + 1e-6, *(np.uint8(c) for c in kind.classes))
+        # As where labels are resampled, ties alternate from voxel to voxel: neither side gains.
+        is_even = points.sum(axis=1) % 2 == 0
+        # Two infinite distances have no difference. Rounding must not decide a tie.
+        with np.errstate(invalid="ignore"):
+            is_tie = np.abs(left - right) < _SAME_MM
+        joins_left = np.where(is_tie, is_even, left < right)
+        left_class, right_class = kind.classes
+        chosen = np.where(joins_left, np.uint8(left_class), np.uint8(right_class))
         indices[tuple(points.T)] = chosen
 
     def _unknown(self, array: NDArray[Any], where: str | Path | None) -> LabelError:

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.inference.segmentation import clean_up
+from segmentation.inference.segmentation import Segmentation, clean_up, with_classes
 from segmentation.inference.uncertainty import Samples, dice_of_maps, entropy_of, view_agreement
+from segmentation.io.volume import Volume
 from segmentation.labels.scheme import Label, LabelScheme
+from segmentation.space.conform import ConformPlan
+from segmentation.space.grid import Grid
 from segmentation.space.views import View
 
 
@@ -65,6 +68,46 @@ def test_samples_are_summed_up_per_structure() -> None:
     assert np.isnan(found.iou[2])
     thirds = -(1 / 3 * log(1 / 3) + 2 / 3 * log(2 / 3))
     np.testing.assert_allclose(found.entropy.ravel(), [0, 0, thirds, thirds], atol=2e-3)
+
+
+def test_a_structure_that_one_sample_alone_has_agrees_in_none() -> None:
+    samples = Samples(SCHEME)
+    for values in ([1, 2, 0], [1, 0, 0], [1, 0, 0]):
+        samples.add(one_hot(values))
+    found = samples.summarise()
+    # Nothing is said by the pair of samples that both lack it.
+    assert found.pairwise_dice[2] == 0
+    assert found.iou[2] == 0
+    assert found.volume_cv[2] == pytest.approx(3**0.5)  # volumes 1, 0, 0
+
+
+def test_cleaned_probabilities_have_the_cleaned_classes_and_the_same_entropy() -> None:
+    rows = [[0.1, 0.7, 0.2], [0.4, 0.4, 0.2], [0.2, 0.4, 0.4], [0.4, 0.3, 0.3]]
+    given = torch.tensor(rows).half().view(4, 1, 1, 3)
+    before = np.array([1, 0, 1, 0], np.uint8).reshape(4, 1, 1)
+    after = np.array([1, 1, 2, 2], np.uint8).reshape(4, 1, 1)
+    found = with_classes(given, before, after)
+    assert found.argmax(-1).flatten().tolist() == [1, 1, 2, 2]
+    np.testing.assert_allclose(found.sum(-1), 1, atol=2e-3)
+    np.testing.assert_allclose(found[3, 0, 0], [0.3, 0.3, 0.4], atol=1e-3)
+    np.testing.assert_allclose(entropy_of(found), entropy_of(given), atol=2e-3)
+    assert given.argmax(-1).flatten().tolist() == [1, 0, 1, 0]
+
+
+def test_all_that_a_cleaned_segmentation_shows_is_cleaned() -> None:
+    labels = np.zeros((12, 6, 6), np.uint8)
+    labels[1:5, 1:5, 1:5] = 1
+    labels[9, 3, 3] = 1
+    fused = torch.nn.functional.one_hot(torch.from_numpy(labels).long(), 3).half()
+    grid = Grid(labels.shape, np.eye(4))
+    image = Volume(labels.astype(np.float32), grid.affine)
+    plan = ConformPlan(grid, (1, 1), grid)
+    found, changed = Segmentation(fused, SCHEME, plan, image, (), None, None, ()).cleaned()
+    assert changed == {"Left-A": pytest.approx(1 / 65)}
+    assert found.voxels["Left-A"] == 64
+    assert found.labels.data[9, 3, 3] == 0
+    assert found.working.data[9, 3, 3] == 0
+    assert found.probabilities("Left-A").data[9, 3, 3] == 0
 
 
 def test_clean_up_keeps_the_largest_piece_and_fills_holes() -> None:

@@ -115,13 +115,23 @@ def test_a_sideless_number_joins_the_nearest_white_matter(number: int) -> None:
     assert fs(2, 0, number, 41) == [2, 0, 41, 41]
 
 
-def test_between_equal_distances_left_wins() -> None:
+def test_between_equal_distances_sides_alternate_from_voxel_to_voxel() -> None:
     assert fs(41, 0, 77, 0, 2) == [41, 0, 2, 0, 2]
+    assert fs(0, 41, 0, 77, 0, 2) == [0, 41, 0, 41, 0, 2]
+
+
+def test_a_symmetric_callosum_is_divided_into_halves() -> None:
+    # White matter of 10x10 voxels on each side, between them five planes of callosum.
+    numbers = np.repeat([2, 251, 251, 251, 251, 251, 41], 100).reshape(7, 10, 10)
+    classes = QUICKNAT.from_freesurfer(numbers)[1:6]
+    assert (QUICKNAT.to_freesurfer(classes) == 2).sum() == 250
+    assert (QUICKNAT.to_freesurfer(classes) == 41).sum() == 250
 
 
 def test_rounding_does_not_break_a_tie() -> None:
     # At 0.1 mm, 7 - 4 and 4 - 1 voxels differ in the last bit of their distance.
     assert fs(0, 2, 0, 0, 251, 0, 0, 41, spacing_mm=(0.1, 1.0, 1.0))[4] == 2
+    assert fs(2, 0, 0, 251, 0, 0, 41, spacing_mm=(0.1, 1.0, 1.0))[3] == 41
 
 
 def test_nearest_is_in_millimetres() -> None:
@@ -142,7 +152,10 @@ def test_nearest_agrees_with_a_distance_map() -> None:
     to_left = distance_transform_edt(numbers != 2, sampling=spacing)
     to_right = distance_transform_edt(numbers != 41, sampling=spacing)
     sideless = np.isin(numbers, [77, 253])
-    expected = np.where(to_left <= to_right + 1e-6, 1, 19)[sideless]
+    is_even = np.indices(numbers.shape).sum(axis=0) % 2 == 0
+    is_tie = np.isclose(to_left, to_right)
+    joins_left = np.where(is_tie, is_even, to_left < to_right)
+    expected = np.where(joins_left, 1, 19)[sideless]
     found = QUICKNAT.from_freesurfer(numbers, spacing_mm=spacing)[sideless]
     np.testing.assert_array_equal(found, expected)
     assert set(found.tolist()) == {1, 19}
