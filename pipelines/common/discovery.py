@@ -28,6 +28,8 @@ from segmentation.io.files import read_text
 from segmentation.io.streams import SCAN_SUFFIXES
 
 _LISTS = (".txt", ".list")
+# All that can be read; a header stands for its pair.
+_READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
 # What a file is, not whose: these may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 
@@ -107,10 +109,18 @@ class ScanFile:
     subject: str
     session: str = ""
     identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
+    # Below the folder that was searched, where they say whose the file is; empty of BIDS.
+    folders: tuple[str, ...] = ()
+    is_given: bool = False  # by itself, not as one of a folder
     # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers.
     axes: str | None = None
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The file, for people."""
+        return "/".join((*self.folders, self.path.name))
 
     @property
     def scan(self) -> str:
@@ -348,7 +358,7 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
     """
     if place.is_file():
-        return [_named(place)]
+        return [replace(_named(place), is_given=True)]
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
@@ -356,8 +366,8 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     finders: list[Callable[[], list[ScanFile]]] = [
         lambda: [_named(path) for path in anat_files(place, suffix)],
         lambda: _of_subjects_dir(place, find_labels if labels else find_image),
-        lambda: [_named(path) for path in _marked_label_maps(place) if labels],
-        lambda: [_named(path) for path in image_files(place).values()],
+        lambda: [_named_below(place, path) for path in _marked_label_maps(place) if labels],
+        lambda: [_named(path) for path in image_files(place, _READ).values()],
     ]
     for find in finders:
         if found := find():
@@ -368,12 +378,23 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
 
 
 def _apart(files: Sequence[ScanFile], place: Path) -> Iterator[ScanFile]:
-    """Files of one name are told by their folders: a/T1 and b/T1 are of two persons."""
+    """Files of one name are told by their folders: a/T1 and b/T1 are of two persons.
+
+    Their names become a_T1 and b_T1; where two would become one (a_b/c and a/b_c), a_b/c and a/b_c.
+    """
     count = Counter(file.name for file in files)
+    names = []
     for file in files:
-        name = "_".join((*file.path.parent.relative_to(place).parts, file.name))
         alike = count[file.name] > 1 and not file.identity
-        yield replace(file, name=name, subject=name) if alike else file
+        names.append("_".join((*file.folders, file.name)) if alike else file.name)
+    count = Counter(names)
+    for file, name in zip(files, names, strict=True):
+        if name == file.name:
+            yield file
+            continue
+        if count[name] > 1:
+            name = "/".join((*file.folders, file.name))
+        yield replace(file, name=name, subject=name)
 
 
 def _marked_label_maps(place: Path) -> list[Path]:
@@ -384,7 +405,7 @@ def _marked_label_maps(place: Path) -> list[Path]:
     # Beside label maps lie the scans that they are of, and a run's entropies and probabilities.
     others = [
         path
-        for path in (image_files(place).values() if marked else ())
+        for path in (image_files(place, _READ).values() if marked else ())
         if not _is_result(path) and without_suffix(path).lower() not in scans
     ]
     return marked + others
@@ -414,6 +435,14 @@ def _named(path: Path) -> ScanFile:
     identity = tuple(sorted((k, v) for k, v in facts.items() if k not in _NOT_IDENTITY))
     session = f"ses-{facts['ses']}" if "ses" in facts else ""
     return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
+
+
+def _named_below(place: Path, path: Path) -> ScanFile:
+    """As `_named`; folders say whose it is as long as BIDS entities do not."""
+    file = _named(path)
+    if file.identity:
+        return file
+    return replace(file, folders=path.parent.relative_to(place).parts)
 
 
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:

@@ -5,16 +5,17 @@ Each pair is measured in a process a job; one that fails says why.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.common.discovery import ScanFile, refuse_changed
+from pipelines.common.naming import safe_component
 from pipelines.common.process import isolated
 from segmentation.data.sources.base import natural_order
 from segmentation.errors import ConfigError, GeometryError, TrinatError
@@ -31,42 +32,53 @@ class Pair:
     truth: ScanFile
     prediction: ScanFile
     how: str
+    is_guess: bool = False  # no name says it: the user is told to check
 
 
 @dataclass(frozen=True)
 class Pairing:
+    """Pairs, and what has no partner; `doubts` says of a file (by its path) why, where that is
+    not for want of a like name."""
+
     pairs: tuple[Pair, ...]
     truths_alone: tuple[ScanFile, ...]
     predictions_alone: tuple[ScanFile, ...]
+    doubts: Mapping[Path, str] = field(default_factory=dict)
+
+    @property
+    def guesses(self) -> list[str]:
+        return [
+            f"{pair.truth.shown} is compared with {pair.prediction.shown}, by {pair.how}"
+            for pair in self.pairs
+            if pair.is_guess
+        ]
 
 
 def pair_files(
-    truths: Iterable[ScanFile], predictions: Iterable[ScanFile], *, by_order: bool = False
+    truths: Iterable[ScanFile], predictions: Iterable[ScanFile], *, guess: bool = False
 ) -> Pairing:
     """Pair by the most specific rule that names one file on each side, then the next.
 
-    `by_order`: where no name says anything and both sides have equally many files.
+    A rule looks at all files, not at those alone that are left: what is not unique is not made so
+    by taking others away. The looser readings of names are tried where no stricter one has found a
+    pair. `guess`: also by what is left of names whose beginnings and endings differ.
     """
-    left, right = list(truths), list(predictions)
-    pairs: list[Pair] = []
-
-    def take(found: Iterable[tuple[ScanFile, ScanFile]], how: str) -> None:
-        pairs.extend(Pair(truth, prediction, how) for truth, prediction in found)
-        left[:] = [t for t in left if not any(t is pair.truth for pair in pairs)]
-        right[:] = [p for p in right if not any(p is pair.prediction for pair in pairs)]
-
+    matching = _Matching(list(truths), list(predictions))
     for how, key in _RULES:
-        take(_matches(left, right, key), how)
-    if not pairs:
-        take(_by_beginning(left, right), "beginning of the name")
-    by_order = by_order or len(left) == 1
-    if by_order and not pairs and len(left) == len(right) and all(map(_compatible, left, right)):
-        take(zip(left, right, strict=True), "natural order of names that do not match: check it")
-    pairs.sort(key=lambda pair: natural_order(pair.truth.name))
-    return Pairing(tuple(pairs), tuple(left), tuple(right))
+        matching.take(matching.alike(key, key), how)
+    if not matching.pairs:
+        matching.take_by_one_ending()
+    if not matching.pairs:
+        matching.take(_by_beginning(matching.truths, matching.predictions), "beginning of the name")
+    if guess and not matching.pairs:
+        matching.take_by_what_is_left()
+    if not matching.pairs:
+        matching.take_the_only_two()
+    return matching.result()
 
 
 Key = Callable[[ScanFile], object]
+_Match = tuple[ScanFile, ScanFile]
 
 
 _RULES: tuple[tuple[str, Key], ...] = (
@@ -77,46 +89,197 @@ _RULES: tuple[tuple[str, Key], ...] = (
 )
 
 
-def _matches(
-    left: list[ScanFile], right: list[ScanFile], key: Key
-) -> list[tuple[ScanFile, ScanFile]]:
-    """Pairs of files that alone have a key on their side; sessions never contradict."""
-    theirs = _alone(right, key)
-    return [
-        (truth, theirs[value])
-        for value, truth in _alone(left, key).items()
-        if value in theirs and _compatible(truth, theirs[value])
-    ]
+@dataclass
+class _Matching:
+    truths: list[ScanFile]
+    predictions: list[ScanFile]
+    pairs: list[Pair] = field(default_factory=list)
+    doubts: dict[Path, str] = field(default_factory=dict)
+
+    def alike(self, key: Key, their_key: Key) -> list[_Match]:
+        """Every truth with every prediction that has the same key."""
+        theirs: dict[object, list[ScanFile]] = defaultdict(list)
+        for prediction in self.predictions:
+            theirs[their_key(prediction)].append(prediction)
+        found = []
+        for truth in self.truths:
+            value = key(truth)
+            if value:
+                found += [(truth, prediction) for prediction in theirs.get(value, ())]
+        return found
+
+    def take(self, matches: Iterable[_Match], how: str, *, is_guess: bool = False) -> None:
+        """Make pairs of those that match each other alone; remember why others do not."""
+        possible = []
+        for truth, prediction in matches:
+            if not _same_scan(truth, prediction):
+                continue
+            if _folders_differ(truth, prediction):
+                self._doubt(truth, f"{prediction.shown} has its name, in another folder")
+                self._doubt(prediction, f"{truth.shown} has its name, in another folder")
+                continue
+            possible.append((truth, prediction))
+        of_truth: dict[int, list[ScanFile]] = defaultdict(list)
+        of_prediction: dict[int, list[ScanFile]] = defaultdict(list)
+        for truth, prediction in possible:
+            of_truth[id(truth)].append(prediction)
+            of_prediction[id(prediction)].append(truth)
+        taken = {id(file) for pair in self.pairs for file in (pair.truth, pair.prediction)}
+        for truth, prediction in possible:
+            mine, theirs = of_truth[id(truth)], of_prediction[id(prediction)]
+            if len(mine) > 1 or len(theirs) > 1:
+                self._doubt(truth, _not_unique(truth, mine, theirs))
+                self._doubt(prediction, _not_unique(prediction, theirs, mine))
+            elif not taken & {id(truth), id(prediction)}:
+                self.pairs.append(Pair(truth, prediction, how, is_guess))
+
+    def take_by_one_ending(self) -> None:
+        """`case_1` belongs to `case_1_seg`, where all names of one side end alike."""
+        ending = _common_ending([file.name for file in self.predictions])
+        if ending:
+            shorter = self.alike(_name, lambda file: file.name.removesuffix(ending))
+            self.take(shorter, f"name and {ending}")
+        ending = _common_ending([file.name for file in self.truths])
+        if ending and not self.pairs:
+            shorter = self.alike(lambda file: file.name.removesuffix(ending), _name)
+            self.take(shorter, f"name and {ending}")
+
+    def take_by_what_is_left(self) -> None:
+        """`t_1_manual` belongs to `p_1_auto`, where all names of a side begin and end alike."""
+        ours, theirs = _cores(self.truths), _cores(self.predictions)
+        matches = self.alike(lambda file: ours[file.path], lambda file: theirs[file.path])
+        self.take(matches, "what is left of names that begin or end otherwise", is_guess=True)
+
+    def take_the_only_two(self) -> None:
+        """One file on each side, of which the user has named one at least."""
+        if len(self.truths) != 1 or len(self.predictions) != 1:
+            return
+        truth, prediction = self.truths[0], self.predictions[0]
+        if truth.is_given and prediction.is_given:
+            self.take([(truth, prediction)], "the two files that were given")
+        elif truth.is_given or prediction.is_given:
+            self.take([(truth, prediction)], "being the only files", is_guess=True)
+
+    def result(self) -> Pairing:
+        pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
+        taken = {id(file) for pair in pairs for file in (pair.truth, pair.prediction)}
+        truths = tuple(file for file in self.truths if id(file) not in taken)
+        predictions = tuple(file for file in self.predictions if id(file) not in taken)
+        alone = {file.path for file in (*truths, *predictions)}
+        doubts = {path: why for path, why in self.doubts.items() if path in alone}
+        return Pairing(tuple(pairs), truths, predictions, doubts)
+
+    def _doubt(self, file: ScanFile, why: str) -> None:
+        self.doubts.setdefault(file.path, why)
 
 
-def _alone(files: list[ScanFile], key: Key) -> dict[object, ScanFile]:
-    groups: dict[object, list[ScanFile]] = defaultdict(list)
-    for file in files:
-        groups[key(file)].append(file)
-    return {value: found[0] for value, found in groups.items() if value and len(found) == 1}
+def _name(file: ScanFile) -> str:
+    return file.name
 
 
-def _compatible(one: ScanFile, other: ScanFile) -> bool:
+def _not_unique(file: ScanFile, candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
+    """Why a file has no partner: several fit, or the one that fits does so for others, too."""
+    if len(candidates) > 1:
+        return f"not unique: {_either(candidates)} could be its partner"
+    return f"not unique: {candidates[0].shown} could be the partner of {_either(rivals)}"
+
+
+def _either(files: Sequence[ScanFile]) -> str:
+    names = sorted((file.shown for file in files), key=natural_order)
+    if len(names) > _MOST_NAMED:
+        return f"{', '.join(names[:_MOST_NAMED])} or one of {len(names) - _MOST_NAMED} more"
+    return " or ".join(names)
+
+
+_MOST_NAMED = 3
+
+
+def _same_scan(one: ScanFile, other: ScanFile) -> bool:
     """Whether no entity that both names carry differs: session 1 is not session 2."""
     theirs = dict(other.identity)
     same = all(theirs.get(key, value) == value for key, value in one.identity)
     return same and (not one.session or not other.session or one.session == other.session)
 
 
-def _by_beginning(left: list[ScanFile], right: list[ScanFile]) -> list[tuple[ScanFile, ScanFile]]:
-    """`case_1` belongs to `case_1_seg`: one name begins the other, up to a separator, and only
-    one does."""
-    candidates = []
-    for truth, prediction in product(left, right):
-        short, long = sorted((truth.name, prediction.name), key=len)
-        if long.startswith(short) and not long[len(short) : len(short) + 1].isalnum():
-            candidates.append((truth, prediction))
-    return [
-        (t, p)
-        for t, p in candidates
-        if sum(t is other for other, _ in candidates) == 1
-        and sum(p is other for _, other in candidates) == 1
-    ]
+def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
+    """Whether both lie in subfolders and these are of two persons: p1/T1 is not p2/T1.
+
+    One may lie deeper: disc1/p1/T1 can be p1/T1.
+    """
+    ours = [safe_component(part) for part in one.folders]
+    theirs = [safe_component(part) for part in other.folders]
+    shorter, longer = sorted((ours, theirs), key=len)
+    rest = iter(longer)
+    return not all(part in rest for part in shorter)
+
+
+_SEPARATORS = "_-. "
+
+
+def _common_ending(names: Sequence[str]) -> str:
+    """What all names end with, from a separator on, as `_seg`; without digits, which tell scans
+    apart. Of fewer than two names nothing is known."""
+    if len(names) < 2:
+        return ""
+    shared = _shared_beginning([name[::-1] for name in names])[::-1]
+    after_digits = re.split(r"\d", shared)[-1]
+    starts = [after_digits.find(separator) for separator in _SEPARATORS]
+    found = [start for start in starts if start >= 0]
+    return after_digits[min(found) :] if found else ""
+
+
+def _common_beginning(names: Sequence[str]) -> str:
+    """What all names begin with, up to a separator or a digit."""
+    if len(names) < 2:
+        return ""
+    shared = _shared_beginning(names)
+    before_digits = re.split(r"\d", shared)[0]
+    follows_digit = all(name[len(before_digits) :][:1].isdigit() for name in names)
+    if follows_digit:
+        return before_digits
+    return before_digits[: 1 + max(before_digits.rfind(s) for s in _SEPARATORS)]
+
+
+def _shared_beginning(names: Sequence[str]) -> str:
+    """The letters that all names begin with."""
+    first = names[0]
+    length = min(len(name) for name in names)
+    for end in range(length):
+        if any(name[end] != first[end] for name in names):
+            return first[:end]
+    return first[:length]
+
+
+def _cores(files: Sequence[ScanFile]) -> dict[Path, str]:
+    """What is left of names without what all have in common."""
+    names = [file.name for file in files]
+    beginning, ending = _common_beginning(names), _common_ending(names)
+    return {
+        file.path: file.name.removeprefix(beginning).removesuffix(ending).strip(_SEPARATORS)
+        for file in files
+    }
+
+
+def _by_beginning(truths: list[ScanFile], predictions: list[ScanFile]) -> list[_Match]:
+    """`case_1` belongs to `case_1_seg`: one name begins the other, up to a separator, and no longer
+    name on its side does: `case_1_b_seg` belongs to `case_1_b` where that is there."""
+    by_name: dict[str, list[ScanFile]] = defaultdict(list)
+    for file in truths:
+        by_name[file.name].append(file)
+    matches = [(truth, p) for p in predictions for truth in _longest_beginning(p.name, by_name)]
+    by_name = defaultdict(list)
+    for file in predictions:
+        by_name[file.name].append(file)
+    matches += [(truth, p) for truth in truths for p in _longest_beginning(truth.name, by_name)]
+    return matches
+
+
+def _longest_beginning(name: str, files: Mapping[str, list[ScanFile]]) -> list[ScanFile]:
+    """Of the files that are called as this name begins, those with the longest name."""
+    for end in range(len(name) - 1, 0, -1):
+        if not name[end].isalnum() and name[:end] in files:
+            return files[name[:end]]
+    return []
 
 
 # Measuring ----------------------------------------------------------------------------------

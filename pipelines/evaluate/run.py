@@ -120,12 +120,14 @@ def evaluate(
             images = find_files(settings.images, suffix="T1w")
     told = {model: _told_of(place) for model, place in settings.models.items()}
     pairings = {
-        model: pair_files(truths, _predictions(place, told[model]), by_order=True)
+        model: pair_files(truths, _predictions(place, told[model]), guess=True)
         for model, place in settings.models.items()
     }
     # Before hours of measuring, not after.
     for pairing in pairings.values():
         _one_map_a_scan(pairing, settings.truth)
+        for guess in pairing.guesses:
+            say(f"check it: {guess}")
     ratings = read_given(settings.ratings)
     rejected = rejections(ratings)
     how = (settings.labels, mappings, settings.resample, settings.trust_affine)
@@ -136,9 +138,11 @@ def evaluate(
         for pair in pairing.pairs
     ]
     if not tasks:
-        what = "no prediction has a truth: no names match"
-        remedy = "name both sides alike (sub-01 and sub-01, or equal file names)"
-        raise EvaluationError(what, where=settings.truth, remedy=remedy)
+        raise EvaluationError(
+            f"no prediction has a truth: {_why_none(pairings.values())}",
+            where=settings.truth,
+            remedy="name both sides alike (sub-01 and sub-01), or give the two files of one scan",
+        )
     done = measure_all(tasks, settings.jobs or cpu_count(), progress)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         pairs = _pairs_table(done, pairings)
@@ -213,6 +217,15 @@ def _not_predicted(told: _Told, scheme: LabelScheme, named: Sequence[str]) -> tu
     return tuple(n for n in scheme.names[1:] if n in named or (known and n not in known))
 
 
+def _why_none(pairings: Iterable[Pairing]) -> str:
+    """Why there are no pairs at all: what stood in the way of the first file, if anything did."""
+    for pairing in pairings:
+        for file in pairing.truths_alone:
+            if file.path in pairing.doubts:
+                return f"{file.shown}: {pairing.doubts[file.path]}"
+    return "no names match"
+
+
 def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
     """Two maps of one scan would count as one person's two scans without names."""
     seen: dict[tuple[str, str], Path] = {}
@@ -261,7 +274,8 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
         ):
             rows += [
                 {"subject": file.subject, "session": file.scan, "model": model}
-                | {side: file.path.name, "status": f"no {other}", "note": f"no {other} found"}
+                | {side: file.path.name, "status": f"no {other}"}
+                | {"note": pairing.doubts.get(file.path, f"no {other} found")}
                 for file in files
             ]
     columns = ["subject", "session", "model", "status", "note", "paired_by", "truth", "prediction"]

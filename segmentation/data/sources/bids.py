@@ -69,8 +69,11 @@ def _find(root: Path, options: SourceOptions) -> Found:
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:
     """The images `*_<suffix>.nii[.gz]` of every subject and session of a dataset."""
     for folder in ("sub-*/anat", "sub-*/ses-*/anat"):
-        for ending in (".nii.gz", ".nii"):
-            yield from root.glob(f"{folder}/*_{suffix}{ending}")
+        for path in root.glob(f"{folder}/*"):
+            # Endings in any letters, as everywhere: a.NII.GZ must not be passed over.
+            known = path.name.lower().endswith((".nii.gz", ".nii"))
+            if known and without_suffix(path).endswith(f"_{suffix}"):
+                yield path
 
 
 def entities(name: str) -> dict[str, str]:

@@ -65,11 +65,11 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
             yield Exclusion(name, f"no image of that name in {images.name}/", broken=True)
 
 
-def image_files(folder: Path) -> dict[str, Path]:
+def image_files(folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> dict[str, Path]:
     """Name without suffix -> file, in natural order; two files of one name are refused."""
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir(), key=lambda path: natural_order(path.name)):
-        if path.name.startswith(".") or not path.name.endswith(IMAGE_SUFFIXES):
+        if path.name.startswith(".") or not path.name.lower().endswith(suffixes):
             continue
         name = without_suffix(path)
         if name in files:

@@ -20,12 +20,12 @@ def folder(root: Path, *names: str) -> Path:
 
 
 def pairing(
-    tmp_path: Path, truths: list[str], predictions: list[str], *, by_order: bool = False
+    tmp_path: Path, truths: list[str], predictions: list[str], *, guess: bool = False
 ) -> Pairing:
     return pair_files(
         find_files(folder(tmp_path / "truth", *truths)),
         find_files(folder(tmp_path / "predictions", *predictions)),
-        by_order=by_order,
+        guess=guess,
     )
 
 
@@ -95,16 +95,119 @@ def test_a_name_that_begins_the_other_pairs_up_to_a_separator(tmp_path: Path) ->
     assert named(found) == [("case_1", "case_1_seg"), ("case_10", "case_10_seg")]
 
 
-def test_natural_order_is_the_last_resort_and_says_so(tmp_path: Path) -> None:
+def test_a_name_that_begins_anothers_is_not_crossed_with_it(tmp_path: Path) -> None:
+    found = pairing(
+        tmp_path,
+        ["OAS1_0001.nii.gz", "OAS1_0001_MR2.nii.gz"],
+        ["OAS1_0001_pred.nii.gz", "OAS1_0001_MR2_pred.nii.gz"],
+        guess=True,
+    )
+    assert named(found) == [
+        ("OAS1_0001", "OAS1_0001_pred"),
+        ("OAS1_0001_MR2", "OAS1_0001_MR2_pred"),
+    ]
+    assert found.guesses == []
+
+
+def test_names_with_an_ending_on_each_side_are_not_crossed_and_are_to_be_checked(
+    tmp_path: Path,
+) -> None:
+    # In natural order GT comes before MR2, which comes before pred.
+    found = pairing(
+        tmp_path,
+        ["OAS1_0001_GT.nii.gz", "OAS1_0001_MR2_GT.nii.gz"],
+        ["OAS1_0001_pred.nii.gz", "OAS1_0001_MR2_pred.nii.gz"],
+        guess=True,
+    )
+    assert named(found) == [
+        ("OAS1_0001_GT", "OAS1_0001_pred"),
+        ("OAS1_0001_MR2_GT", "OAS1_0001_MR2_pred"),
+    ]
+    assert found.guesses[0] == (
+        "OAS1_0001_GT.nii.gz is compared with OAS1_0001_pred.nii.gz, "
+        "by what is left of names that begin or end otherwise"
+    )
+
+
+def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
+    found = pairing(tmp_path, ["a.nii", "a_b.nii"], ["a_b_x1.nii", "a_y2.nii"])
+    assert named(found) == [("a", "a_y2"), ("a_b", "a_b_x1")]
+
+
+def test_another_session_under_a_common_ending_is_no_partner(tmp_path: Path) -> None:
+    names = ["OAS1_0001_MR2_pred.nii", "OAS1_0002_pred.nii"]
+    found = pairing(tmp_path, ["OAS1_0001.nii", "OAS1_0002.nii"], names, guess=True)
+    assert named(found) == [("OAS1_0002", "OAS1_0002_pred")]
+
+
+def test_what_is_not_unique_names_both_candidates(tmp_path: Path) -> None:
+    found = pairing(tmp_path, ["a.nii"], ["a_x.nii", "a_y.nii"], guess=True)
+    assert found.pairs == ()
+    why = found.doubts[found.truths_alone[0].path]
+    assert why == "not unique: a_x.nii or a_y.nii could be its partner"
+    why = found.doubts[found.predictions_alone[0].path]
+    assert why == "not unique: a.nii could be the partner of a_x.nii or a_y.nii"
+
+
+def test_what_others_take_does_not_make_the_rest_unique(tmp_path: Path) -> None:
+    found = pairing(
+        tmp_path,
+        ["sub-01_dseg.nii", "sub-01_ses-1_dseg.nii"],
+        ["sub-01_ses-1_dseg.nii", "sub-01_ses-2_dseg.nii"],
+    )
+    assert named(found) == [("sub-01_ses-1_dseg", "sub-01_ses-1_dseg")]
+    why = found.doubts[found.truths_alone[0].path]
+    assert "sub-01_ses-1_dseg.nii or sub-01_ses-2_dseg.nii" in why
+
+
+def test_numbers_are_what_is_left_of_names_and_to_be_checked(tmp_path: Path) -> None:
     sides = ["t2.nii", "t10.nii"], ["p10.nii", "p2.nii"]
     assert pairing(tmp_path, *sides).pairs == ()
-    found = pairing(tmp_path, *sides, by_order=True)
+    found = pairing(tmp_path, *sides, guess=True)
     assert named(found) == [("t2", "p2"), ("t10", "p10")]
-    assert "check it" in found.pairs[0].how
+    assert len(found.guesses) == 2
 
 
-def test_natural_order_needs_equally_many(tmp_path: Path) -> None:
-    assert pairing(tmp_path, ["t1.nii"], ["p1.nii", "p2.nii"], by_order=True).pairs == ()
+def test_names_that_have_nothing_in_common_are_never_paired_by_their_order(tmp_path: Path) -> None:
+    assert pairing(tmp_path, ["ann.nii", "bo.nii"], ["cy.nii", "di.nii"], guess=True).pairs == ()
+
+
+def test_visits_are_not_set_aside_as_endings(tmp_path: Path) -> None:
+    truths, predictions = ["a_MR1.nii", "b_MR1.nii"], ["a_MR2.nii", "b_MR2.nii"]
+    assert pairing(tmp_path, truths, predictions, guess=True).pairs == ()
+
+
+def test_one_truth_of_two_predictions_is_not_guessed(tmp_path: Path) -> None:
+    assert pairing(tmp_path, ["t1.nii"], ["p1.nii", "p2.nii"], guess=True).pairs == ()
+
+
+def test_equal_names_in_folders_of_two_persons_are_refused(tmp_path: Path) -> None:
+    found = pairing(tmp_path, ["p1/T1_dseg.nii.gz"], ["p2/T1_dseg.nii.gz"], guess=True)
+    assert found.pairs == ()
+    why = found.doubts[found.truths_alone[0].path]
+    assert why == "p2/T1_dseg.nii.gz has its name, in another folder"
+
+
+def test_equal_names_in_a_folder_that_lies_deeper_pair(tmp_path: Path) -> None:
+    found = pairing(tmp_path, ["disc1/p1/T1_dseg.nii.gz"], ["p1/T1_dseg.nii.gz"])
+    assert [pair.how for pair in found.pairs] == ["name"]
+
+
+def test_folders_that_join_to_one_name_stay_two(tmp_path: Path) -> None:
+    names = ["a_b/c_dseg.nii", "a/b_c_dseg.nii", "x/c_dseg.nii", "x/b_c_dseg.nii"]
+    found = pairing(tmp_path, names, names)
+    assert [pair.truth.name for pair in found.pairs] == ["a/b_c", "a_b/c", "x_b_c", "x_c"]
+    assert all(
+        pair.truth.path.relative_to(tmp_path / "truth")
+        == pair.prediction.path.relative_to(tmp_path / "predictions")
+        for pair in found.pairs
+    )
+
+
+def test_folders_that_join_to_one_name_are_not_crossed(tmp_path: Path) -> None:
+    truths = ["a_b/c_dseg.nii", "x/c_dseg.nii"]
+    found = pairing(tmp_path, truths, ["a/b_c_dseg.nii", "x/b_c_dseg.nii"], guess=True)
+    assert "a_b/c_dseg.nii" in [file.shown for file in found.truths_alone]
 
 
 def test_files_of_one_name_pair_by_their_folders(tmp_path: Path) -> None:
@@ -144,7 +247,28 @@ def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
 def test_two_files_pair_as_files(tmp_path: Path) -> None:
     folder(tmp_path, "one.nii", "other.nii")
     found = pair_files(find_files(tmp_path / "one.nii"), find_files(tmp_path / "other.nii"))
-    assert len(found.pairs) == 1
+    assert [(pair.how, pair.is_guess) for pair in found.pairs] == [
+        ("the two files that were given", False)
+    ]
+
+
+def test_a_file_and_the_only_one_of_a_folder_pair_and_are_to_be_checked(tmp_path: Path) -> None:
+    (tmp_path / "one.nii").touch()
+    others = find_files(folder(tmp_path / "folder", "other.nii"))
+    found = pair_files(find_files(tmp_path / "one.nii"), others)
+    assert found.guesses == ["one.nii is compared with other.nii, by being the only files"]
+
+
+def test_the_only_files_of_two_folders_pair_by_their_names_alone(tmp_path: Path) -> None:
+    assert pairing(tmp_path, ["ann.nii"], ["bo.nii"], guess=True).pairs == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["a.NII.GZ", "a.Nii", "a.MGZ", "a.mgh", "sub-1/anat/sub-1_dseg.NII.GZ"]
+)
+def test_endings_in_other_letters_are_not_passed_over(tmp_path: Path, name: str) -> None:
+    folder(tmp_path, name)
+    assert [file.path for file in find_files(tmp_path)] == [tmp_path / name]
 
 
 def test_an_empty_or_absent_folder_is_said(tmp_path: Path) -> None:
