@@ -7,6 +7,7 @@ TrinatError              says where, what is wrong and what to do, in one line
 │   ├── FormatError      it is sound, but not a kind of image that we take
 │   └── GeometryError    its place in space is missing, impossible or contradictory
 ├── OutputError          a file could not be written
+│   └── DiskFullError    for want of room, or of a quota
 ├── LabelError           a label map and a label scheme do not meet
 ├── DatasetError         a source, a slice store or a split is not what it must be
 ├── DownloadError        a file could not be fetched whole
@@ -29,6 +30,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+# Of the disk itself, and of a user's share of it.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # torch on a GPU and on a processor, and Python, where a thread's stack has no room.
 _OUT_OF_MEMORY = re.compile(
     "^OutOfMemoryError|can't allocate memory|can't start new thread"
@@ -74,6 +77,10 @@ class OutputError(TrinatError):
     pass
 
 
+class DiskFullError(OutputError):
+    pass
+
+
 class LabelError(TrinatError):
     pass
 
@@ -110,6 +117,13 @@ class InterruptedRunError(TrinatError):
     pass
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a file could not be written for want of room, whoever raised the error."""
+    if isinstance(error, DiskFullError):
+        return True
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
 def one_line(text: str) -> str:
     """The text with line breaks and control characters escaped, as file names may hold them."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
@@ -133,11 +147,10 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
         parts = [error.where if where else None, error.what, error.remedy]
     elif isinstance(error, OSError):
         name = os.fsdecode(error.filename) if error.filename else None
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         parts = [
             name if where or name is None else Path(name).name,
             error.strerror or first,
-            "free some space there" if full else "check path and permissions",
+            "free some space there" if is_disk_full(error) else "check path and permissions",
         ]
     elif isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {first}"):
         parts = ["out of memory", "close other programs, or use a larger machine"]

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from segmentation.errors import LockedError, OutputError
-from segmentation.io.files import read_bytes, remove_leftovers, write_whole
+from segmentation.io.files import not_written, read_bytes, remove_leftovers, write_whole
 
 _BEAT_S = 15.0
 # A holder on another machine that has not touched its lock for this long is dead.
@@ -43,7 +43,11 @@ class _Holder:
 def run_lock(path: Path) -> Iterator[None]:
     """Hold `path` while the block runs, or raise LockedError at once, naming who has it."""
     made = [folder for folder in path.parents if not folder.exists()]
-    descriptor = _acquire(path)
+    try:
+        descriptor = _acquire(path)
+    except BaseException:
+        _remove_empty(path.parent, *made)
+        raise
     stop = threading.Event()
     beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="lock")
     beat.start()
@@ -54,10 +58,15 @@ def run_lock(path: Path) -> Iterator[None]:
         beat.join()
         with contextlib.suppress(OSError):
             path.unlink()
-            # A run that was refused leaves no folder behind.
-            for folder in dict.fromkeys((path.parent, *made)):
-                folder.rmdir()
+            _remove_empty(path.parent, *made)
         os.close(descriptor)
+
+
+def _remove_empty(*folders: Path) -> None:
+    """A run that was refused leaves no folder behind."""
+    with contextlib.suppress(OSError):
+        for folder in dict.fromkeys(folders):
+            folder.rmdir()
 
 
 def _acquire(path: Path) -> int:
@@ -92,9 +101,13 @@ def _acquire(path: Path) -> int:
                 os.utime(descriptor)
             if silent < _SILENT_S:
                 raise _locked(path, holder)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(me)).encode(), 0)
-            os.fsync(descriptor)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(asdict(me)).encode(), 0)
+                os.fsync(descriptor)
+            except OSError as error:
+                path.unlink()  # ours, and without a name
+                raise not_written(path, error) from error
         except BaseException:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

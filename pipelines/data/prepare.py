@@ -52,6 +52,7 @@ from segmentation.errors import (
     FormatError,
     InterruptedRunError,
     TrinatError,
+    is_disk_full,
     reason_of,
 )
 from segmentation.io.files import read_bytes, sha256_of
@@ -340,6 +341,8 @@ def _prepare(job: _Job) -> Outcome:
             raise FormatError(NO_CHECKSUM, where=bad)
         return Outcome(name, "done", stored=job.bring_up_to_date())
     except Exception as error:
+        if is_disk_full(error):
+            raise  # No other subject has room either, and what is there stays.
         # An older state of a subject that cannot be made any more would pass for the new one.
         job.path.unlink(missing_ok=True)
         return Outcome(name, "failed", reason_of(error))

@@ -27,7 +27,7 @@ from pipelines.predict.outputs import (
     slices_of,
 )
 from pipelines.predict.tables import format_aseg_stats, write_label_table
-from segmentation.errors import reason_of
+from segmentation.errors import is_disk_full, reason_of
 from segmentation.inference import quality
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
@@ -101,6 +101,16 @@ class CaseWorker:
         return job
 
     def write(self, job: Job) -> Entry:
+        """The outputs of a scan and its entry, which says where the disk has no room for them."""
+        try:
+            return self._write(job)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            reason = reason_of(error, where=False)
+            return Entry.of(job.case, self.settings, "failed", reason=reason, no_room=True)
+
+    def _write(self, job: Job) -> Entry:
         """Restore and judge; write to a folder of the case's own, from which the run moves all."""
         assert job.found is not None
         case, settings, found = job.case, self.settings, job.found

@@ -13,15 +13,16 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
 from pipelines.common.naming import FOLD, LEFT_OUT
 from segmentation.errors import InputError, IntegrityError, OutputError
-from segmentation.io.files import open_regular, sha256_of
+from segmentation.io.files import append_whole, open_regular, open_to_append, sha256_of
 from segmentation.timing import Spent
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class Entry:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
     finished: str = field(default_factory=_now)
-    # Not in the file: where the outputs are until they are moved into place, and where the time of
-    # the process went since its entry before.
+    # Not in the file: where the outputs are until they are moved into place, where the time of
+    # the process went since its entry before, and whether it failed since the disk is full.
     staged: str = ""
     spent: Spent = field(default_factory=dict)
+    no_room: bool = False
 
     @classmethod
     def of(cls, case: Case, settings: RunSettings, status: Status, **fields: Any) -> Entry:
@@ -145,17 +147,15 @@ class Ledger:
         self._written = frozenset(written)
         self._overwrite = overwrite
         self._path, self._folder = path, path.parent
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     def add(self, entry: Entry) -> None:
         if self._file is None:
             self._file = self._open()
         fields = asdict(entry)
-        del fields["staged"], fields["spent"]
+        del fields["staged"], fields["spent"], fields["no_room"]
         line = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        append_whole(self._file, line.encode() + b"\n", self._path)
         if entry.status != "writing":
             self.entries[entry.case] = entry
 
@@ -202,15 +202,15 @@ class Ledger:
             names[name].replace(final)
         shutil.rmtree(staged)
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         if self._path.is_symlink() and not self._path.exists():
             raise OutputError("is a link to nothing", where=self._path, remedy="remove it")
-        file = self._path.open("a+b")
+        file = open_to_append(self._path)
         # A torn last line must not swallow the next one.
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
-                file.write(b"\n")
+                append_whole(file, b"\n", self._path)
         return file
 
     def __enter__(self) -> Self:

@@ -40,7 +40,14 @@ from pipelines.predict.outputs import (
     slices_of,
 )
 from pipelines.predict.tables import most_doubtful, write_bids_files, write_tables
-from segmentation.errors import ConfigError, InputError, OutputError, reason_of
+from segmentation.errors import (
+    ConfigError,
+    DiskFullError,
+    InputError,
+    OutputError,
+    is_disk_full,
+    reason_of,
+)
 from segmentation.io.files import sha256_of
 from segmentation.io.streams import NO_CHECKSUM, has_checksum
 from segmentation.models.zoo import MODEL_FILE, find_model
@@ -171,8 +178,7 @@ def predict(
     part = plan.part
     staging = plan.out / WORK / f"staging{part}"
     settings = plan.settings(model, staging, bids=found.bids_root is not None)
-    with run_lock(plan.out / WORK / f"lock{part}"):
-        shutil.rmtree(settings.staging, ignore_errors=True)
+    with run_lock(plan.out / WORK / f"lock{part}"), _cleared(staging):
         own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else (PLAIN_LABEL_TABLE,)))
         # Before the ledgers: a job beside this one says what it writes before it does.
         there = digests_of(plan.out, own)
@@ -195,7 +201,8 @@ def predict(
                     engine = plan.engine or plan.local_engine
                     for entry in engine(settings).run(chain([first], missing), stop):
                         run.note(entry)
-            with stage("tables"), _staged(settings.staging) as folder:
+            with stage("tables"):
+                folder = _folder_of_tables(staging)
                 if found.bids_root:
                     write_bids_files(folder, plan.out, found.bids_root)
                 if not part:
@@ -219,15 +226,14 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
     ledgers, joined = ledgers_in(out), out / "run.jsonl"
     if not ledgers:
         raise InputError("no run*.jsonl here", where=out, remedy="give the --out of trinat predict")
-    with run_lock(out / WORK / "lock"):
+    staging = out / WORK / "staging"
+    with run_lock(out / WORK / "lock"), _cleared(staging):
         written: set[tuple[str, str]] = set()
         own = read_entries([joined] if joined.exists() else [], written=written)
         others = [path for path in ledgers if path != joined]
         entries = read_entries(others, known=own, written=written)
-        with (
-            Ledger(joined, own, written, overwrite=overwrite) as ledger,
-            _staged(out / WORK / "staging") as folder,
-        ):
+        with Ledger(joined, own, written, overwrite=overwrite) as ledger:
+            folder = _folder_of_tables(staging)
             write_tables(folder, entries.values(), out)
             ledger.place(folder)
             # Each part of the work has kept its own.
@@ -243,16 +249,20 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
 
 
 @contextmanager
-def _staged(staging: Path) -> Iterator[Path]:
-    """A folder for the run's own files, on the disk of the output; empty, and gone afterwards."""
-    folder = staging / "tables"
-    # What a killed run has left here would be moved into place with what is written now.
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+def _cleared(staging: Path) -> Iterator[None]:
+    """A folder for what is on its way into place; only a killed run leaves files there."""
+    shutil.rmtree(staging, ignore_errors=True)
     try:
-        yield folder
+        yield
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _folder_of_tables(staging: Path) -> Path:
+    """Where the run's own files wait, on the disk of the output."""
+    folder = staging / "tables"
+    folder.mkdir(parents=True)
+    return folder
 
 
 @dataclass
@@ -286,6 +296,10 @@ class _Run:
                 self.shown = shown
             except (OutputError, OSError) as error:
                 entry = _without_place(entry, error)
+        if entry.no_room:
+            # The scans to come would be segmented for nothing.
+            remedy = "free some and run again: it goes on where it stopped"
+            raise DiskFullError("no space left on its disk", where=self.settings.out, remedy=remedy)
         if keep:
             self.ledger.add(entry)
         self.counts[entry.status] += 1
@@ -345,9 +359,8 @@ class _Run:
 def _without_place(entry: Entry, error: Exception) -> Entry:
     """A scan whose outputs cannot be put in place has failed, unless they are there, changed."""
     status: Status = "skipped" if isinstance(error, ChangedError) else "failed"
-    return replace(
-        entry, status=status, reason=reason_of(error, where=False), outputs={}, result={}
-    )
+    reason, no_room = reason_of(error, where=False), is_disk_full(error)
+    return replace(entry, status=status, reason=reason, no_room=no_room, outputs={}, result={})
 
 
 class _OverdueError(BaseException):

@@ -36,7 +36,7 @@ from pipelines.serve.worker import Worker
 from pipelines.view.app import routes_of
 from pipelines.view.study import Item, Study
 from pipelines.view.voxels import Voxels
-from segmentation.errors import InputError, TrinatError, reason_of
+from segmentation.errors import InputError, OutputError, TrinatError, reason_of
 from segmentation.io.files import read_bytes, read_text
 from segmentation.io.headers import read_mgh, read_nifti
 from segmentation.io.plain_yaml import parse_yaml
@@ -246,6 +246,9 @@ async def _told(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return JSONResponse({"reason": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+    if isinstance(error, OutputError):
+        # The scan is not to blame.
+        return JSONResponse({"reason": reason_of(error, where=False)}, 507)
     if isinstance(error, TrinatError):
         return JSONResponse({"reason": reason_of(error, where=False)}, 422)
     if isinstance(error, FileNotFoundError):

@@ -6,6 +6,7 @@ emptied at the start. An accepted one is jobs/ID: job.json, the scan, and at its
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from pipelines.predict.ledger import Entry
 from pipelines.predict.outputs import CaseNames
 from pipelines.predict.tables import write_volumes
 from pipelines.web.guard import new_token
-from segmentation.errors import reason_of
+from segmentation.errors import DiskFullError, reason_of
 from segmentation.io.files import atomic_text, read_text, sync
 
 State = Literal["queued", "running", "done", "failed"]
@@ -35,6 +36,7 @@ OUTPUTS = {"mgz": "", "dicom-seg": "dicom_seg", "probabilities": "probabilities"
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 # Work on a scan that ended the whole server so often is not begun again.
 _MAX_BEGUN = 5
+_log = logging.getLogger("trinat.serve")
 
 
 class FullError(Exception):
@@ -77,6 +79,8 @@ class Queue:
         self.ended = {"done": 0, "failed": 0}  # since the start, as is:
         self.busy_s = 0.0
         self.forget: Callable[[], None] = lambda: None  # what memory holds of a deleted scan
+        # Jobs whose record on the disk is behind, since the disk was full.
+        self._behind: set[str] = set()
         self._uploading: list[str] = []
         self._lock = threading.RLock()
         for name in ("incoming", "staging"):
@@ -150,23 +154,23 @@ class Queue:
                 job.progress = _PROGRESS[stage]
                 if job.state == "queued":
                     job.state, job.begun = "running", job.begun + 1
-                    self._write(job, self._place(job))
+                    self._note(job)
 
     def finish(self, entry: Entry) -> Job | None:
         """Note what became of a scan; None if it was deleted meanwhile."""
         staged = Path(entry.staged) if entry.staged else None
-        try:
-            if staged:
-                write_volumes(staged / "volumes.tsv", [entry])
-        except Exception as error:
-            entry = replace(entry, status="failed", reason=reason_of(error, where=False))
         with self._lock:
             job = self.jobs.get(entry.case)
+            try:
+                if job and staged:
+                    write_volumes(staged / "volumes.tsv", [entry])
+                    shutil.rmtree(self.result(job), ignore_errors=True)
+                    staged.rename(self.result(job))
+                    sync(self._place(job))
+            except Exception as error:
+                entry = replace(entry, status="failed", reason=reason_of(error, where=False))
             is_done = entry.status == "done"
             if job and staged and is_done:
-                shutil.rmtree(self.result(job), ignore_errors=True)
-                staged.rename(self.result(job))
-                sync(self._place(job))
                 job.grade = entry.result.get("grade", "")
                 job.result = dict(entry.result)
                 job.notes = [*entry.result.get("reasons", ()), *entry.result.get("notes", ())]
@@ -189,6 +193,7 @@ class Queue:
         with self._lock:
             if self.jobs.pop(job.id, None) is None:
                 return
+            self._behind.discard(job.id)
             # Gone at once and whole; what a crash leaves of it is emptied at the start.
             gone = self.folder / "incoming" / secrets.token_hex(16)
             self._place(job).rename(gone)
@@ -196,7 +201,10 @@ class Queue:
         shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what ended so long ago that it is not kept."""
+        """Delete what ended so long ago that it is not kept; bring records up to date."""
+        with self._lock:
+            for id in list(self._behind):
+                self._note(self.jobs[id])
         before = time.time() - self.keep_s
         for job in [job for job in list(self.jobs.values()) if job.ended]:
             if job.ended <= before:
@@ -218,7 +226,21 @@ class Queue:
 
     def _end(self, job: Job, state: State, reason: str) -> None:
         job.state, job.reason, job.ended, job.progress = state, reason, time.time(), 1.0
-        self._write(job, self._place(job))
+        self._note(job)
+
+    def _note(self, job: Job) -> None:
+        """Bring the record on the disk up to date, or, where that is full, a while later.
+
+        Until then a restart finds the record before, and does again what that says is to be done.
+        """
+        try:
+            self._write(job, self._place(job))
+        except DiskFullError as error:
+            if job.id not in self._behind:
+                _log.error("%s: %s, %s", job.id, job.state, reason_of(error, where=False))
+            self._behind.add(job.id)
+        else:
+            self._behind.discard(job.id)
 
     def _write(self, job: Job, folder: Path) -> None:
         with atomic_text(folder / "job.json") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from collections import defaultdict
@@ -16,7 +17,14 @@ import numpy as np
 from pipelines.common.config import read_yaml
 from pipelines.train.result import DONE
 from segmentation.errors import ConfigError, TrainingError
-from segmentation.io.files import atomic_text, atomic_write, read_text, write_whole
+from segmentation.io.files import (
+    append_whole,
+    atomic_text,
+    atomic_write,
+    open_to_append,
+    read_text,
+    write_whole,
+)
 from segmentation.labels.scheme import LabelScheme
 from segmentation.report.page import render
 from segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
@@ -70,8 +78,10 @@ class Metrics:
             f"{report.gradient_norm:.4g}",
             f"{sum(r.slices for r in self.pending) / max(spent, 1e-9):.2f}",
         )
-        with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow(row)
+        line = io.StringIO(newline="")
+        csv.writer(line).writerow(row)
+        with open_to_append(self.path) as file:
+            append_whole(file, line.getvalue().encode(), self.path)
         named = zip(_METRIC_COLUMNS[2:], row[2:], strict=True)
         self._draw({name: float(value) for name, value in named if value != ""}, report.step)
         self.pending, self.since = [], time.monotonic()

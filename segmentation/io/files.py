@@ -16,7 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from segmentation.errors import DatasetError, InputError, OutputError, one_line
+from segmentation.errors import (
+    DatasetError,
+    DiskFullError,
+    InputError,
+    OutputError,
+    is_disk_full,
+    one_line,
+)
 from segmentation.timing import stage
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
@@ -109,11 +116,41 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         # An error about another file, raised in the block, is not ours to explain.
         if error.errno is None or error.filename not in (None, str(temporary), str(final.parent)):
             raise
-        raise OutputError(
-            f"cannot be written ({error.strerror})",
-            where=final,
-            remedy=_REMEDIES.get(error.errno, "see that its folder is there and sound"),
-        ) from error
+        raise not_written(final, error) from error
+
+
+def not_written(path: Path, error: OSError) -> OutputError:
+    """What to raise where a file or folder could not be written, for this reason."""
+    kind = DiskFullError if is_disk_full(error) else OutputError
+    remedy = "see that its folder is there and sound"
+    if error.errno is not None:
+        remedy = _REMEDIES.get(error.errno, remedy)
+    return kind(f"cannot be written ({error.strerror})", where=path, remedy=remedy)
+
+
+def open_to_append(path: Path) -> io.FileIO:
+    """A file for `append_whole`, made if it is not there.
+
+    Without a buffer: what a failure leaves in one would be written later.
+    """
+    return path.open("a+b", buffering=0)
+
+
+def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
+    """Append to the file at `path`; after a failure it is as it was.
+
+    The bytes are on the disk when this returns. No other may write to the file meanwhile.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise not_written(path, error) from error
 
 
 def remove_leftovers(*folders: Path) -> None:

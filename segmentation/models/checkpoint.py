@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from segmentation.errors import LabelError, ModelError, OutputError, first_mistake
-from segmentation.io.files import atomic_write, read_bytes
+from segmentation.errors import LabelError, ModelError, first_mistake
+from segmentation.io.files import atomic_write, not_written, read_bytes
 from segmentation.io.plain_yaml import parse_yaml
 from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from segmentation.models.architectures import build
@@ -370,7 +370,7 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
             for left in (new, old):
                 shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
-        raise OutputError(f"cannot be written ({error.strerror})", where=final) from error
+        raise not_written(final, error) from error
 
 
 def _sha256(data: bytes) -> str:

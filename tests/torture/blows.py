@@ -10,12 +10,13 @@ import signal
 import time
 
 import psutil
+from helpers.disks import Disk, own_mounts
 from helpers.limits import limit_memory
 
 from torture.injection import FAILURES, Calls
 from torture.jobs import JOBS, Bench
 from torture.verdicts import Refused, wrong
-from torture.workshop import Done, Running, Try, checked, unchanged
+from torture.workshop import Done, Running, Try, checked, happens, unchanged
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
@@ -55,6 +56,34 @@ def _fail(attempt: Try, *, lasting: bool) -> None:
     bench, calls = _with_calls(attempt, FAILURES[:1] if lasting else FAILURES, lasting=lasting)
     done = bench.run(before=calls.install)
     bench.right_or_refused(done, f"{calls} in {bench.job.name}")
+
+
+def small_disk(attempt: Try) -> None:
+    """A disk of its own that is full at some moment, of bytes or of files; then there is room."""
+    if not own_mounts():
+        full_disk(attempt)
+        return
+    chance = attempt.chance
+    disk = Disk(attempt.folder / "disk")
+    try:
+        bench = Bench.in_turn(attempt, disk.folder)
+        what = f"little room for {bench.job.name}"
+        if happens(chance, 0.3):
+            disk.leave_files(chance.randint(1, 22))
+        else:
+            disk.leave_room(int(2 ** chance.uniform(12, 20)))
+        # The same again, as people do it, before they look at the disk.
+        done = [bench.run() for _ in range(chance.randint(1, 2))][-1]
+        if left := [path for path in disk.folder.rglob("*") if path.name.endswith(".tmp")]:
+            raise wrong(f"{what}: {left[0].name} is left")
+        if left := list(disk.folder.glob("out/.trinat-work/staging/*")):
+            raise wrong(f"{what}: {left[0].name} is left in staging")
+        if done.status > 0 and "No space left" not in done.err and "no space left" not in done.err:
+            raise wrong(f"{what}: it says {done.err[-200:]!r}")
+        disk.resize()
+        bench.right_or_refused(done, what)
+    finally:
+        disk.remove()
 
 
 def small_files(attempt: Try) -> None:
@@ -195,6 +224,7 @@ ATTACKS = {
     "kill -9 at a call": kill_at_a_call,
     "failing write, fsync, rename": failing_call,
     "full disk": full_disk,
+    "small disk": small_disk,
     "limit of file size": small_files,
     "read-only, other user": read_only,
     "signals": signals,

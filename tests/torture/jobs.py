@@ -55,9 +55,9 @@ JOBS = {
 class Bench:
     """One job in a try's folder: its own copies of inputs, and its output folder."""
 
-    def __init__(self, attempt: Try, job: Job) -> None:
+    def __init__(self, attempt: Try, job: Job, disk: Path | None = None) -> None:
         self.attempt, self.job = attempt, job
-        self.inputs, self.out = attempt.folder / "in", attempt.folder / "out"
+        self.inputs, self.out = attempt.folder / "in", (disk or attempt.folder) / "out"
         self.inputs.mkdir()
         for name in job.reads.split():
             copy(attempt.sound / name, self.inputs / name)
@@ -73,9 +73,9 @@ class Bench:
         self.known: dict[str, Any] = json.loads(known.read_text()) if known.exists() else {}
 
     @classmethod
-    def in_turn(cls, attempt: Try) -> Bench:
+    def in_turn(cls, attempt: Try, disk: Path | None = None) -> Bench:
         """The jobs one after the other, by the number of the try."""
-        return cls(attempt, list(JOBS.values())[attempt.number % len(JOBS)])
+        return cls(attempt, list(JOBS.values())[attempt.number % len(JOBS)], disk)
 
     @property
     def seconds(self) -> float:

@@ -11,7 +11,7 @@ from pipelines.common.discovery import Case
 from pipelines.common.naming import LEFT_OUT
 from pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
 from pipelines.predict.outputs import OutputSettings, RunSettings
-from segmentation.errors import IntegrityError, OutputError
+from segmentation.errors import DiskFullError, IntegrityError, OutputError
 from segmentation.io.files import sha256_of
 
 DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
@@ -141,6 +141,15 @@ def test_a_ledger_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     ):
         ledger.add(DONE)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_is_told_with_the_ledgers_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(DiskFullError) as caught, Ledger(path) as ledger:
+        ledger.add(DONE)
+    assert str(caught.value).startswith(f"{path}: cannot be written (No space left on device): ")
+    assert ledger.entries == {}
 
 
 def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from pipelines.predict.ledger import Entry
 from pipelines.serve.queue import FullError, Job, Queue
+from segmentation.errors import DiskFullError
 
 
 def accepted(queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()) -> Job:
@@ -129,3 +132,37 @@ def test_a_damaged_record_is_a_failed_scan(tmp_path: Path) -> None:
     job = accepted(Queue(tmp_path))
     (tmp_path / "jobs" / job.id / "job.json").write_text("{")
     assert Queue(tmp_path).jobs[job.id].state == "failed"
+
+
+def full(path: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_does_not_end_the_service_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Queue(tmp_path)
+    first, second = accepted(queue), accepted(queue)
+    with monkeypatch.context() as there:
+        there.setattr("segmentation.io.files.sync", full)
+        queue.enter(first.id, "reading")
+        ended(queue, first)
+        # There is no room for its volumes.
+        assert (first.state, queue.seen(first).state) == ("failed", "failed")
+        assert "No space left on device" in first.reason
+        queue.enter(second.id, "reading")
+        ended(queue, second, "failed")
+    assert len(caplog.messages) == 2
+    # The records before hold, so that a restart does both again.
+    again = Queue(tmp_path)
+    assert [again.jobs[job.id].state for job in (first, second)] == ["queued", "queued"]
+    # With room the records are brought up to date.
+    queue.sweep()
+    last = Queue(tmp_path)
+    assert [last.jobs[job.id].state for job in (first, second)] == ["failed", "failed"]
+    with monkeypatch.context() as there:
+        there.setattr("segmentation.io.files.sync", full)
+        with pytest.raises(DiskFullError):
+            accepted(queue)
+    assert len(queue.jobs) == 2
+    assert not list((tmp_path / "incoming").iterdir())

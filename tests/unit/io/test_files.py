@@ -18,12 +18,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from segmentation.errors import DatasetError, InputError, OutputError
+from segmentation.errors import DatasetError, DiskFullError, InputError, OutputError
 from segmentation.io.files import (
+    append_whole,
     atomic_path,
     atomic_text,
     atomic_write,
     open_regular,
+    open_to_append,
     read_bytes,
     read_rows,
     read_text,
@@ -113,6 +115,24 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         overflow()
     assert str(caught.value).startswith(f"{tmp_path / 'a'}: ")
     assert names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_files_only")
+def test_what_could_be_appended_only_in_part_is_cut_off_again(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(60_000))
+    with open_to_append(path) as file:
+        with pytest.raises(OutputError, match="cannot be written") as caught:
+            append_whole(file, bytes(10_000), path)
+        assert caught.value.where == str(path)
+        append_whole(file, b"end", path)
+    assert path.read_bytes() == bytes(60_000) + b"end"
+
+
+def test_a_full_disk_has_an_error_of_its_own() -> None:
+    path = Path("/dev/full")
+    with open_to_append(path) as file, pytest.raises(DiskFullError, match="/dev/full: cannot"):
+        append_whole(file, b"line", path)
 
 
 def test_a_missing_folder_is_named_as_such(tmp_path: Path) -> None:
