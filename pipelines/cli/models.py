@@ -15,38 +15,54 @@ if TYPE_CHECKING:
     from segmentation.models.model_info import ModelInfo
 
 
-def models(json_: Json = False) -> None:
+def models(json_: Json = False) -> int:
     """List the shipped models: size, speed, scores, and which name has no weights.
 
     Example: trinat models
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from pipelines.common.exits import batch_exit
+    from segmentation.errors import TrinatError, one_line, reason_of
     from segmentation.models.checkpoint import read_info
     from segmentation.models.zoo import NOT_YET, shipped_models
 
     shipped = shipped_models()
-    found = [_described(name, folder, read_info(folder)) for name, folder in shipped.items()]
+    found, broken = [], []
+    for name, folder in shipped.items():
+        try:
+            found.append(_described(name, folder, read_info(folder)))
+        except (TrinatError, OSError) as error:
+            # The others can be used all the same.
+            broken.append(reason_of(error))
+    for reason in broken:
+        typer.echo(f"trinat: {reason}", err=True)
     missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
     if json_:
         typer.echo(json.dumps({"available": found, "not_yet": missing}, indent=2))
-        return
+        return batch_exit(done=len(found), failed=len(broken))
     table = Table(box=None, pad_edge=False)
     for header in ("name", "views", "labels", "MB", "measured"):
         table.add_column(header, overflow="fold")
     for model in found:
         measured = ", ".join(f"{key} {_short(value)}" for key, value in model["metrics"].items())
         views, size = " ".join(model["views"]), f"{model['megabytes']:.1f}"
-        table.add_row(model["name"], views, model["labels"], size, measured)
+        cells = (model["name"], views, model["labels"], size, measured)
+        # What a model says of itself is text: no markup, nothing that a terminal obeys.
+        table.add_row(*(Text(one_line(cell)) for cell in cells))
     console = Console()
     console.print(table if found else "No model is shipped with this version.")
     for name, why in missing.items():
         console.print(f"{name} has no weights here: it is {why}.", markup=False)
+    return batch_exit(done=len(found), failed=len(broken))
 
 
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    from segmentation.models.model_info import weights_file
+
+    size = sum((folder / weights_file(view)).stat().st_size for view in info.architectures)
     return {
         "name": name,
         "views": [view.value for view in info.architectures],

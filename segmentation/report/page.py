@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import jinja2
 
 
+# Controls but for tab and line break; marks of direction, of no width, and of the order of bytes.
+# Joiners are letters' own in some scripts.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
 # What the page's script sorts last in either direction.
 UNDEFINED = "none"
 
@@ -171,9 +176,21 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_visible,
     )
     environment.filters.update(data=_data, contents=_contents, png=lambda p: data_uri("png", p))
     return environment
+
+
+def _visible(value: Any) -> Any:
+    """Text whose characters that no one sees, or that turn what follows around, are escaped.
+
+    A file name may have them: the numbers behind it would be shown backwards.
+    """
+    if not isinstance(value, str) or not _UNSEEN.search(value):
+        return value
+    # Markup stays markup.
+    return type(value)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
 
 
 def _data(value: Any) -> Any:

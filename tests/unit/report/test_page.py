@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 
+import markupsafe
 import pytest
 
 from segmentation.report.page import UNDEFINED, Cell, Column, number, render, table
@@ -40,6 +41,15 @@ def test_everything_is_escaped() -> None:
     text = page()
     assert EVIL not in text
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
+
+
+def test_what_no_one_sees_in_a_name_is_shown() -> None:
+    """The name turns what follows it around: the number behind it would be read as 67.0."""
+    name, joined = "\u202ea\u200b\x1b", "می\u200cخواهم\n"
+    text = page(title=f"{name}: 0.76", lead=markupsafe.Markup(f"<b>{name}</b>"), again=joined)
+    assert r"<h1>\u202ea\u200b\u001b: 0.76</h1>" in text
+    assert r"<b>\u202ea\u200b\u001b</b>" in text
+    assert joined in text
 
 
 def test_the_policy_names_the_style_and_the_script_of_the_page() -> None:
