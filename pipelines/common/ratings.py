@@ -87,6 +87,11 @@ def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
     return dict(found)
 
 
+def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
+    """Names of all structures that someone rejected in some scan."""
+    return {r.structure for r in ratings if r.rating == "reject" and r.structure}
+
+
 def read_given(path: Path | None) -> list[Rating]:
     """The ratings of a file that a user named; none where none was."""
     if path and not path.is_file():
@@ -94,15 +99,29 @@ def read_given(path: Path | None) -> list[Rating]:
     return read_ratings(path) if path else []
 
 
-def use_of_ratings(ratings: Collection[Rating], seen: Collection[str]) -> str:
-    """What became of ratings, given the SHA-256 of the label maps that were looked at."""
+def use_of_ratings(
+    ratings: Collection[Rating], seen: Collection[str], in_part: Collection[tuple[str, str]]
+) -> str:
+    """What became of ratings, given the SHA-256 of the label maps that were looked at.
+
+    `in_part`: rejected structures (SHA-256, name) that the label scheme has no structure for, or
+    only one with other parts, so that they were measured.
+    """
     fresh = [rating for rating in ratings if rating.sha256 in seen]
     rejected = {(r.sha256, r.structure) for r in fresh if r.rating == "reject"}
     scans = sum(not structure for _, structure in rejected)
-    return (
-        f"Left out by ratings: {count(scans, 'scan')}, {count(len(rejected) - scans, 'structure')}."
+    measured = len(rejected & set(in_part))
+    structures = len(rejected) - scans - measured
+    text = (
+        f"Left out by ratings: {count(scans, 'scan')}, {count(structures, 'structure')}."
         f" Of other or changed label maps: {count(len(ratings) - len(fresh), 'rating')}."
     )
+    if measured:
+        text += (
+            f" Rejected but measured, as a part of a larger structure of this label scheme: "
+            f"{count(measured, 'structure')}."
+        )
+    return text
 
 
 def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,13 @@ from pipelines.common.discovery import ScanFile, find_files
 from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.lock import claimed, refuse_foreign
 from pipelines.common.process import cpu_count, isolated
-from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
+from pipelines.common.ratings import (
+    agreement_table,
+    read_given,
+    rejected_structures,
+    rejections,
+    use_of_ratings,
+)
 from pipelines.evaluate.pairing import pair_files
 from pipelines.predict.ledger import entries_in, taught_by_models
 from segmentation.data.sources.base import Facts, facts_of, read_participants
@@ -24,6 +30,7 @@ from segmentation.io.files import read_rows, write_whole
 from segmentation.io.orientation import TrustAffine
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
+from segmentation.metrics.counted import made_by
 from segmentation.report.cohort import Cohort, Range, Scan, cohort_drawings, cohort_of, cohort_page
 from segmentation.report.page import provenance
 from segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
@@ -96,6 +103,8 @@ def report(
     told = list(entries_in(settings.predictions))
     entries = [entry for _, entry in told]
     results = {folder / name: entry.result for folder, entry in told for name in entry.outputs}
+    rated = rejected_structures(ratings)
+    in_part: set[tuple[str, str]] = set()  # rejected, but measured as a part of another structure
     sound: list[ScanFile] = []
     scans: list[Scan] = []
     for result in measured:
@@ -104,7 +113,12 @@ def report(
             say(f"{result.subject}: left out, rejected by {bad['']}")
         elif not result.failure:
             sound.append(result.file)
-            scans.append(_scan(result, bad, people, results.get(result.file.path, {})))
+            facts = results.get(result.file.path, {})
+            made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
+            left_out = made.left_out(scheme, bad)
+            scans.append(_scan(result, left_out, people, facts))
+            for structure in made.measured_though_rejected(scheme, bad):
+                in_part.add((result.sha256, structure))
     failures = [(r.subject, r.failure) for r in measured if r.failure]
     failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
     for name, reason in failures:
@@ -130,7 +144,9 @@ def report(
         done = provenance(started, settings.command, scheme.name)
         done["predictions"] = str(settings.predictions)
         if settings.ratings:
-            done["ratings"] = use_of_ratings(ratings, {result.sha256 for result in measured})
+            done["ratings"] = use_of_ratings(
+                ratings, {result.sha256 for result in measured}, in_part
+            )
             write_table(settings.out / "raters.csv", agreement_table(ratings))
             say(done["ratings"])
         if taught := taught_by_models(entries):
@@ -181,22 +197,19 @@ def _measure(task: _Task) -> _Measured:
 
 def _scan(
     result: _Measured,
-    rejected: Mapping[str, str],
+    left_out: Collection[str],
     people: Mapping[str, Facts],
     facts: Mapping[str, Any],
 ) -> Scan:
-    """Of structures that are known and not rejected; `facts` are those of the ledger."""
+    """Of structures that count; `facts` are those of the ledger."""
     file = result.file
     person = facts_of(people, file.subject)
     volumes = result.volumes_mm3 or {}
-    told = set(facts.get("volumes_mm3", ()))
-    # A ledger of another label scheme says nothing about this one.
-    known = told if told and told <= set(volumes) else set(volumes)
     doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
     return Scan(
         file.subject,
         file.scan,
-        {k: v for k, v in volumes.items() if k not in rejected and k in known},
+        {k: v for k, v in volumes.items() if k not in left_out},
         sex=person.sex or "",
         age=person.age,
         site=person.site,

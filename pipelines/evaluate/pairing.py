@@ -24,6 +24,7 @@ from segmentation.io.orientation import TrustAffine
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
 from segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
+from segmentation.metrics.counted import Made
 from segmentation.metrics.pair import Measurement, compare
 
 
@@ -305,7 +306,7 @@ class Task:
     mappings: Mappings
     resample: bool = False
     trust_affine: TrustAffine | None = None
-    not_predicted: tuple[str, ...] = ()
+    made: Made = field(default_factory=Made)
     # By the SHA-256 of a prediction: what of it a rater rejected ("" is all of it), and who.
     rejected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -370,15 +371,8 @@ def _measure(task: Task) -> Done:
         rejected = task.rejected.get(facts["prediction_sha256"], {})
         if "" in rejected:
             return Done(task, (), facts, facts.pop("note"), rejected=rejected[""])
-        predicted[np.isin(scheme.names, list(rejected))[predicted]] = 0
         measured = labelled_slices(true, predicted, truth.spacing_mm)
-        rows = compare(*measured, scheme, (*task.not_predicted, *rejected)).rows()
-        notes = {structure: f"rejected by {who}" for structure, who in rejected.items()}
-        rows = [
-            replace(row, note=notes.get(row.structure, row.note))
-            for row in rows
-            if not (row.structure in rejected and row.metric.startswith("labelled_as:"))
-        ]
+        rows = compare(*measured, scheme, task.made.left_out(scheme, rejected)).rows()
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     return Done(task, tuple(rows), facts, facts.pop("note"))

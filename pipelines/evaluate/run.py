@@ -19,7 +19,13 @@ from pipelines.common.exits import Exit, batch_exit
 from pipelines.common.lock import claimed, refuse_foreign
 from pipelines.common.naming import safe_component
 from pipelines.common.process import cpu_count
-from pipelines.common.ratings import agreement_table, read_given, rejections, use_of_ratings
+from pipelines.common.ratings import (
+    agreement_table,
+    read_given,
+    rejected_structures,
+    rejections,
+    use_of_ratings,
+)
 from pipelines.common.stored import stored_files
 from pipelines.evaluate.pairing import (
     Done,
@@ -42,6 +48,7 @@ from segmentation.io.orientation import TrustAffine
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics.common_grid import on_grid_of
+from segmentation.metrics.counted import made_by
 from segmentation.report.page import provenance
 from segmentation.report.tables import latex, metrics_frame, printed, write_table
 
@@ -130,13 +137,13 @@ def evaluate(
             say(f"check it: {guess}")
     ratings = read_given(settings.ratings)
     rejected = rejections(ratings)
+    rated = rejected_structures(ratings)
     how = (settings.labels, mappings, settings.resample, settings.trust_affine)
-    tasks = [
-        Task(model, pair, *how, unknown, rejected)
-        for model, pairing in pairings.items()
-        for unknown in [_not_predicted(told[model], scheme, settings.not_predicted)]
-        for pair in pairing.pairs
-    ]
+    tasks = []
+    for model, pairing in pairings.items():
+        made = made_by(told[model].structures, rated, scheme, settings.not_predicted)
+        made.left_out(scheme)  # refuses a wrong name before anything is measured
+        tasks += [Task(model, pair, *how, made, rejected) for pair in pairing.pairs]
     if not tasks:
         raise EvaluationError(
             f"no prediction has a truth: {_why_none(pairings.values())}",
@@ -160,7 +167,7 @@ def evaluate(
         notices = sorted({line for of_model in told.values() for line in of_model.taught})
         if settings.ratings:
             seen = {result.facts.get("prediction_sha256", "") for result in done}
-            notices.append(use_of_ratings(ratings, seen))
+            notices.append(use_of_ratings(ratings, seen, _rejected_in_part(done, scheme)))
             write_table(settings.out / "raters.csv", agreement_table(ratings))
         if store and (pseudo := store.pseudo_labels(subjects)):
             notices.insert(0, f"The truth is no truth: it is {pseudo}.")
@@ -206,15 +213,17 @@ def _predictions(place: Path, told: _Told) -> list[ScanFile]:
     return [own_name(file) for file in find_files(place)]
 
 
-def _not_predicted(told: _Told, scheme: LabelScheme, named: Sequence[str]) -> tuple[str, ...]:
-    """Structures that the model does not know: as named, or by the ledger beside its predictions,
-    which has volumes of those alone that it knows."""
-    for name in named:
-        if name not in scheme.names[1:]:
-            raise ConfigError(f"--not-predicted: {scheme.name} has no {name!r}")
-    # A ledger of another label scheme says nothing about this one.
-    known = told.structures if told.structures <= set(scheme.names) else set()
-    return tuple(n for n in scheme.names[1:] if n in named or (known and n not in known))
+def _rejected_in_part(done: Iterable[Done], scheme: LabelScheme) -> set[tuple[str, str]]:
+    """Rejected structures that were measured as a part of another: map (SHA-256), structure."""
+    found: set[tuple[str, str]] = set()
+    for result in done:
+        digest = result.facts.get("prediction_sha256", "")
+        rejected = result.task.rejected.get(digest, {})
+        if result.rejected:  # all of the map
+            continue
+        for structure in result.task.made.measured_though_rejected(scheme, rejected):
+            found.add((digest, structure))
+    return found
 
 
 def _why_none(pairings: Iterable[Pairing]) -> str:
@@ -303,7 +312,7 @@ def _write_report(
         "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
         "metrics.csv (SHA-256)": sha256_of(settings.out / "metrics.csv"),
     }
-    evaluation = evaluate_frame(frame, pairs)
+    evaluation = evaluate_frame(frame, pairs, scheme)
     summary = json.dumps({"provenance": done, **evaluation.to_json()}, indent=1)
     write_whole(settings.out / "summary.json", summary + "\n")
     if settings.csv or settings.latex:

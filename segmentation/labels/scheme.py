@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from segmentation.errors import LabelError
 from segmentation.io.files import read_bytes
-from segmentation.labels.folding import MAX_CLASSES, Folding, outer_rim
+from segmentation.labels.folding import MAX_CLASSES, Folding, folding_table, outer_rim
 from segmentation.space.views import View
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
@@ -31,7 +31,7 @@ IGNORE = 255
 Side = Literal["left", "right"]
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
 
-_SHIPPED = ("quicknat33", "tissue4", "left4")
+SHIPPED = ("quicknat33", "tissue4", "left4")
 _REQUIRED = ("index", "name", "freesurfer", "side", "partner", "color", "abbreviation", "group")
 _OPTIONAL = ("members", "rim_of")
 _ABSENT = ("", "n/a")
@@ -135,6 +135,16 @@ class LabelScheme:
                 indices[outer_rim(indices == label.rim_of) & (array == 0)] = label.index
         return indices
 
+    def classes_of_number(self, number: int) -> set[int]:
+        """Classes that voxels of a FreeSurfer number may become; none where it is not known.
+
+        Two for a number that joins the nearest side.
+        """
+        if number in self._classes:
+            return {self._classes[number]}
+        folded = folding_table().get(number, ())
+        return {self._classes[target] for target in folded if target in self._classes}
+
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
         """FreeSurfer numbers of a map of class indices."""
         indices = np.asarray(indices)
@@ -217,14 +227,14 @@ class MergedScheme:
 def load_scheme(name_or_path: str | Path) -> LabelScheme:
     """A shipped scheme by its name (quicknat33, tissue4, left4), or one's own from a TSV file."""
     # A shipped name wins over a file of that name: the same command means the same everywhere.
-    if str(name_or_path) in _SHIPPED:
+    if str(name_or_path) in SHIPPED:
         return _load_shipped(str(name_or_path))
     path = Path(name_or_path)
     if not path.is_file():
         raise LabelError(
             "no such label scheme",
             where=path,
-            remedy=f"give a TSV file or one of {', '.join(_SHIPPED)}",
+            remedy=f"give a TSV file or one of {', '.join(SHIPPED)}",
         )
     return parse_scheme(path.stem, read_bytes(path), path)
 

@@ -6,6 +6,7 @@ code to them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,16 @@ class Metric:
     if_missed: str
     if_invented: str
     averaged: bool = True  # over the structures of a group
+
+    @property
+    def least(self) -> float:
+        """No value is below."""
+        return -100.0 if self.better == "zero" else 0.0
+
+    @property
+    def most(self) -> float:
+        """No value is above: a share ends at 1."""
+        return math.inf if self.unit else 1.0
 
     @property
     def shown_unit(self) -> str:

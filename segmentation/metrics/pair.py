@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from scipy import ndimage
 
 from segmentation.errors import EvaluationError
 from segmentation.io.volume import Scan, Volume
-from segmentation.labels.scheme import Label, LabelScheme, load_scheme
+from segmentation.labels.scheme import LabelScheme, load_scheme
 from segmentation.metrics import overlap, surface
 from segmentation.metrics.common_grid import labelled_slices, on_grid_of
+from segmentation.metrics.counted import ALL_STRUCTURES, Made, members_of_groups
 from segmentation.metrics.definitions import (
     BOUNDARY_WIDTH_MM,
     METRICS,
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.uint8]
 Values = NDArray[np.float64]
-
-ALL_STRUCTURES = "all"
-# CSF outside the ventricles has no edge that raters agree on; background is no structure.
-_NOT_IN_ALL = ("background", "csf")
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,17 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class PairMeasurements:
-    """`values[metric]` has one number per class, (K,); NaN where `notes` says why."""
+    """`values[metric]` has one number per class, (K,); NaN where `notes` says why.
+
+    `joint` has no voxel of a rejected structure in the prediction.
+    """
 
     scheme: LabelScheme
     joint: NDArray[np.int64]
     values: dict[str, Values]
     generalised_dice: float
-    absences: tuple[Absence | None, ...]
+    notes: tuple[str, ...]  # an `Absence`, or why the structure does not count; else empty
+    rejected: frozenset[int]  # classes
     voxel_mm3: float
 
     def rows(self) -> list[Measurement]:
@@ -63,21 +64,19 @@ class PairMeasurements:
         return [*self._structures(), *self._groups(), *self._confusions()]
 
     def _structures(self) -> Iterator[Measurement]:
-        for label, absence in zip(self.scheme.labels[1:], self.absences[1:], strict=True):
+        for label, note in zip(self.scheme.labels[1:], self.notes[1:], strict=True):
             for metric, values in self.values.items():
                 if metric == "side_swap" and label.partner is None:
                     continue
                 value, unit = float(values[label.index]), METRICS[metric].unit
-                yield Measurement(label.name, label.fs_id, metric, value, unit, absence or "")
+                yield Measurement(label.name, label.fs_id, metric, value, unit, note)
 
     def _groups(self) -> Iterator[Measurement]:
         """Plain means over the structures of a group; the note counts what has no value."""
-        members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
-        for label in self.scheme.labels:
-            if label.group not in _NOT_IN_ALL and self.absences[label.index] != NOT_PREDICTED:
-                members[ALL_STRUCTURES].append(label)
-                members.setdefault(label.group, []).append(label)
-        for group, labels in members.items():
+        for group, members in members_of_groups(self.scheme).items():
+            labels = [label for label in members if self.notes[label.index] != NOT_PREDICTED]
+            if not labels and group != ALL_STRUCTURES:
+                continue
             for metric, values in self.values.items():
                 paired = metric == "side_swap"
                 asked = values[[k.index for k in labels if k.partner is not None or not paired]]
@@ -93,7 +92,7 @@ class PairMeasurements:
     def _confusions(self) -> Iterator[Measurement]:
         """What each true class was labelled as, in mm3; background is a class here."""
         for true, predicted in np.argwhere(self.joint):
-            if true == predicted == 0:
+            if true == predicted == 0 or true in self.rejected:
                 continue
             label, metric = self.scheme.labels[true], f"labelled_as:{self.scheme.names[predicted]}"
             value = float(self.joint[true, predicted] * self.voxel_mm3)
@@ -105,21 +104,27 @@ def compare(
     prediction: Indices,
     spacing_mm: tuple[float, float, float],
     scheme: LabelScheme,
-    not_predicted: Collection[str] = (),
+    excluded: Mapping[str, str] | None = None,
 ) -> PairMeasurements:
     """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices.
 
-    Structures that are `not_predicted`, which the model does not know, have no value but their
-    true volume, and are in no mean.
+    Structures that are `excluded` (with why, as `Made.left_out` has it) have no value but their
+    true volume, and are in no mean. What is rejected is background in the prediction.
     """
-    classes = len(scheme)
+    classes, excluded = len(scheme), excluded or {}
     overlap.check_shapes(truth, prediction)
+    unknown: list[int] = []
+    rejected: list[int] = []
+    for label in scheme.labels:
+        if label.name in excluded:
+            known = excluded[label.name] != NOT_PREDICTED
+            (rejected if known else unknown).append(label.index)
+    prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, classes)
     joint[0, 0] += voxels - truth.size
     true_voxels, predicted_voxels = joint.sum(1), joint.sum(0)
-    unknown = [label.index for label in scheme.labels if label.name in not_predicted]
     if found := [scheme.names[k] for k in unknown if predicted_voxels[k]]:
         raise EvaluationError(f"the prediction has {found[0]}, which it was said not to predict")
     true_mm3 = overlap.volumes_mm3(true_voxels, spacing_mm)
@@ -138,14 +143,18 @@ def compare(
         "side_swap": overlap.side_swap(joint, scheme.partner_permutation),
     }
     for metric in values.keys() - {"truth_volume"}:
-        values[metric][unknown] = np.nan
-    absences = [_absence(t, p) for t, p in zip(true_voxels, predicted_voxels, strict=True)]
+        values[metric][[*unknown, *rejected]] = np.nan
+    notes = []
+    for label in scheme.labels:
+        absence = _absence(true_voxels[label.index], predicted_voxels[label.index])
+        notes.append(excluded.get(label.name, absence))
     return PairMeasurements(
         scheme,
         joint,
         {metric: values[metric] for metric in METRICS if metric in values},
-        overlap.generalised_dice(joint, unknown),
-        tuple(NOT_PREDICTED if k in unknown else a for k, a in enumerate(absences)),
+        overlap.generalised_dice(joint, [*unknown, *rejected]),
+        tuple(notes),
+        frozenset(rejected),
         float(np.prod(spacing_mm)),
     )
 
@@ -196,9 +205,9 @@ def _boxes(truth: Indices, prediction: Indices) -> Iterator[tuple[int, tuple[sli
             yield index, box
 
 
-def _absence(true: Any, predicted: Any) -> Absence | None:
+def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
     if true and predicted:
-        return None
+        return ""
     if true:
         return "missed"
     return "invented" if predicted else "absent from both"
@@ -210,6 +219,7 @@ def evaluate(
     *,
     labels: str = "quicknat33",
     resample: bool = False,
+    not_predicted: Collection[str] = (),
 ) -> pd.DataFrame:
     """Compare a prediction with the truth: all metrics of docs/metrics.md, by structure.
 
@@ -222,6 +232,9 @@ def evaluate(
         Label scheme: "quicknat33", "tissue4", "left4" or a TSV file.
     resample : bool
         Bring the prediction to the truth's grid where they differ; otherwise that is an error.
+    not_predicted : names
+        Structures of the label scheme that the model does not know ("CSF" for `fast`). A Result
+        says itself which these are; of a file, nothing is known.
 
     Returns
     -------
@@ -239,7 +252,7 @@ def evaluate(
     """
     import pandas as pd
 
-    unknown = getattr(prediction, "not_predicted", ())
+    source, unknown = getattr(prediction, "scheme", None), getattr(prediction, "not_predicted", ())
     pair = [getattr(given, "labels", given) for given in (truth, prediction)]
     placed = [Volume.of(each, labels=True) for each in pair if not isinstance(each, np.ndarray)]
     affine = placed[0].affine if placed else np.eye(4)
@@ -250,8 +263,9 @@ def evaluate(
     predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme, spacing_mm = load_scheme(labels), true.spacing_mm
     a, b = (scheme.from_freesurfer(v.data, spacing_mm=spacing_mm) for v in (true, predicted))
-    found = compare(*labelled_slices(a, b, spacing_mm), scheme, unknown)
+    made = Made(tuple(not_predicted), source, tuple(unknown))
+    found = compare(*labelled_slices(a, b, spacing_mm), scheme, made.left_out(scheme))
     table = pd.DataFrame(found.values, index=pd.Index(scheme.names, name="structure"))
     table.insert(0, "freesurfer", scheme.fs_ids)
-    table["note"] = [absence or "" for absence in found.absences]
+    table["note"] = found.notes
     return table.iloc[1:]

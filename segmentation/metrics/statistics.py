@@ -18,41 +18,64 @@ from scipy import stats
 
 Values = NDArray[np.float64]
 
-BOOTSTRAP_SAMPLES = 10_000
 # With five pairs the smallest two-sided Wilcoxon p is 2 / 2^5 = 0.0625: it cannot reach 0.05.
 FEWEST_PERSONS = 6
+# Above this, normal approximation: enumeration takes more than a millisecond.
+_MOST_EXACT = 100
 
-_CHUNK = 500  # resamples drawn at a time; bounds memory, does not change the result
 
+def mean_interval(values: Values) -> Values:
+    """95 % intervals of the mean over persons, (P, M) to (2, M); NaN below 2 persons.
 
-def bootstrap_interval(
-    values: Values, generator: np.random.Generator, *, samples: int = BOOTSTRAP_SAMPLES
-) -> Values:
-    """95 % percentile intervals of the mean over persons, (P, M) to (2, M); NaN below 2 persons.
-
-    One set of resampled persons serves all M columns: scipy.stats.bootstrap, column by column,
-    takes 100 times as long for the thousand columns of a report.
+    Each end is the farther one of Student's t and of Hall's t corrected for skewness (Hall, 1992,
+    "On the removal of skewness by transformation"). t alone is too narrow towards the long tail of
+    values such as Dice, Hall's alone towards the short one. docs/notes/statistics.md has the
+    coverage of both, and of bootstraps.
     """
-    persons, columns = values.shape
-    if persons < 2:
-        return np.full((2, columns), np.nan)
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0)
-    means = np.empty((samples, columns))
-    for start in range(0, samples, _CHUNK):
-        drawn = generator.integers(persons, size=(min(_CHUNK, samples - start), persons))
-        # How often each person is in each resample: one count over rows set apart.
-        apart = drawn + persons * np.arange(len(drawn))[:, None]
-        counts = np.bincount(apart.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(float)
-        weights = counts @ known
-        means[start : start + len(drawn)] = np.divide(
-            counts @ filled, weights, out=np.full(weights.shape, np.nan), where=weights > 0
-        )
-    enough = known.sum(0) >= 2
-    interval = np.full((2, columns), np.nan)
-    # A resample may hold only persons without a value; it says nothing and is left out.
-    interval[:, enough] = np.nanpercentile(means[:, enough], [2.5, 97.5], axis=0)
-    return interval
+    persons, mean, error = _mean_and_error(values)
+    quantile = stats.t.ppf(0.975, persons - 1)
+    skewness = _skewness(values) / np.sqrt(persons)
+    above = np.maximum(quantile, _without_skewness(quantile, skewness))
+    below = np.minimum(-quantile, _without_skewness(-quantile, skewness))
+    return np.stack([mean - above * error, mean - below * error])
+
+
+def students_t_interval(values: Values) -> Values:
+    """95 % intervals of the mean of normal values, (P, M) to (2, M); NaN below 2 persons."""
+    persons, mean, error = _mean_and_error(values)
+    half = stats.t.ppf(0.975, persons - 1) * error
+    return np.stack([mean - half, mean + half])
+
+
+def _mean_and_error(values: Values) -> tuple[Values, Values, Values]:
+    """Of each column: persons, NaN below 2, their mean and its standard error."""
+    count = (~np.isnan(values)).sum(0)
+    persons = np.where(count >= 2, count, np.nan)
+    mean = np.nansum(values, axis=0) / persons
+    variance = np.nansum((values - mean) ** 2, axis=0) / (persons - 1)
+    return persons, mean, np.sqrt(variance / persons)
+
+
+def _skewness(values: Values) -> Values:
+    """Adjusted Fisher-Pearson skewness of each column; 0 for two persons, and without spread."""
+    persons, mean, _ = _mean_and_error(values)
+    second = np.nansum((values - mean) ** 2, axis=0) / persons
+    third = np.nansum((values - mean) ** 3, axis=0) / persons
+    known = (persons > 2) & (second > (1e-12 * mean) ** 2)
+    persons, second = np.where(known, persons, 3), np.where(known, second, 1)
+    adjusted = np.sqrt(persons * (persons - 1)) / (persons - 2)
+    return np.where(known, third / second**1.5 * adjusted, 0.0)
+
+
+def _without_skewness(quantile: Values, skewness: Values) -> Values:
+    """The t of skewed values that Hall's cubic transformation takes to `quantile`.
+
+    With a, the skewness over the root of persons, that is t + a t^2 / 3 + a^2 t^3 / 27 + a / 6.
+    """
+    skewed = np.abs(skewness) > 1e-6
+    a = np.where(skewed, skewness, 1.0)
+    found = 3 / a * (np.cbrt(1 + a * (quantile - a / 6)) - 1)
+    return np.where(skewed, found, quantile)
 
 
 @dataclass(frozen=True)
@@ -69,10 +92,12 @@ class PairedTest:
 def paired_test(first: Values, second: Values) -> PairedTest:
     """Wilcoxon's signed-rank test of `second` against `first`, one value a person, (P,).
 
-    Exact up to 50 persons without ties, else the normal approximation with correction for ties.
-    Persons without a value from both are left out.
+    The p value is exact up to 100 differences: the share of all 2^n choices of signs whose sum of
+    ranks is as far from the middle. Equal differences share the mean of their ranks. Persons
+    without a difference leave the ranks, as Wilcoxon has it: they have no sign to choose, and p
+    is never below 2 / 2^n of the n others. Persons without a value from both are left out.
     """
-    difference = second - first
+    difference = _without_rounding(second - first, first, second)
     left_out = int(np.isnan(difference).sum())
     difference = difference[~np.isnan(difference)]
     persons = len(difference)
@@ -86,16 +111,41 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         return PairedTest(persons, mean, None, effect, _join(note, few))
     if not len(changed):
         return PairedTest(persons, mean, 1.0, effect, _join(note, "no person differs"))
-    magnitudes = np.abs(changed)
-    tied = len(np.unique(magnitudes)) < len(magnitudes)
-    exact = not tied and len(changed) <= 50
-    p = float(stats.wilcoxon(changed, method="exact" if exact else "approx").pvalue)
     notes = [note]
     if len(changed) < persons:
         notes.append(f"{persons - len(changed)} without a difference left out of the ranks")
-    if tied:
-        notes.append("tied differences: normal approximation")
+    if len(changed) <= _MOST_EXACT:
+        p = _exact_p(changed)
+    else:
+        p = float(stats.wilcoxon(changed, method="approx").pvalue)
+        notes.append(f"more than {_MOST_EXACT} differences: normal approximation")
     return PairedTest(persons, mean, p, effect, _join(*notes))
+
+
+def _exact_p(changed: Values) -> float:
+    """Two-sided p of Wilcoxon's signed-rank test over all signs of these differences, (n,)."""
+    # Ranks of ties end in a half: doubled, all are whole numbers, and no sum is rounded.
+    ranks = np.rint(2 * stats.rankdata(np.abs(changed))).astype(int)
+    total = int(ranks.sum())
+    # probability[s]: that the ranks of positive signs have the sum s, where signs are coins.
+    probability = np.zeros(total + 1)
+    probability[0] = 1.0
+    for rank in ranks:
+        positive = np.zeros(total + 1)
+        positive[rank:] = probability[: total + 1 - rank]
+        probability = (probability + positive) / 2
+    observed = int(ranks[changed > 0].sum())
+    apart = np.abs(2 * np.arange(total + 1) - total)
+    return min(1.0, float(probability[apart >= abs(2 * observed - total)].sum()))
+
+
+def _without_rounding(difference: Values, first: Values, second: Values) -> Values:
+    """Differences that are rounding errors become 0, and those apart by one become equal."""
+    largest = max((float(np.nanmax(np.abs(v), initial=0)) for v in (first, second)), default=0.0)
+    if not largest > 0:
+        return difference
+    smallest = largest * 1e-12
+    return np.asarray(np.rint(difference / smallest) * smallest, np.float64)
 
 
 def holm(p_values: Values) -> Values:

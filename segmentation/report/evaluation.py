@@ -12,7 +12,7 @@ import pandas as pd
 from segmentation.io.files import spreadsheet_safe
 from segmentation.labels.scheme import LabelScheme
 from segmentation.metrics.definitions import METRICS
-from segmentation.metrics.statistics import BOOTSTRAP_SAMPLES, FEWEST_PERSONS
+from segmentation.metrics.statistics import FEWEST_PERSONS
 from segmentation.report import figures, summary, tables
 from segmentation.report.figures import Drawing
 from segmentation.report.page import asset, count, render, short_name
@@ -116,7 +116,6 @@ def evaluation_page(
         },
         pairs=tables.pairs(evaluation.pairs),
         definitions=tables.definitions(),
-        samples=f"{BOOTSTRAP_SAMPLES:,}",
         again=code_of(models[0]),
     )
 
@@ -154,6 +153,7 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
+    notices += _different_means(evaluation)
     if persons < FEWEST_PERSONS:
         notices.append(
             f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
@@ -165,6 +165,26 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
     measured = evaluation.pairs[evaluation.pairs["status"] == "measured"]
     for note, number in measured["note"].replace("", pd.NA).value_counts().items():
         notices.append(f"{count(int(number), 'prediction')}: {note}.")
+    return notices
+
+
+def _different_means(evaluation: Evaluation) -> list[str]:
+    """Models whose means over all structures must not be compared, and in which metrics."""
+    table = evaluation.comparisons
+    if table.empty:
+        return []
+    table = table[(table["structure"] == "group:all") & (table["left_out"] > 0)]
+    notices = []
+    for (first, second), rows in table.groupby(["first", "second"], sort=False):
+        metrics = [
+            f"{METRICS[metric].title} ({number})"
+            for metric, number in zip(rows["metric"], rows["left_out"], strict=True)
+        ]
+        notices.append(
+            f"The means of {first} and {second} are not over the same scans and structures. "
+            f"Values that only one of the two has: {', '.join(metrics)}. “Models compared” leaves "
+            "them out."
+        )
     return notices
 
 

@@ -6,7 +6,7 @@ reduction of its tables, so the whole report can be recomputed from metrics.csv.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -14,17 +14,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from segmentation.labels.scheme import LabelScheme
+from segmentation.metrics.counted import members_of_groups
 from segmentation.metrics.definitions import METRICS, NOT_PREDICTED
 from segmentation.metrics.statistics import (
     bland_altman,
-    bootstrap_interval,
     holm,
     icc_2_1,
+    mean_interval,
     paired_test,
     within_subject_cv_percent,
 )
 
-_SEED = 0
+# The structures of each group, by its name in the tables.
+Members = Mapping[str, Sequence[str]]
 # What a reader wants first, and on which models are compared: few, so that the tests stay few.
 HEADLINE = (*("dice", "iou", "hd95", "surface_dice_1mm"), *("assd", "absolute_volume_difference"))
 
@@ -72,13 +75,12 @@ def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     return _in_order(rows.set_index(["subject", "session", "structure"])["value"].unstack(), frame)
 
 
-def structure_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean, median, SD and 95 % bootstrap interval of the mean over persons, and over how many."""
+def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
+    """Mean, median, SD and 95 % interval of the mean over persons, over how many, and what is
+    undefined."""
     known = [m for m in frame["metric"].unique() if m in METRICS]
     tables = [
-        _statistics(by_person(frame, model, metric)).assign(model=model, metric=metric)
-        for model in models_of(frame)
-        for metric in known
+        _statistics(frame, model, metric, members) for model in models_of(frame) for metric in known
     ]
     columns = ["model", "metric", "structure", *_STATISTICS]
     return (
@@ -89,15 +91,18 @@ def structure_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 
 
-def _statistics(persons: pd.DataFrame) -> pd.DataFrame:
-    values = persons.to_numpy(float)
-    low, high = bootstrap_interval(values, np.random.default_rng(_SEED))
-    known = persons.notna().sum()
+def _statistics(frame: pd.DataFrame, model: str, metric: str, members: Members) -> pd.DataFrame:
+    persons = by_person(frame, model, metric)
+    what = METRICS[metric]
+    low, high = np.clip(mean_interval(persons.to_numpy(float)), what.least, what.most)
+    undefined = _undefined(by_scan(frame, model, metric), members)
     return pd.DataFrame(
         {
+            "model": model,
+            "metric": metric,
             "structure": persons.columns,
-            "persons": known.to_numpy(),
-            "undefined": len(persons) - known.to_numpy(),
+            "persons": persons.notna().sum().to_numpy(),
+            "undefined": [undefined[structure] for structure in persons.columns],
             "mean": persons.mean().to_numpy(),
             "median": persons.median().to_numpy(),
             "sd": persons.std(ddof=1).to_numpy(),
@@ -107,34 +112,74 @@ def _statistics(persons: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def comparisons(frame: pd.DataFrame) -> pd.DataFrame:
+def _undefined(scans: pd.DataFrame, members: Members) -> dict[str, int]:
+    """How many values are undefined, one a structure and scan; a group's are its structures'."""
+    of_each = scans.isna().sum()
+    undefined = {}
+    for name in scans.columns:
+        parts = [part for part in members.get(name, ()) if part in of_each]
+        if not parts:  # a structure, or a number of the whole scan
+            parts = [name]
+        undefined[name] = int(of_each[parts].sum())
+    return undefined
+
+
+def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     """Every two models on the persons that both have; Holm within metric and pair of models.
 
-    Groups are corrected among themselves: they are made of structures, not more of them, and are
-    not compared where one model does not know one: means over others say nothing.
+    Only values that both models have, for one structure in one scan, are compared: a structure
+    that one misses has no distance, and must not make its mean the better one. `left_out` says
+    how many values only one of the two has. Groups are corrected among themselves: they are made
+    of structures, not more of them.
     """
-    rows = []
+    tables = []
     for first, second in combinations(models_of(frame), 2):
         for metric in HEADLINE:
-            of = {"first": first, "second": second, "metric": metric}
-            one, other = by_person(frame, first, metric), by_person(frame, second, metric)
-            persons = one.index.union(other.index)
-            groups = (set(one.columns) ^ set(other.columns)) <= {"CSF"}  # which is in none
-            structures = [s for s in one.columns if s in other and (groups or "group:" not in s)]
-            one, other = one.reindex(persons), other.reindex(persons)
-            differences = (other[structures] - one[structures]).to_numpy(float)
-            intervals = bootstrap_interval(differences, np.random.default_rng(_SEED))
-            for structure, low, high in zip(structures, *intervals, strict=True):
-                test = paired_test(one[structure].to_numpy(), other[structure].to_numpy())
-                rows.append(of | {"structure": structure, **asdict(test), "low": low, "high": high})
-    table = pd.DataFrame(rows)
-    if not rows:
-        return table
-    table = table.astype({"p": float}).assign(p_holm=np.nan)
+            table = _comparison(frame, first, second, metric, members)
+            if not table.empty:
+                tables.append(table.assign(first=first, second=second, metric=metric))
+    if not tables:
+        return pd.DataFrame()
+    table = pd.concat(tables, ignore_index=True).astype({"p": float}).assign(p_holm=np.nan)
     families = table.groupby(["first", "second", "metric", _is_group(table)])
     for index in families.groups.values():
         table.loc[index, "p_holm"] = holm(table.loc[index, "p"].to_numpy(float))
     return table
+
+
+def _comparison(
+    frame: pd.DataFrame, first: str, second: str, metric: str, members: Members
+) -> pd.DataFrame:
+    """One row for each structure that both models know, and for each group."""
+    one, other = by_scan(frame, first, metric), by_scan(frame, second, metric)
+    every = structures_of(frame)
+    known = [name for name in every if name in one.columns and name in other.columns]
+    one, other, left_out = _shared(one, other)
+    for group in groups_of(frame):
+        parts = [part for part in every if part in members.get(group, ()) and part in one.columns]
+        if parts:
+            one[group] = one[parts].mean(axis=1)
+            other[group] = other[parts].mean(axis=1)
+            left_out[group] = left_out[parts].sum()
+            known.append(group)
+    one, other = (table[known].groupby(level="subject").mean() for table in (one, other))
+    low, high = mean_interval((other - one).to_numpy(float))
+    rows = []
+    for place, name in enumerate(known):
+        test = paired_test(one[name].to_numpy(), other[name].to_numpy())
+        row = {"structure": name, **asdict(test), "left_out": int(left_out[name])}
+        rows.append(row | {"low": low[place], "high": high[place]})
+    return pd.DataFrame(rows)
+
+
+def _shared(one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
+    """Two models' values by scan where both have one, and how many of each only one has."""
+    scans = one.index.union(other.index)
+    structures = one.columns.union(other.columns, sort=False)
+    one, other = (table.reindex(index=scans, columns=structures) for table in (one, other))
+    both = one.notna() & other.notna()
+    alone = one.notna() ^ other.notna()
+    return one.where(both), other.where(both), alone.sum()
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
@@ -242,13 +287,18 @@ class Evaluation:
         return {**{key: _records(table) for key, table in named.items()}, "pairs": pairs}
 
 
-def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame) -> Evaluation:
-    """All statistics of a metrics.csv."""
+def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme) -> Evaluation:
+    """All statistics of a metrics.csv, whose structures are those of `scheme`."""
+    members = {
+        f"group:{group}": [label.name for label in labels]
+        for group, labels in members_of_groups(scheme).items()
+    }
     not_predicted = frame.loc[frame["note"] == NOT_PREDICTED, ["model", "structure"]]
     not_predicted = not_predicted.drop_duplicates(ignore_index=True)
     keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
     frame = frame[~keys.isin(pd.MultiIndex.from_frame(not_predicted))]
-    statistics, compared = structure_statistics(frame), comparisons(frame)
+    statistics = structure_statistics(frame, members)
+    compared = comparisons(frame, members)
     agreed, again = agreement(frame), retest(frame)
     return Evaluation(frame, pairs, statistics, compared, agreed, again, not_predicted)
 

@@ -28,6 +28,12 @@ _LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
 
+_UNDEFINED = (
+    "Values that do not exist, one a structure and scan: of what is missed, invented, rejected or "
+    "in neither map"
+)
+_LEFT_OUT = "Values that only one of the two models has, one a structure and scan: not compared"
+
 _HEADLINE_COLUMNS: Columns = [
     Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition) for metric in HEADLINE
 ]
@@ -75,6 +81,7 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
                     value = values.get(key, np.nan)
                     text = "" if np.isnan(value) else f"{value:.{digits_of(metric)}f}"
                     row[f"{metric}_{key}"] = text
+                row[f"{metric}_undefined"] = str(values["undefined"]) if values else ""
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -90,9 +97,22 @@ def latex(table: pd.DataFrame) -> str:
             pairs = zip(rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True)
             shown[title] = [rf"{mean} $\pm$ {sd}" if sd else mean for mean, sd in pairs]
         caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
+        if undefined := _undefined_in_all(rows):
+            caption += f" Undefined values are left out: {undefined.translate(_LATEX)}."
         columns = "lr" + len(_PRINTED) * "l"
         texts.append(shown.to_latex(index=False, column_format=columns, caption=caption))
     return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)
+
+
+def _undefined_in_all(rows: pd.DataFrame) -> str:
+    """How many values of single structures are undefined, by metric, in `printed` of a model."""
+    of_all = rows[rows["structure"] == short_name("group:all")]
+    found = []
+    for metric in _PRINTED:
+        number = "".join(of_all[f"{metric}_undefined"])
+        if number not in ("", "0"):
+            found.append(f"{METRICS[metric].title} {number}")
+    return ", ".join(found)
 
 
 def headline(evaluation: Evaluation) -> Table:
@@ -132,13 +152,13 @@ def groups(evaluation: Evaluation) -> Table:
 
 
 def structures(evaluation: Evaluation) -> Table:
-    interval = "Bootstrap interval of the mean over persons"
+    interval = "Interval of the mean over persons"
     columns: Columns = [
         "Structure",
         Column("Metric", pick=True),
         "Model",
         Column("Persons", 0, "Persons with a value"),
-        Column("Undefined", 0, "Persons without a value: missed, invented or absent"),
+        Column("Undefined", 0, _UNDEFINED),
         Column("Mean", 0),
         Column("95 % low", 0, interval),
         Column("95 % high", 0, interval),
@@ -205,6 +225,7 @@ def comparison(evaluation: Evaluation) -> Table:
         Column("95 % low", 0),
         Column("95 % high", 0),
         Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
+        Column("Left out", 0, _LEFT_OUT),
         Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
         Column("p (Holm)", 3, "Corrected by Holm's method over structures within a metric"),
         "Note",
@@ -217,6 +238,7 @@ def comparison(evaluation: Evaluation) -> Table:
             row["persons"],
             *_numbers(row, "mean_difference", "low", "high", sign=True),
             row["effect"],
+            row["left_out"],
             _p(row["p"]),
             _p(row["p_holm"]),
             row["note"],
@@ -326,7 +348,7 @@ def _interval(
         return number(None)
     mean, low, high = (cell.text for cell in _numbers(found, "mean", "low", "high"))
     undefined = int(found["undefined"])
-    hint = f"without a value: {undefined}" if undefined else ""
+    hint = f"undefined values: {undefined}" if undefined else ""
     # A line breaks before the interval, never within it.
     return Cell(f"{mean} [{low},\N{NO-BREAK SPACE}{high}]", float(found["mean"]), hint=hint)
 

@@ -75,6 +75,33 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
     )
 
 
+def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(study: Path) -> None:
+    """Thalami are grey matter in tissue4: a rejected one does not take all of it away."""
+    settings = run.Settings(
+        truth=study / "truth",
+        models={"fast": study / "out"},
+        out=study / "tissues",
+        labels="tissue4",
+        jobs=1,
+        tables_only=True,
+        ratings=study / "ratings.tsv",
+    )
+    said: list[str] = []
+    assert run.evaluate(settings, say=said.append) == Exit.OK
+    rows = pd.read_csv(study / "tissues/metrics.csv").set_index(["subject", "structure", "metric"])
+    assert rows.loc[("c", "Grey-Matter", "dice"), "value"] == 1
+    expected = "Rejected but measured, as a part of a larger structure of this label scheme"
+    assert any("1 scan, 0 structures. " in line and expected in line for line in said)
+    groups = cohort.Settings(
+        study / "out", study / "volumes", "tissue4", jobs=1, ratings=study / "ratings.tsv"
+    )
+    assert cohort.report(groups) == Exit.OK
+    volumes = pd.read_csv(study / "volumes/volumes.csv").query("metric == 'volume'")
+    grey = volumes[volumes["structure"] == "Grey-Matter"].set_index("subject")["value"]
+    assert set(grey.index) == {"a", "c"}
+    assert (grey > 0).all()
+
+
 def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
     settings = cohort.Settings(
         study / "out", study / "report", jobs=1, ratings=study / "ratings.tsv"

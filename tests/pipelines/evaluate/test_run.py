@@ -25,6 +25,7 @@ from pipelines.predict.ledger import Entry, Ledger
 from segmentation.errors import ConfigError, EvaluationError
 from segmentation.io.volume import Volume
 from segmentation.labels.scheme import load_scheme
+from segmentation.metrics.pair import evaluate as measure
 from segmentation.report.evaluation import code_of
 
 AFFINE = np.diag([2.0, 2.0, 2.0, 1.0])
@@ -408,6 +409,40 @@ def test_what_a_model_cannot_predict_is_listed_apart(tmp_path: Path, told_by: st
     assert "CSF is not predicted by fast: it is in no mean." in page
     assert "Lowest Dice: CSF" not in page
     assert page.index('id="headline"') < page.index('id="unknown-table"')
+
+
+def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
+    """CSF of tissue4 has the ventricles: it counts, though the model does not know its CSF."""
+    truth = brain()
+    truth[2:5, 20:24, 20:24] = 4
+    prediction = np.where(truth == 24, 0, truth).astype(np.int16)
+    write(tmp_path / "truth/sub-01.nii.gz", truth)
+    write(tmp_path / "pred/sub-01.nii.gz", prediction)
+    known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
+    with Ledger(tmp_path / "pred/run.jsonl") as ledger:
+        ledger.add(Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}))
+    models = {"fast": tmp_path / "pred"}
+    settings = Settings(tmp_path / "truth", models, tmp_path / "out", labels="tissue4", jobs=1)
+    assert evaluate(replace(settings, tables_only=True)) == Exit.OK
+    rows = read_metrics(tmp_path / "out/metrics.csv")
+    (dice,) = rows[(rows["structure"] == "CSF") & (rows["metric"] == "dice")]["value"]
+    paths = (tmp_path / "truth/sub-01.nii.gz", tmp_path / "pred/sub-01.nii.gz")
+    assert dice == pytest.approx(measure(*paths, labels="tissue4").dice["CSF"])
+    assert 0 < dice < 1
+
+
+def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> None:
+    """Model b misses a hippocampus of one person: a has a distance more there."""
+    page = html.unescape((report / "report.html").read_text())
+    assert "The means of first and second are not over the same scans and structures." in page
+    summary = json.loads((report / "summary.json").read_text())
+    left_out = {
+        row["structure"]: row["left_out"]
+        for row in summary["comparisons"]
+        if row["metric"] == "hd95"
+    }
+    assert left_out["Left-Hippocampus"] == 2  # of sub-02, and of sub-07, which b lacks
+    assert left_out["Right-Hippocampus"] == 1
 
 
 def test_a_structure_that_the_scheme_lacks_cannot_be_named(pair: Settings) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from segmentation.errors import EvaluationError
 from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.metrics.definitions import METRICS
-from segmentation.metrics.pair import PairMeasurements, compare
+from segmentation.metrics.definitions import METRICS, NOT_PREDICTED
+from segmentation.metrics.pair import PairMeasurements, compare, evaluate
 from segmentation.metrics.surface import hausdorff_mm, surface_distances
 
 SPACING_MM = (1.0, 1.5, 2.0)
@@ -175,7 +176,7 @@ def test_two_empty_maps_have_nothing_to_say(scheme: LabelScheme) -> None:
     empty = np.zeros((4, 4, 4), np.uint8)
     measured = compare(empty, empty, SPACING_MM, scheme)
     assert measured.joint[0, 0] == 64
-    assert set(measured.absences) >= {"absent from both"}
+    assert set(measured.notes) >= {"absent from both"}
     assert math.isnan(measured.generalised_dice)
 
 
@@ -192,7 +193,7 @@ def test_what_a_model_cannot_predict_has_a_true_volume_alone_and_is_in_no_mean(
     truth[:2] = prediction[:2] = index["Left-Caudate"]
     truth[4:] = index["Left-Putamen"]
     maps = truth, prediction, SPACING_MM, scheme
-    counted, left_out = compare(*maps), compare(*maps, ["Left-Putamen"])
+    counted, left_out = compare(*maps), compare(*maps, {"Left-Putamen": NOT_PREDICTED})
     rows = [r for r in left_out.rows() if r.structure == "Left-Putamen"]
     known = {r.metric: r.value for r in rows if not math.isnan(r.value)}
     assert known == {"truth_volume": 72 * 3.0, "labelled_as:background": 72 * 3.0}
@@ -201,4 +202,47 @@ def test_what_a_model_cannot_predict_has_a_true_volume_alone_and_is_in_no_mean(
     assert (value(counted, "group:all", "dice"), value(left_out, "group:all", "dice")) == (0.5, 1)
     assert (counted.generalised_dice, left_out.generalised_dice) == (pytest.approx(2 / 3), 1)
     with pytest.raises(EvaluationError, match="has Left-Caudate, which it was said not to"):
-        compare(*maps, ["Left-Caudate"])
+        compare(*maps, {"Left-Caudate": NOT_PREDICTED})
+
+
+def test_what_is_rejected_is_told_in_the_means_that_leave_it_out(
+    scheme: LabelScheme, index: dict[str, int]
+) -> None:
+    truth, prediction = np.zeros((2, 6, 6, 6), np.uint8)
+    truth[:2] = prediction[:2] = index["Left-Caudate"]
+    truth[4:] = index["Left-Putamen"]
+    prediction[3:] = index["Left-Putamen"]
+    rejected = {"Left-Putamen": "rejected by anna"}
+    measured = compare(truth, prediction, SPACING_MM, scheme, rejected)
+    rows = {(r.structure, r.metric): r for r in measured.rows()}
+    assert rows["Left-Putamen", "dice"].note == "rejected by anna"
+    assert math.isnan(rows["Left-Putamen", "dice"].value)
+    # Of 16 structures of the group, 14 are in neither map.
+    assert rows["group:subcortical", "dice"].note == "mean of 1 of 16"
+    assert rows["group:subcortical", "dice"].value == 1
+    # It is no confusion either: nobody says what it was taken for.
+    assert ("Left-Putamen", "labelled_as:background") not in rows
+    assert not [metric for _, metric in rows if metric == "labelled_as:Left-Putamen"]
+
+
+def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:
+    """CSF of tissue4 has the ventricles, which a model without CSF knows: 27 of 36 voxels."""
+    truth = np.zeros((16, 16, 16), np.int16)
+    truth[1:4, 1:4, 1:4] = 4
+    truth[1:4, 1:4, 4] = 24
+
+    @dataclass
+    class Result:
+        labels: tuple[np.ndarray, np.ndarray]
+        scheme: LabelScheme
+        not_predicted: tuple[str, ...]
+
+    prediction = np.where(truth == 24, 0, truth)
+    result = Result((prediction, np.eye(4)), load_scheme("quicknat33"), ("CSF",))
+    table = evaluate(truth, result, labels="tissue4")
+    assert table.dice["CSF"] == pytest.approx(2 * 27 / (27 + 36))
+    assert table.note["CSF"] == ""
+    own = evaluate(truth, result)
+    assert own.note["CSF"] == "not predicted by this model"
+    told = evaluate(truth, result.labels, not_predicted=["CSF"])
+    assert told.note["CSF"] == "not predicted by this model"

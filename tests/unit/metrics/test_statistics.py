@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from scipy import stats
 
 from segmentation.metrics.statistics import (
     bland_altman,
-    bootstrap_interval,
     cohen_kappa,
     holm,
     icc_2_1,
+    mean_interval,
     paired_test,
     robust_z,
+    students_t_interval,
     within_subject_cv_percent,
 )
 
@@ -84,13 +86,73 @@ def test_persons_without_a_value_are_left_out_and_counted() -> None:
     assert test.note.startswith("2 without a value from both")
 
 
-def test_ties_are_said_and_equal_scipy() -> None:
-    difference = np.array([1.0, 1, 2, 2, -1, 3, 3, 0])
-    test = paired_test(np.zeros(8), difference)
-    assert "tied" in test.note
+def by_enumeration(differences: np.ndarray) -> float:
+    """Wilcoxon's two-sided p: every choice of signs, one by one."""
+    changed = differences[differences != 0]
+    ranks = stats.rankdata(np.abs(changed))
+    middle = ranks.sum() / 2
+    apart = [
+        abs(ranks[np.array(signs)].sum() - middle)
+        for signs in product([False, True], repeat=len(changed))
+    ]
+    observed = abs(ranks[changed > 0].sum() - middle)
+    return float((np.array(apart) >= observed - 1e-9).mean())
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        # Three equal differences, and seven persons without one: 2 of 2^3 choices of signs.
+        ([0.1] * 3 + [0] * 7, 0.25),
+        # All of eight are equal: 2 of 2^8.
+        ([0.1] * 8, 2 / 2**8),
+        # One of seven equal differences is against: 2 (1 + 7) of 2^7.
+        ([0.1] * 6 + [-0.1], 16 / 2**7),
+        # As many for as against.
+        ([0.1, -0.1] * 4, 1.0),
+    ],
+)
+def test_the_test_is_exact_with_ties_and_without_differences(
+    differences: list[float], p: float
+) -> None:
+    test = paired_test(np.zeros(len(differences)), np.array(differences))
+    assert test.p == pytest.approx(p, rel=1e-12)
+    assert "approximation" not in test.note
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_exact_p_is_that_of_all_choices_of_signs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Steps of 1 from -3 to 4: many ties and zeros.
+    differences = rng.integers(-3, 5, rng.integers(6, 13)).astype(float)
+    test = paired_test(np.zeros(len(differences)), differences)
+    assert test.p == pytest.approx(by_enumeration(differences), rel=1e-12)
+
+
+def test_without_ties_the_exact_p_is_scipys() -> None:
+    differences = np.random.default_rng(0).normal(0.3, 1, 50)
+    expected = stats.wilcoxon(differences, method="exact").pvalue
+    assert paired_test(np.zeros(50), differences).p == pytest.approx(expected, rel=1e-9)
+
+
+def test_above_a_hundred_differences_the_approximation_is_said() -> None:
+    differences = np.random.default_rng(0).normal(0.1, 1, 101)
+    test = paired_test(np.zeros(101), differences)
+    assert "normal approximation" in test.note
+    assert test.p == pytest.approx(stats.wilcoxon(differences, method="approx").pvalue)
+    exact = paired_test(np.zeros(100), differences[:100]).p
+    assert exact == pytest.approx(
+        stats.wilcoxon(differences[:100], method="approx").pvalue, rel=0.1
+    )
+
+
+def test_errors_of_rounding_are_no_differences_and_break_no_ties() -> None:
+    # 0.1 + 0.2 is 0.30000000000000004; 0.85 + 0.1 - 0.85 and 0.45 + 0.1 - 0.45 are not equal.
+    first = np.array([0.3, 0.85, 0.45, 0.25, 0.15, 0.35])
+    second = np.array([0.1 + 0.2, *(first[1:] + 0.1)])
+    test = paired_test(first, second)
+    assert test.p == pytest.approx(2 / 2**5)
     assert "1 without a difference" in test.note
-    expected = stats.wilcoxon(difference[difference != 0], method="approx").pvalue
-    assert test.p == pytest.approx(expected)
 
 
 def test_equal_methods_differ_in_nothing() -> None:
@@ -121,36 +183,70 @@ def test_robust_z_of_equal_values_is_undefined() -> None:
     assert np.isnan(robust_z(np.array([2.0, 2, 2, 5]))).all()
 
 
-def test_bootstrap_is_the_plain_percentile_bootstrap() -> None:
-    """Equal to resampling persons one by one with the same generator."""
-    values = np.random.default_rng(3).normal(size=(12, 2))
-    interval = bootstrap_interval(values, np.random.default_rng(0), samples=1200)
-    drawn = np.random.default_rng(0).integers(12, size=(1200, 12))
-    expected = np.percentile(values[drawn].mean(1), [2.5, 97.5], axis=0)
-    assert interval == pytest.approx(expected)
+def test_the_interval_of_symmetric_values_is_students_t() -> None:
+    # 1, 2, 3: mean 2, SD 1, and t is 4.3027 with 2 degrees of freedom: 2 ± 4.3027 / sqrt(3).
+    values = np.array([[1.0], [2.0], [3.0]])
+    expected = np.array([[2 - 2.48414], [2 + 2.48414]])
+    assert mean_interval(values) == pytest.approx(expected, abs=1e-5)
+    assert students_t_interval(values) == pytest.approx(expected, abs=1e-5)
 
 
-def test_bootstrap_leaves_out_undefined_values() -> None:
-    values = np.array([[1.0, 1.0], [3.0, np.nan], [2.0, 3.0], [2.0, np.nan]])
-    low, high = bootstrap_interval(values, np.random.default_rng(0), samples=2000)
-    assert 1 <= low[1] < 2 < high[1] <= 3
+def test_the_interval_reaches_farther_towards_the_long_tail_and_never_less_than_t() -> None:
+    """Dice of six persons, one of whom is low; Hall's end by bisection of his transformation."""
+    values = np.array([0.9, 0.91, 0.89, 0.92, 0.9, 0.6])
+    (low,), (high,) = mean_interval(values[:, None])
+    (t_low,), (t_high,) = students_t_interval(values[:, None])
+    a = stats.skew(values, bias=False) / np.sqrt(6)
+    below, above = 0.0, 100.0
+    while above - below > 1e-9:
+        t = (below + above) / 2
+        transformed = t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
+        below, above = (below, t) if transformed > stats.t.ppf(0.975, 5) else (t, above)
+    assert low == pytest.approx(values.mean() - t * stats.sem(values), abs=1e-6)
+    assert low < t_low
+    assert high == t_high
 
 
-def test_bootstrap_of_one_person_is_undefined() -> None:
-    values = np.array([[1.0, 2.0], [np.nan, 3.0]])
-    interval = bootstrap_interval(values, np.random.default_rng(0))
+def test_the_interval_does_not_depend_on_which_tail_is_long() -> None:
+    values = np.random.default_rng(0).lognormal(size=(9, 5))
+    low, high = mean_interval(values)
+    mirrored = mean_interval(-values)
+    np.testing.assert_allclose(mirrored, [-high, -low])
+
+
+def test_intervals_leave_out_undefined_values() -> None:
+    values = np.array([[1.0, 1.0], [3.0, np.nan], [2.0, 3.0], [2.0, np.nan], [7.0, 4.0]])
+    alone = mean_interval(values[[0, 2, 4], 1:])
+    np.testing.assert_allclose(mean_interval(values)[:, 1:], alone)
+
+
+def test_the_interval_of_equal_values_is_that_value() -> None:
+    assert mean_interval(np.full((6, 1), 0.9)).tolist() == [[0.9], [0.9]]
+
+
+def test_the_interval_of_one_person_is_undefined_and_that_of_two_is_not() -> None:
+    interval = mean_interval(np.array([[1.0, 2.0], [np.nan, 3.0]]))
     assert np.isnan(interval[:, 0]).all()
     assert np.isfinite(interval[:, 1]).all()
-    assert np.isnan(bootstrap_interval(values[:1], np.random.default_rng(0))).all()
+    assert np.isnan(mean_interval(np.ones((1, 2)))).all()
 
 
-@pytest.mark.slow
-def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(11)
-    trials = rng.normal(size=(30, 1000))
-    low, high = bootstrap_interval(trials, rng, samples=1000)
-    covered = ((low < 0) & (high > 0)).mean()
-    assert 0.91 < covered < 0.97
+@pytest.mark.parametrize("persons", [6, 8, 12, 20, 50])
+@pytest.mark.parametrize(
+    ("mean", "concentration"),
+    [
+        (0.85, 30),  # SD 0.06, skewness -0.7
+        (0.85, 8),  # SD 0.12, skewness -1.2
+        (0.95, 20),  # SD 0.05, skewness -1.7
+    ],
+)
+def test_intervals_of_values_like_dice_hold_the_mean_as_often_as_they_say(
+    mean: float, concentration: float, persons: int
+) -> None:
+    draw = np.random.default_rng(0)
+    shape = mean * concentration, (1 - mean) * concentration
+    low, high = mean_interval(draw.beta(*shape, size=(persons, 10_000)))
+    assert 0.935 < ((low <= mean) & (mean <= high)).mean() < 0.965
 
 
 def test_cohens_kappa_of_ten_ratings_worked_out_by_hand() -> None:

@@ -48,10 +48,10 @@ def test_the_statistics_are_the_reports(
     code = code_of(model).replace(".to_string()", "").replace('"dice"', f'"{metric}"')
     printed: list[pd.DataFrame] = []
     exec(code, {"print": printed.append})
-    table = summary.where(summary.structure_statistics(frame), model=model, metric=metric)
+    table = summary.where(summary.structure_statistics(frame, {}), model=model, metric=metric)
     again = printed[0].rename(columns=str).loc[table["structure"]]
     names = {"count": "persons", "mean": "mean", "50%": "median", "std": "sd"}
-    for theirs, ours in {**names, "0.025": "low", "0.975": "high"}.items():
+    for theirs, ours in {**names, "low": "low", "high": "high"}.items():
         np.testing.assert_allclose(again[theirs], table[ours], rtol=1e-9, err_msg=ours)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ def test_sessions_are_averaged_before_persons() -> None:
             ("b", "1", "m", "CSF", "dice", 0.9),
         ]
     )
-    row = summary.structure_statistics(frame).iloc[0]
+    row = summary.structure_statistics(frame, {}).iloc[0]
     assert row["persons"] == 2
     assert row["mean"] == pytest.approx(0.8)
     assert row["sd"] == pytest.approx(0.2 / np.sqrt(2))
@@ -45,7 +44,7 @@ def test_sessions_are_averaged_before_persons() -> None:
 
 def test_undefined_values_are_counted() -> None:
     frame = frame_of(dice("m", {"a": 0.5, "b": np.nan, "c": 0.7}))
-    row = summary.structure_statistics(frame).iloc[0]
+    row = summary.structure_statistics(frame, {}).iloc[0]
     assert (row["persons"], row["undefined"], row["mean"]) == (2, 1, pytest.approx(0.6))
 
 
@@ -60,7 +59,7 @@ def test_left_stands_beside_right() -> None:
 def test_models_are_compared_on_the_persons_of_both() -> None:
     one = {f"s{n}": 0.5 for n in range(8)}
     other = {f"s{n}": 0.6 + n / 100 for n in range(1, 9)}
-    table = summary.comparisons(frame_of(dice("one", one) + dice("other", other)))
+    table = summary.comparisons(frame_of(dice("one", one) + dice("other", other)), {})
     row = table[table["metric"] == "dice"].iloc[0]
     assert row["persons"] == 7
     assert row["mean_difference"] == pytest.approx(0.1 + 4 / 100)
@@ -74,33 +73,103 @@ def test_groups_are_corrected_apart_from_structures() -> None:
     rows = []
     for structure in ("A", "B", "C", "group:all"):
         rows += dice("one", dict.fromkeys(values, 0.0), structure) + dice("two", values, structure)
-    table = summary.comparisons(frame_of(rows)).set_index("structure")
+    table = summary.comparisons(frame_of(rows), {"group:all": ["A", "B", "C"]}).set_index(
+        "structure"
+    )
     p = 2 / 2**6
     assert table.loc["A", "p_holm"] == pytest.approx(3 * p)
     assert table.loc["group:all", "p_holm"] == pytest.approx(p)
 
 
-@pytest.mark.parametrize(
-    ("only_one_knows", "compared"),
-    [
-        # The other one does not know what is hard, and so has the better mean.
-        ("Left-Accumbens-area", {"Brain-Stem"}),
-        # CSF is in neither mean.
-        ("CSF", {"Brain-Stem", "group:all"}),
-    ],
-)
-def test_means_over_different_structures_are_not_compared(
-    only_one_knows: str, compared: set[str]
-) -> None:
-    persons = {f"s{n}": 0.5 for n in range(6)}
-    rows = dice("one", persons, only_one_knows)
-    for model, structure in product(("one", "other"), ("Brain-Stem", "group:all")):
-        rows += dice(model, persons, structure)
-    assert set(summary.comparisons(frame_of(rows))["structure"]) == compared
+def values_of(model: str, metric: str, structures: dict[str, list[float]]) -> list:
+    """One value a person and structure, and their mean as the group's, as `compare` has it."""
+    rows = [
+        (f"s{n}", "", model, structure, metric, value)
+        for structure, values in structures.items()
+        for n, value in enumerate(values)
+    ]
+    means = np.nanmean(np.array(list(structures.values())), axis=0)
+    return rows + [(f"s{n}", "", model, "group:all", metric, v) for n, v in enumerate(means)]
+
+
+def compared(one: dict, other: dict, metric: str) -> pd.Series:
+    """`group:all` of two models whose structures have these values."""
+    frame = frame_of(values_of("a", metric, one) + values_of("b", metric, other))
+    members = {"group:all": sorted({*one, *other})}
+    table = summary.comparisons(frame, members)
+    return table[table["structure"] == "group:all"].iloc[0]
+
+
+def test_a_missed_structure_is_no_advantage() -> None:
+    """Both are 1 mm off; what A misses in all heads, B finds 6 mm off."""
+    found, nan = [1.0] * 8, float("nan")
+    one = {"Left-Putamen": found, "Left-Hippocampus": [nan] * 8}
+    other = {"Left-Putamen": found, "Left-Hippocampus": [6.0] * 8}
+    row = compared(one, other, "hd95")
+    assert (row["persons"], row["mean_difference"], row["p"]) == (8, 0, 1)
+    assert row["left_out"] == 8
+    frame = frame_of(values_of("a", "hd95", one))
+    table = summary.structure_statistics(frame, {"group:all": list(one)}).set_index("structure")
+    assert table["undefined"].to_dict() == {
+        "Left-Putamen": 0,
+        "Left-Hippocampus": 8,
+        "group:all": 8,
+    }
+
+
+def test_a_rejected_structure_is_no_advantage() -> None:
+    """A rater rejects the worst structure of A, in 4 of 8 scans; else both are alike."""
+    good, bad, nan = [0.9] * 8, [0.8] * 8, float("nan")
+    one = {"Left-Putamen": good, "Left-Hippocampus": [nan] * 4 + bad[4:]}
+    row = compared(one, {"Left-Putamen": good, "Left-Hippocampus": bad}, "dice")
+    assert (row["mean_difference"], row["p"], row["left_out"]) == (0, 1, 4)
+
+
+def test_a_structure_that_one_model_invents_is_left_out_and_counted() -> None:
+    """The truth has no third ventricle: Dice 0 for A, which invents it, and undefined for B."""
+    good, nan = [0.98] * 8, float("nan")
+    one = {"Left-Putamen": good, "3rd-Ventricle": [0.0] * 8}
+    row = compared(one, {"Left-Putamen": good, "3rd-Ventricle": [nan] * 8}, "dice")
+    assert (row["mean_difference"], row["p"], row["left_out"]) == (0, 1, 8)
+
+
+def test_a_structure_that_neither_has_is_left_out_of_nothing() -> None:
+    found, nan = [1.0] * 8, float("nan")
+    values = {"Left-Putamen": found, "Left-Hippocampus": [nan] * 8}
+    assert compared(values, values, "hd95")["left_out"] == 0
+
+
+def test_what_one_model_does_not_know_is_left_out_of_means_and_has_no_row() -> None:
+    good, hard = [0.9, 0.8, 0.9, 0.8, 0.9, 0.8], [0.1] * 6
+    one = {"Left-Putamen": good, "Left-Accumbens-area": hard}
+    other = {"Left-Putamen": [value + 0.05 for value in good]}
+    frame = frame_of(values_of("a", "dice", one) + values_of("b", "dice", other))
+    table = summary.comparisons(frame, {"group:all": list(one)}).set_index("structure")
+    assert set(table.index) == {"Left-Putamen", "group:all"}
+    assert table.loc["group:all", "mean_difference"] == pytest.approx(0.05)
+    assert table.loc["group:all", "left_out"] == 6
+
+
+def test_two_scans_of_a_person_are_compared_scan_by_scan() -> None:
+    """A has no value in one of two scans: B's there must not count for that person either."""
+    rows = []
+    for n in range(6):
+        for session, one, other in (("1", 0.8, 0.8), ("2", np.nan, 0.2)):
+            rows.append((f"s{n}", session, "a", "Left-Putamen", "dice", one))
+            rows.append((f"s{n}", session, "b", "Left-Putamen", "dice", other))
+    row = summary.comparisons(frame_of(rows), {}).iloc[0]
+    assert (row["persons"], row["mean_difference"], row["left_out"]) == (6, 0, 6)
+
+
+def test_intervals_of_shares_end_at_1_and_of_distances_at_0() -> None:
+    shares = frame_of(dice("m", {"a": 1.0, "b": 0.7}))
+    assert summary.structure_statistics(shares, {}).iloc[0]["high"] == 1
+    distances = frame_of([(p, "", "m", "A", "hd95", v) for p, v in (("a", 0.1), ("b", 9.0))])
+    assert summary.structure_statistics(distances, {}).iloc[0]["low"] == 0
 
 
 def test_one_model_has_nothing_to_compare() -> None:
-    assert summary.comparisons(frame_of(dice("only", {"a": 1.0}))).empty
+    assert summary.comparisons(frame_of(dice("only", {"a": 1.0})), {}).empty
 
 
 def test_retest_takes_the_first_two_scans_of_those_who_have_two() -> None:

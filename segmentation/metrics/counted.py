@@ -1,0 +1,109 @@
+"""Which structures count: in the comparison of two label maps, and in the mean of a group.
+
+The command line, `trinat.evaluate`, ratings and reports all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from segmentation.errors import ConfigError
+from segmentation.labels.scheme import SHIPPED, Label, LabelScheme, load_scheme
+from segmentation.metrics.definitions import NOT_PREDICTED
+
+ALL_STRUCTURES = "all"
+# CSF outside the ventricles has no edge that raters agree on; background is no structure.
+_IN_NO_MEAN = ("background", "csf")
+
+
+def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
+    """The structures whose mean is a group's value, by the group's name; first, all of them."""
+    members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
+    for label in scheme.labels:
+        if label.group in _IN_NO_MEAN:
+            continue
+        members[ALL_STRUCTURES].append(label)
+        members.setdefault(label.group, []).append(label)
+    return {group: tuple(labels) for group, labels in members.items()}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is known of how a prediction was made."""
+
+    # Structures that a person says are not predicted, in words of the scheme that measures.
+    named: tuple[str, ...] = ()
+    source: LabelScheme | None = None  # of the model; where it is not known, the one that measures
+    not_predicted: tuple[str, ...] = ()  # structures of `source`
+
+    def left_out(
+        self, scheme: LabelScheme, rejected: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Structures of `scheme` that do not count, and why; `rejected` names raters by structure.
+
+        The two schemes may use one name for different things: CSF of tissue4 has the ventricles.
+        So their structures meet by FreeSurfer number, and one counts as long as any part of it
+        does.
+        """
+        for name in self.named:
+            if name not in scheme.names[1:]:
+                raise ConfigError(f"{scheme.name} has no {name!r}: it cannot be not predicted")
+        rejected = rejected or {}
+        parts = _parts(scheme, self.source or scheme)
+        found: dict[str, str] = {}
+        for label in scheme.labels[1:]:
+            predicted = [name for name in parts[label.name] if name not in self.not_predicted]
+            raters = dict.fromkeys(rejected[name] for name in predicted if name in rejected)
+            if label.name in self.named or not predicted:
+                found[label.name] = NOT_PREDICTED
+            elif all(name in rejected for name in predicted):
+                found[label.name] = f"rejected by {', '.join(raters)}"
+        return found
+
+    def measured_though_rejected(
+        self, scheme: LabelScheme, rejected: Mapping[str, str]
+    ) -> set[str]:
+        """Rejected structures that are only a part of what `scheme` measures, or unknown to it."""
+        found = self.left_out(scheme, rejected)
+        gone: set[str] = set()
+        for name, parts in _parts(scheme, self.source or scheme).items():
+            if name in found:
+                gone.update(parts)
+        return {name for name in rejected if name not in gone}
+
+
+def made_by(
+    predicted: Collection[str],
+    rated: Collection[str],
+    scheme: LabelScheme,
+    named: Collection[str] = (),
+) -> Made:
+    """From the structures that a ledger has volumes of (none: nothing is known), and those that
+    raters judged; `scheme` measures."""
+    source = _scheme_of({*predicted, *rated}, scheme)
+    not_predicted: tuple[str, ...] = ()
+    if source and predicted:
+        not_predicted = tuple(name for name in source.names[1:] if name not in predicted)
+    return Made(tuple(named), source, not_predicted)
+
+
+def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | None:
+    """The scheme with structures of all these names: `scheme` itself, else one of trinat's own."""
+    for candidate in (scheme, *map(load_scheme, SHIPPED)):
+        if set(names) <= set(candidate.names):
+            return candidate
+    return None
+
+
+def _parts(scheme: LabelScheme, source: LabelScheme) -> dict[str, list[str]]:
+    """Of each structure of `scheme`: those of `source` whose voxels become it."""
+    parts: dict[int, list[str]] = {label.index: [] for label in scheme.labels}
+    for part in source.labels[1:]:
+        for index in scheme.classes_of_number(part.fs_id):
+            parts[index].append(part.name)
+    for label in scheme.labels:
+        # Where a map lacks it, it is made around that structure.
+        if label.rim_of is not None:
+            parts[label.index] = [*parts[label.index], *parts[label.rim_of]]
+    return {label.name: parts[label.index] for label in scheme.labels}
