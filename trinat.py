@@ -11,6 +11,7 @@ docs/python.md shows all of it. `python -m trinat` is the command line.
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,18 @@ __all__ = [
 # As the command line does: on a busy machine, threads that spin while they wait make all others
 # wait, many times longer than they work. libgomp reads it when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _compute_in_one_thread() -> None:
+    """In a forked process torch waits for ever for the threads of its parent: do without them."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compute_in_one_thread)
 
 # Imported when they are first used: torch takes seconds.
 _MODULES = {

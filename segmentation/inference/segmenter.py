@@ -26,7 +26,12 @@ from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
 from segmentation.io.volume import Volume
 from segmentation.models.checkpoint import Model, load_model
-from segmentation.models.hardware import GPU, choose_device, free_gpu_memory
+from segmentation.models.hardware import (
+    GPU,
+    choose_device,
+    free_gpu_memory,
+    refuse_forked_gpu,
+)
 from segmentation.space.conform import Conformed, ConformPlan, conform
 from segmentation.space.grid import to_shape
 from segmentation.space.resample import GridMap, resample_image
@@ -42,11 +47,14 @@ _BACKGROUND = 0.95
 
 
 class Segmenter:
-    """A model on a device. Safe to use for many scans, one after another."""
+    """A model on a device: a loaded one, a shipped one by name ("fast"), or a model's folder.
+
+    Safe to use for many scans, one after another.
+    """
 
     def __init__(
         self,
-        model: Model,
+        model: Model | str | Path,
         *,
         device: str = "auto",
         precision: Precision = "auto",
@@ -54,13 +62,16 @@ class Segmenter:
         batch: int | None = None,
         allow_cpu: bool = False,
     ) -> None:
+        views = chosen_views(views)
+        if not isinstance(model, Model):
+            model = load_model(model, views)
         self.model = model
         self.device = choose_device(device)
         self._precision = precision
         self._batch = batch
         # Used when a GPU is out of memory even for single slices.
         self._allow_cpu = allow_cpu
-        available = chosen_views(views) or tuple(model.networks)
+        available = views or tuple(model.networks)
         # The sagittal view comes last: it is divided in the ratio of the others.
         self.views = tuple(view for view in View if view in available)
         if model.info.preprocessing.spacing_mm != 1:
@@ -82,10 +93,13 @@ class Segmenter:
         allow_cpu: bool = False,
     ) -> Self:
         """A shipped model by name ("fast"), or the folder of one's own."""
-        views = chosen_views(views)
-        model = load_model(name_or_folder, views)
         return cls(
-            model, device=device, precision=precision, views=views, batch=batch, allow_cpu=allow_cpu
+            name_or_folder,
+            device=device,
+            precision=precision,
+            views=views,
+            batch=batch,
+            allow_cpu=allow_cpu,
         )
 
     def segment(
@@ -119,6 +133,7 @@ class Segmenter:
         self, conformed: Conformed, *, mirror: bool = False, samples: int = 0, seed: int = 0
     ) -> Segmentation:
         """The networks and their fusion; labels are restored when they are first asked for."""
+        refuse_forked_gpu(self.device)
         return self._with_less_memory(lambda: self._infer(conformed, mirror, samples, seed))
 
     def _infer(self, conformed: Conformed, mirror: bool, samples: int, seed: int) -> Segmentation:
@@ -257,6 +272,7 @@ class Segmenter:
         return tuple(view for view in self.views if self.model.is_merged(view))
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
+        refuse_forked_gpu(device)
         dtype = choose_precision(self._precision, device)
         networks = {}
         for view in self.views:

@@ -36,6 +36,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def refuse_forked_gpu(device: torch.device) -> None:
+    """A process that was forked from one that used a GPU cannot use it."""
+    if device.type == GPU and _gpus()._is_in_bad_fork():
+        raise DeviceError(
+            "a forked process cannot use the GPU of its parent",
+            where=str(device),
+            remedy='start processes with multiprocessing.get_context("spawn")',
+        )
+
+
 def describe_gpu(index: int) -> tuple[str, int, int]:
     """Its name, and how many bytes of its memory are free, of how many."""
     return (_gpus().get_device_name(index), *_gpus().mem_get_info(index))

@@ -213,11 +213,12 @@ class Result(Segmentation):
 class Segmenter(segmenter.Segmenter):
     """A model, loaded once, to segment many scans one after another.
 
-    Parameters of `load` are those of `segment`, and `precision` ("auto", "float32", "bfloat16").
+    Parameters are those of `segment`, and `precision` ("auto", "float32", "bfloat16").
+    `Segmenter.load` is the same.
 
     Examples
     --------
-    >>> segmenter = trinat.Segmenter.load("fast", device="cpu")
+    >>> segmenter = trinat.Segmenter("fast", device="cpu")
     >>> segmenter.segment("scan.nii.gz").model
     'fast'
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,39 @@ def unplaced() -> nib.Nifti1Image:
 def test_an_image_in_memory_is_checked_as_a_file_is(scan, error, message: str) -> None:
     with pytest.raises(error, match=message):
         trinat.segment(scan)
+
+
+def test_a_forked_process_computes_after_its_parent_did() -> None:
+    # Threads that the parent waited with are not there in the child, which waited for them.
+    probe = """
+import os, torch, trinat
+torch.set_num_threads(2)
+many = torch.zeros(2**22)
+many.exp()
+child = os.fork()
+if child == 0:
+    many.exp()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.Popen(
+        [sys.executable, "-c", probe],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        said, _ = done.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(done.pid, signal.SIGKILL)
+        raise
+    assert said == "7\n"
+
+
+def test_a_segmenter_is_made_of_a_name_a_folder_or_a_loaded_model() -> None:
+    folder = random_model()
+    given = (folder, str(folder), trinat.load_model(folder))
+    made = [trinat.Segmenter(model, device="cpu") for model in given]
+    assert {segmenter.model.name for segmenter in made} == {trinat.load_model(folder).name}
+    assert trinat.Segmenter("fast", device="cpu", views="axial").views == (View.AXIAL,)

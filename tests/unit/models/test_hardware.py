@@ -11,7 +11,7 @@ import torch
 
 from segmentation.errors import DeviceError
 from segmentation.inference.network import choose_precision
-from segmentation.models.hardware import bfloat16_hardware
+from segmentation.models.hardware import bfloat16_hardware, refuse_forked_gpu
 
 CPU = torch.device("cpu")
 
@@ -73,3 +73,10 @@ def test_one_module_alone_calls_what_only_cuda_has() -> None:
     }
     # The list of shipped models asks whether there is a GPU at all.
     assert found == {"segmentation/models/hardware.py", "segmentation/models/zoo/__init__.py"}
+
+
+def test_a_forked_process_is_told_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    refuse_forked_gpu(CPU)
+    with pytest.raises(DeviceError, match="a forked process cannot use the GPU of its parent"):
+        refuse_forked_gpu(torch.device("cuda"))
