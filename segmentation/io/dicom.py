@@ -59,6 +59,10 @@ _MAX_CONTENTS = 4 * 2**20
 _MAX_ECHO_MS = 25.0
 # Positions are written with few digits.
 _POSITION_MM = 0.01
+# So much of the distance of slices, a slice may lie off its place on an even grid.
+_UNEVEN = 0.01
+# Of what is wrong in a folder, so many are named.
+_NAMED = 5
 _COSINES = 1e-4
 
 _PHASES = frozenset({"P", "PHASE", "PHASE MAP", "R", "REAL", "I", "IMAGINARY"})
@@ -78,6 +82,7 @@ _TAGS = [
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames"),
     *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "PlanarConfiguration"),
     *("RescaleSlope", "RescaleIntercept", "PixelPaddingValue"),
+    "PixelPaddingRangeLimit",
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
 ]
 # What must be the same in all files, and what the functional groups of a frame are called.
@@ -224,9 +229,12 @@ def _only_series(place: Path) -> tuple[Path, Sequence[str]]:
     scans = [series for series in found if not series.reason]
     if len(scans) == 1:
         return place, scans[0].files
-    reasons = ", ".join(sorted({series.reason for series in found if series.reason}))
+    reasons = [f"{series.name}: {series.reason}" for series in found if series.reason]
+    told = "; ".join(reasons[:_NAMED])
+    if len(reasons) > _NAMED:
+        told += f"; and {len(reasons) - _NAMED} more"
     raise FormatError(
-        f"{len(scans) or 'no'} T1-weighted series in it" + f" ({reasons})" * bool(reasons),
+        f"{len(scans) or 'no'} T1-weighted series in it" + f" ({told})" * bool(told),
         where=place,
         remedy="give the files of one",
     )
@@ -240,18 +248,40 @@ def read_series(
 ) -> tuple[Header, NDArray[Any], str, tuple[str, ...]]:
     """Header, voxels (column, row, slice), digest and notes of the scan that these files are."""
     files, frames, header, digest, notes = load(place, names)
-    varying = len({frame.scaling for frame in frames}) > 1
+    # What the header does not scale is scaled here, slice by slice.
+    scales = header.dtype.kind == "f"
     voxels = np.empty(header.shape, header.dtype, order="F")
+    padding = 0
     slices: dict[int, list[int]] = defaultdict(list)
     for at, frame in enumerate(frames):
         slices[frame.file].append(at)
     for number, places in slices.items():
         # What was read is let go of, file by file.
-        pixels = _pixels(files.pop(number))
+        file = files.pop(number)
+        pixels = _pixels(file)
         for at in places:
-            one, (slope, inter) = pixels[frames[at].number].T, frames[at].scaling
-            voxels[..., at] = one * slope + inter if varying else one
+            stored = pixels[frames[at].number].T
+            slope, inter = frames[at].scaling
+            values = stored * slope + inter if scales else stored
+            padded = _padded(file.dataset, stored)
+            padding += int((padded & (values != 0)).sum())
+            voxels[..., at] = np.where(padded, 0, values)
+    if padding:
+        notes = (*notes, f"{padding} voxels of padding are set to 0")
     return header, voxels, digest, notes
+
+
+def _padded(dataset: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which stored values stand for no measurement, by PixelPaddingValue and its range limit."""
+    first = dataset.get("PixelPaddingValue")
+    if first is None:
+        return np.zeros(stored.shape, np.bool_)
+    last = dataset.get("PixelPaddingRangeLimit")
+    if last is None:
+        last = first
+    # Some writers give the number of a signed value without its sign: its bits count.
+    ends = np.array([int(first), int(last)]).astype(stored.dtype)
+    return np.asarray((stored >= ends.min()) & (stored <= ends.max()))
 
 
 def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Loaded:
@@ -281,9 +311,11 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
                 _check_pixels(dataset, raw, at, where)
             files[number] = _File(where, dataset, b"" if whole else raw, at)
     with _damage_explained(place):
-        header, frames = _lay_out([file.dataset for file in files.values()], frames, place)
+        datasets = [file.dataset for file in files.values()]
+        header, frames, notes = _lay_out(datasets, frames, place)
     copies = len(names) - len(files)
-    notes = (f"{copies} files of the series were there twice",) if copies else ()
+    if copies:
+        notes = (*notes, f"{copies} files of the series were there twice")
     return Loaded(files, frames, header, of_zip or digest.hexdigest(), notes)
 
 
@@ -320,8 +352,8 @@ def _group(dataset: Dataset, frame: int, name: str) -> Any:
 
 def _lay_out(
     datasets: list[Dataset], frames: list[_Frame], where: Path
-) -> tuple[Header, list[_Frame]]:
-    """The header of the scan that the frames make, and they in the order of its slices."""
+) -> tuple[Header, list[_Frame], tuple[str, ...]]:
+    """The header of the scan that the frames make, they in the order of its slices, and notes."""
     for keyword in _COMMON:
         if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:
             raise GeometryError(f"{keyword} differs between its files", where=where, remedy=_REMAKE)
@@ -332,20 +364,25 @@ def _lay_out(
     if bits not in (8, 16, 32):
         raise FormatError(f"voxels of {bits} bits", where=where, remedy=_REMAKE)
     shape = check_sides([int(first.Columns), int(first.Rows), len(frames)], where)
-    ordered, affine = _stack(frames, where)
+    ordered, affine, notes = _stack(frames, where)
     scalings = {frame.scaling for frame in frames}
-    slope, inter = scalings.pop() if len(scalings) == 1 else (1.0, 0.0)
+    pads = any("PixelPaddingValue" in dataset for dataset in datasets)
+    # Scaled slice by slice, where slices differ, or where padding must stay 0.
+    is_even = len(scalings) == 1 and not (pads and scalings != {(1.0, 0.0)})
+    slope, inter = ordered[0].scaling if is_even else (1.0, 0.0)
     kind = f"{'i' if first.PixelRepresentation else 'u'}{bits // 8}"
     form = Form(1, affine)
     zooms = check_zooms(np.linalg.norm(affine[:3, :3], axis=0), where)
-    dtype = np.dtype(np.float32 if scalings else kind)
+    dtype = np.dtype(kind if is_even else np.float32)
     header = Header(shape, dtype, 0, slope, inter, zooms, form, form, affine)
     check_size(header, where)
-    return header, ordered
+    return header, ordered, notes
 
 
-def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.float64]]:
-    """Frames along the normal of their plane, and the affine: (column, row, slice) -> RAS mm."""
+def _stack(
+    frames: list[_Frame], where: Path
+) -> tuple[list[_Frame], NDArray[np.float64], tuple[str, ...]]:
+    """Frames along the normal of their plane; the affine, (column, row, slice) -> RAS mm; notes."""
     cosines = np.array([frame.cosines for frame in frames])
     if np.abs(cosines - cosines[0]).max() > _COSINES:
         raise GeometryError("slices of several orientations", where=where, remedy="give one scan")
@@ -357,20 +394,25 @@ def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.
     normal = np.cross(row, column)
     ordered = sorted(frames, key=lambda frame: float(np.dot(frame.position, normal)))
     places = np.array([frame.position for frame in ordered])
-    step = (places[-1] - places[0]) / (len(places) - 1)
+    # The even grid that lies nearest to all slices.
+    numbers = np.arange(len(places)) - (len(places) - 1) / 2
+    step = numbers @ places / (numbers @ numbers)
+    even = places.mean(axis=0) + np.outer(numbers, step)
+    off = places - even
+    along_mm = float(np.abs(off @ normal).max())
     gaps = np.diff(places @ normal)
     usual = float(np.median(gaps))
-    slack = max(_POSITION_MM, usual / 100)
+    slack = max(_POSITION_MM, usual * _UNEVEN)
     problem = ""
     if gaps.min() < _POSITION_MM:
         twice = int((gaps < _POSITION_MM).sum())
         problem = f"{twice} slices where another is: several echoes, times or parts in one series"
-    elif np.abs(gaps - usual).max() > slack:
+    elif along_mm > slack:
         problem = f"unequal spacing of slices, {gaps.min():.4g} to {gaps.max():.4g} mm"
         missing = np.rint(gaps / usual) - 1
         if np.abs(gaps - usual * (missing + 1)).max() <= slack:
             problem = f"slices are missing within it: {missing.sum():.0f}"
-    elif np.abs(places - places[0] - np.outer(np.arange(len(places)), step)).max() > slack:
+    elif np.abs(off).max() > slack:
         problem = "slices are not in a line"
     elif np.linalg.norm(step - normal * (step @ normal)) > MAX_SHEAR * usual:
         problem = "slices are shifted sideways (a tilted gantry)"
@@ -378,11 +420,14 @@ def _stack(frames: list[_Frame], where: Path) -> tuple[list[_Frame], NDArray[np.
         raise GeometryError(problem, where=where, remedy=_REMAKE)
     affine = np.eye(4)
     rows_mm, columns_mm = ordered[0].spacing
-    affine[:3] = np.column_stack([row * columns_mm, column * rows_mm, step, places[0]])
+    affine[:3] = np.column_stack([row * columns_mm, column * rows_mm, step, even[0]])
     # The patient's left and back are DICOM's positive directions. No zero is negative.
     affine[:2] *= -1
     affine += 0.0
-    return ordered, affine
+    notes: tuple[str, ...] = ()
+    if along_mm > _POSITION_MM:
+        notes = (f"slices lie up to {along_mm:.2g} mm off an even spacing of {usual:.4g} mm",)
+    return ordered, affine, notes
 
 
 # Bytes --------------------------------------------------------------------------------------

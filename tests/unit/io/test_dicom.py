@@ -389,6 +389,59 @@ def test_a_broken_series_is_refused_with_its_reason(tmp_path: Path, change, why:
     assert why in reason(tmp_path)
 
 
+def test_slices_that_lie_a_little_off_in_turn_are_read_with_a_note(tmp_path: Path) -> None:
+    affine = small().affine.copy()
+    affine[2, 2] = 4
+    volume = Volume(small().data, affine)
+    images = [classic(volume, number) for number in range(SLICES)]
+    for number in range(1, SLICES, 2):
+        moved(images, number, [0, 0, 0.03])
+    for number, image in enumerate(images):
+        save(image, tmp_path / f"{number}.dcm")
+    found = Volume.read(tmp_path)
+    np.testing.assert_allclose(found.affine, volume.affine, atol=0.03)
+    assert found.notes == ("slices lie up to 0.016 mm off an even spacing of 4 mm",)
+
+
+def test_padding_becomes_background(tmp_path: Path) -> None:
+    data = small().data.copy()
+    data[:4] = -2000
+    data[4] = -1990
+    data[5] = -1989
+    volume = Volume(data, small().affine)
+    given = {"RescaleSlope": 2, "RescaleIntercept": 100}
+    write_classic(tmp_path, volume, PixelPaddingValue=-2000, PixelPaddingRangeLimit=-1990, **given)
+    found = Volume.read(tmp_path)
+    truth = volume.data.astype(np.float32) * 2 + 100
+    truth[:5] = 0
+    np.testing.assert_array_equal(found.data, truth)
+    assert found.notes == (f"{5 * 20 * SLICES} voxels of padding are set to 0",)
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+def test_padding_is_known_in_each_syntax_and_whole_numbers_stay(tmp_path: Path, syntax) -> None:
+    data = small().data.copy()
+    data[:4] = -2000
+    volume = Volume(data, small().affine)
+    for number in range(SLICES):
+        image = classic(volume, number, PixelPaddingValue=-2000)
+        save(image, tmp_path / f"{number}.dcm", syntax)
+    found = Volume.read(tmp_path)
+    assert found.data.dtype == np.int16
+    assert not found.data[:4].any()
+    np.testing.assert_array_equal(found.data[4:], volume.data[4:])
+
+
+def test_a_folder_without_a_scan_is_refused_by_the_names_of_its_files(tmp_path: Path) -> None:
+    write_classic(tmp_path, small(), MRAcquisitionType="2D")
+    (tmp_path / "torn.dcm").write_bytes(bytes(128) + b"DICM" + bytes(20))
+    with pytest.raises(InputError) as caught:
+        Volume.read(tmp_path)
+    assert "torn.dcm: damaged DICOM file" in str(caught.value)
+    assert "series-5-" in str(caught.value)
+    assert ": a 2D acquisition" in str(caught.value)
+
+
 def no_frames(image: Dataset) -> None:
     image.PerFrameFunctionalGroupsSequence = image.PerFrameFunctionalGroupsSequence[:-1]
 
