@@ -15,8 +15,10 @@ from segmentation.errors import ConfigError
 
 def serve_(
     model: Model = "",
-    queue: Path = typer.Option(
-        Path("trinat-queue"), help="Folder of the scans that are waited for, and of their results."
+    queue: Path | None = typer.Option(
+        None,
+        help="Folder of the waiting scans, their results and the token. Default: trinat/queue in "
+        "$XDG_STATE_HOME or ~/.local/state.",
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen at."),
     port: int = typer.Option(8765, min=0, max=65535, help="Port to listen at; 0: any free one."),
@@ -47,7 +49,7 @@ def serve_(
     from pipelines.common.lock import run_lock
     from pipelines.predict.run import Plan
     from pipelines.serve.app import make_app, read_scheme
-    from pipelines.serve.queue import Queue
+    from pipelines.serve.queue import Queue, default_folder, private_files
     from pipelines.serve.worker import Worker
     from pipelines.web.guard import is_loopback
     from pipelines.web.start import answer
@@ -59,9 +61,10 @@ def serve_(
         engine = engine_on(
             cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout
         )
+    place = queue or default_folder()
     plan = Plan(
         inputs=(),
-        out=queue,
+        out=place,
         model=model or default_model(devices),
         devices=devices,
         workers=workers,
@@ -75,9 +78,11 @@ def serve_(
     if not is_loopback(host):
         typer.echo("anyone on the network can read what is sent: put TLS before it", err=True)
     folder = find_model(plan.model)
-    queue.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with run_lock(queue / "lock"):
-        waiting = Queue(queue, queued=max_queue, per_client=max_client, keep_s=keep * 3600)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if queue is None:
+        place.chmod(0o700)
+    with private_files(), run_lock(place / "lock"):
+        waiting = Queue(place, queued=max_queue, per_client=max_client, keep_s=keep * 3600)
         worker = Worker(waiting, plan, folder)
 
         def say(address: str) -> None:

@@ -74,6 +74,7 @@ class Refusal:
     shown: str
     reason: str
     harmless: bool = False
+    case: str = ""  # the id of the case that it would have been, and may have been in a run before
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Found:
             for case in same:
                 others = ", ".join(other.path.name for other in same if other is not case)
                 reason = f"{others} beside it would get the same output: keep one"
-                twins.append(Refusal(case.shown, reason))
+                twins.append(Refusal(case.shown, reason, case=case.id))
         return cls(tuple(natsorted(alone, key=attrgetter("id"))), (*refusals, *twins), bids_root)
 
 
@@ -248,6 +249,8 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
     seen: set[Path] = set()
     for path in paths:
         relative = path.relative_to(root)
+        parts = (*relative.parts[:-1], without_suffix(path))
+        name = "/".join(map(safe_component, parts))
         # Not resolved: in some archives equal scans of two sessions are links to one file.
         same = path.with_suffix(".hdr") if path.suffix == ".img" else path
         if same in seen:
@@ -255,13 +258,12 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
         elif not _is_file(path):
             is_there = os.path.exists(path)  # noqa: PTH110 - as _is_file asks
             reason = "not a regular file" if is_there else "no such file"
-            refusals.append(Refusal(str(relative), reason))
+            refusals.append(Refusal(str(relative), reason, case=name))
         elif not _is_scan(path):
             reason = f"not a known kind of scan ({', '.join(SCAN_SUFFIXES)})"
             refusals.append(Refusal(str(relative), reason))
         else:
-            parts = (*relative.parts[:-1], without_suffix(path))
-            yield Case("/".join(map(safe_component, parts)), path, str(relative))
+            yield Case(name, path, str(relative))
         seen.add(same)
 
 
@@ -340,11 +342,12 @@ def _find_subjects(root: Path) -> Found:
             continue
         if not _is_dir(folder / "mri") or folder.name.startswith("."):
             continue
+        name = safe_component(folder.name)
         if image := find_image(folder):
-            name = safe_component(folder.name)
             cases.append(Case(f"{name}/{name}", image, f"{folder.name}/mri/{image.name}"))
         else:
-            refusals.append(Refusal(folder.name, "mri/ has no image to segment"))
+            reason = "mri/ has no image to segment"
+            refusals.append(Refusal(folder.name, reason, case=f"{name}/{name}"))
     return Found.of(cases, refusals)
 
 
@@ -429,7 +432,9 @@ def refuse_changed(known: str, digest: str | None, where: Path) -> None:
 def _named(path: Path) -> ScanFile:
     name = without_suffix(path)
     facts = entities(name) if name.startswith("sub-") else {}
-    if "sub" not in facts:
+    # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
+    odd = any("-" in part and part.partition("-")[0] not in facts for part in name.split("_"))
+    if "sub" not in facts or odd:
         name = name.removesuffix(f"_{Product.LABELS.suffix}")
         return ScanFile(name, path, name)
     identity = tuple(sorted((k, v) for k, v in facts.items() if k not in _NOT_IDENTITY))

@@ -90,20 +90,10 @@ def _acquire(path: Path) -> int:
             if not _is_at(descriptor, path):
                 os.close(descriptor)
                 continue
-            holder, me = _read(descriptor), _myself()
-            elsewhere = holder is not None and (holder.host, holder.namespace) != (
-                me.host,
-                me.namespace,
-            )
-            silent = _seconds_since_beat(path, descriptor) if elsewhere else _SILENT_S
-            if silent < 0:
-                # Dated in the future: from now on it is silent, or touched by who holds it.
-                os.utime(descriptor)
-            if silent < _SILENT_S:
-                raise _locked(path, holder)
+            _refuse_living(path, descriptor)
             try:
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(asdict(me)).encode(), 0)
+                os.pwrite(descriptor, json.dumps(asdict(_myself())).encode(), 0)
                 os.fsync(descriptor)
             except OSError as error:
                 path.unlink()  # ours, and without a name
@@ -113,6 +103,34 @@ def _acquire(path: Path) -> int:
                 os.close(descriptor)
             raise
         return descriptor
+
+
+def refuse_held(path: Path) -> None:
+    """LockedError if somebody holds `path` now, naming who; it is not taken."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _refuse_living(path, descriptor)
+    except BlockingIOError:
+        raise _locked(path, _read_patiently(descriptor)) from None
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_living(path: Path, descriptor: int) -> None:
+    """LockedError if a machine on which the kernel's locks are not ours has touched the lock."""
+    holder, me = _read(descriptor), _myself()
+    if holder is None or (holder.host, holder.namespace) == (me.host, me.namespace):
+        return
+    silent = _seconds_since_beat(path, descriptor)
+    if silent < 0:
+        # Dated in the future: from now on it is silent, or touched by who holds it.
+        os.utime(descriptor)
+    if silent < _SILENT_S:
+        raise _locked(path, holder)
 
 
 def _beat(descriptor: int, stop: threading.Event) -> None:

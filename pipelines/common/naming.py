@@ -34,6 +34,8 @@ class Product(Enum):
 
 # The folder of each part of a cross-validation, in that of all its models or all its results.
 FOLD = "fold-{}"
+# Where outputs go that the last attempt at their scan has not made; in the output folder.
+ASIDE = ".trinat-stale"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
 # How the names of results end that may lie beside scans: ours, and the masks of others.

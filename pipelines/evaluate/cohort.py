@@ -23,7 +23,7 @@ from pipelines.common.ratings import (
     use_of_ratings,
 )
 from pipelines.evaluate.pairing import pair_files
-from pipelines.predict.ledger import entries_in, taught_by_models
+from pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
 from segmentation.data.sources.base import Facts, facts_of, read_participants
 from segmentation.errors import ConfigError, EvaluationError, TrinatError
 from segmentation.io.files import read_rows, write_whole
@@ -91,7 +91,12 @@ def report(
     people = read_participants(table)
     ratings = read_given(settings.ratings)
     rejected = rejections(ratings)
-    files = find_files(settings.predictions)
+    found = find_files(settings.predictions)
+    folder = settings.predictions
+    unfit = unfit_results(
+        folder if folder.is_dir() else folder.parent, [file.path for file in found]
+    )
+    files = [file for file in found if file.path not in unfit]
     measured = isolated(
         _measure,
         [(file, settings.labels, settings.trust_affine) for file in files],
@@ -119,13 +124,14 @@ def report(
             scans.append(_scan(result, left_out, people, facts))
             for structure in made.measured_though_rejected(scheme, bad):
                 in_part.add((result.sha256, structure))
-    failures = [(r.subject, r.failure) for r in measured if r.failure]
+    failures = [(file.name, unfit[file.path]) for file in found if file.path in unfit]
+    failures += [(r.subject, r.failure) for r in measured if r.failure]
     failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
     for name, reason in failures:
         say(f"{name}: {reason}")
     if not scans:
         raise EvaluationError(
-            f"none of {len(files)} label maps could be read; the first: "
+            f"none of {len(found)} label maps could be measured; the first: "
             f"{failures[0][1] if failures else 'rejected'}",
             where=settings.predictions,
         )

@@ -48,11 +48,15 @@ class Pairing:
 
     @property
     def guesses(self) -> list[str]:
-        return [
+        """What to check, a line each; of many pairs the first ones."""
+        guessed = [pair for pair in self.pairs if pair.is_guess]
+        lines = [
             f"{pair.truth.shown} is compared with {pair.prediction.shown}, by {pair.how}"
-            for pair in self.pairs
-            if pair.is_guess
+            for pair in guessed[:_MOST_NAMED]
         ]
+        if len(guessed) > _MOST_NAMED:
+            lines.append(f"{len(guessed) - _MOST_NAMED} more pairs of that kind are in pairs.csv")
+        return lines
 
 
 def pair_files(
@@ -70,7 +74,7 @@ def pair_files(
     if not matching.pairs:
         matching.take_by_one_ending()
     if not matching.pairs:
-        matching.take(_by_beginning(matching.truths, matching.predictions), "beginning of the name")
+        matching.take_by_beginning(guess=guess)
     if guess and not matching.pairs:
         matching.take_by_what_is_left()
     if not matching.pairs:
@@ -132,18 +136,31 @@ class _Matching:
                 self._doubt(truth, _not_unique(truth, mine, theirs))
                 self._doubt(prediction, _not_unique(prediction, theirs, mine))
             elif not taken & {id(truth), id(prediction)}:
-                self.pairs.append(Pair(truth, prediction, how, is_guess))
+                # A subject alone does not say which of its scans it is.
+                unsaid = truth.name != prediction.name and truth.scan != prediction.scan
+                self.pairs.append(Pair(truth, prediction, how, is_guess or unsaid))
 
     def take_by_one_ending(self) -> None:
         """`case_1` belongs to `case_1_seg`, where all names of one side end alike."""
         ending = _common_ending([file.name for file in self.predictions])
         if ending:
             shorter = self.alike(_name, lambda file: file.name.removesuffix(ending))
-            self.take(shorter, f"name and {ending}")
+            self.take(shorter, f"name and {ending}", is_guess=not _says_what(ending))
         ending = _common_ending([file.name for file in self.truths])
         if ending and not self.pairs:
             shorter = self.alike(lambda file: file.name.removesuffix(ending), _name)
-            self.take(shorter, f"name and {ending}")
+            self.take(shorter, f"name and {ending}", is_guess=not _says_what(ending))
+
+    def take_by_beginning(self, *, guess: bool) -> None:
+        """`case_1` belongs to `case_1_seg`; whether to `case_1_b` is a guess."""
+        matches = _by_beginning(self.truths, self.predictions)
+        rests = {}
+        for truth, prediction in matches:
+            shorter, longer = sorted((truth.name, prediction.name), key=len)
+            rests[truth.path, prediction.path] = longer.removeprefix(shorter)
+        is_guess = not all(map(_says_what, rests.values()))
+        if guess or not is_guess:
+            self.take(matches, "beginning of the name", is_guess=is_guess)
 
     def take_by_what_is_left(self) -> None:
         """`t_1_manual` belongs to `p_1_auto`, where all names of a side begin and end alike."""
@@ -215,6 +232,20 @@ def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
 
 
 _SEPARATORS = "_-. "
+# What files are called beside their scans; any other word may tell one scan from another.
+_KINDS = frozenset(
+    (
+        *("seg", "segmentation", "label", "labels", "labelmap", "pred", "prediction", "predicted"),
+        *("dseg", "aseg", "mask", "manual", "truth", "true", "gt", "auto", "result", "brain"),
+        *("t1", "t1w", "mri", "mprage", "anat", "anon", "orig", "image", "img", "scan"),
+    )
+)
+
+
+def _says_what(ending: str) -> bool:
+    """Whether an ending says what a file is (`_seg`), not whose (`_MR2`)."""
+    parts = [part for part in re.split(r"[_. -]", ending) if part]
+    return all(part.casefold() in _KINDS for part in parts)
 
 
 def _common_ending(names: Sequence[str]) -> str:

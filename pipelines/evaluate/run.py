@@ -38,7 +38,7 @@ from pipelines.evaluate.pairing import (
     read_pair,
     scan_of,
 )
-from pipelines.predict.ledger import entries_in, taught_by_models
+from pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
 from segmentation.data.sources.base import without_suffix
 from segmentation.data.splits import Part
 from segmentation.data.store import Store
@@ -126,10 +126,18 @@ def evaluate(
         if settings.images:
             images = find_files(settings.images, suffix="T1w")
     told = {model: _told_of(place) for model, place in settings.models.items()}
-    pairings = {
-        model: pair_files(truths, _predictions(place, told[model]), guess=True)
-        for model, place in settings.models.items()
+    predictions = {
+        model: _predictions(place, told[model]) for model, place in settings.models.items()
     }
+    pairings = {
+        model: pair_files(truths, files, guess=True) for model, files in predictions.items()
+    }
+    unfit: dict[Path, str] = {}
+    for model, place in settings.models.items():
+        paths = [file.path for file in predictions[model]]
+        unfit.update(unfit_results(_folder_of(place), paths))
+        for case, reason in told[model].failed.items():
+            say(f"{case}, {model}: failed in trinat predict: {reason}")
     # Before hours of measuring, not after.
     for pairing in pairings.values():
         _one_map_a_scan(pairing, settings.truth)
@@ -150,7 +158,10 @@ def evaluate(
             where=settings.truth,
             remedy="name both sides alike (sub-01 and sub-01), or give the two files of one scan",
         )
-    done = measure_all(tasks, settings.jobs or cpu_count(), progress)
+    fit = [task for task in tasks if task.pair.prediction.path not in unfit]
+    stale = [task for task in tasks if task.pair.prediction.path in unfit]
+    done = [Done(task, failure=unfit[task.pair.prediction.path]) for task in stale]
+    done += measure_all(fit, settings.jobs or cpu_count(), progress)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         pairs = _pairs_table(done, pairings)
         write_table(settings.out / "pairs.csv", pairs)
@@ -187,12 +198,18 @@ class _Told:
     structures: set[str] = field(default_factory=set)  # with a volume: the model knows them
     scans: dict[Path, Path] = field(default_factory=dict)  # label map -> its scan
     taught: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)  # case -> reason
+
+
+def _folder_of(predictions: Path) -> Path:
+    return predictions if predictions.is_dir() else predictions.parent
 
 
 def _told_of(predictions: Path) -> _Told:
     told = _Told()
-    folder = predictions if predictions.is_dir() else predictions.parent
-    for place, entry in entries_in(folder):
+    for place, entry in entries_in(_folder_of(predictions)):
+        if entry.status == "failed":
+            told.failed[entry.case] = entry.reason
         if entry.outputs:
             told.models.add(entry.result.get("model", ""))
         told.structures.update(entry.result.get("volumes_mm3", ()))

@@ -1,8 +1,10 @@
 """The ledger: one line of JSON for each input of each run, appended when its outcome is known.
 
-The last line of a case is what holds. A line torn by a power cut is ignored: its case counts as
-not done, and is done again. Before files are moved into place a line says which, with their hashes:
-a file in the output folder that no line speaks of is the user's, and is never replaced.
+The last line of a case is what holds. Between ledgers it is the last attempt: each run reads all
+ledgers of its folder and numbers its attempts on from there, so no clock is asked. A line torn by a
+power cut is ignored: its case counts as not done, and is done again. Before files are moved into
+place a line says which, with their hashes: a file in the output folder that no line speaks of is
+the user's, and is never replaced.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from io import FileIO
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
-from pipelines.common.naming import FOLD, LEFT_OUT
+from pipelines.common.naming import ASIDE, FOLD, LEFT_OUT
+from pipelines.common.process import cpu_count
 from segmentation.errors import InputError, IntegrityError, OutputError
 from segmentation.io.files import append_whole, open_regular, open_to_append, sha256_of
 from segmentation.timing import Spent
@@ -51,10 +55,14 @@ class Entry:
     model: str = ""  # empty: refused before any model was asked
     settings: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)  # path -> sha256
+    # What earlier attempts had written and this one has not: path -> where it was moved.
+    aside: Mapping[str, str] = field(default_factory=dict)
     # Everything the tables are made of: volumes, quality, notes.
     result: Mapping[str, Any] = field(default_factory=dict)
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
+    # Which attempt at this case it is, over all ledgers of the folder. 0: before they were counted.
+    attempt: int = 0
     finished: str = field(default_factory=_now)
     # Not in the file: where the outputs are until they are moved into place, where the time of
     # the process went since its entry before, and whether it failed since the disk is full.
@@ -99,6 +107,15 @@ class Entry:
         # The scan comes last: where anything else has changed it is not read.
         return self.is_written(settings.out) and _digest(*case.files) == self.input_sha256
 
+    def digest_of_scan(self, folder: Path) -> str | None:
+        """SHA-256 of the scan as it is now; None where it is not there, or in many files."""
+        from pipelines.common.discovery import Case
+
+        path = folder.resolve() / self.scan
+        if not self.scan or not path.is_file():
+            return None
+        return _digest(*Case(self.case, path, self.input).files)
+
     def is_written(self, folder: Path) -> bool:
         """Whether its outputs are there, and are what was written."""
         return all(_digest(folder / path) == digest for path, digest in self.outputs.items())
@@ -122,6 +139,8 @@ class _Result(BaseModel):
 
 
 _ENTRY = TypeAdapter(Entry)
+# So far up the ledger of a result is looked for.
+_FOLDERS_ABOVE = 4
 
 
 class ChangedError(OutputError):
@@ -144,12 +163,16 @@ class Ledger:
         overwrite: bool = False,
     ) -> None:
         self.entries = dict(known or {})
-        self._written = frozenset(written)
+        self._written = set(written)
         self._overwrite = overwrite
         self._path, self._folder = path, path.parent
         self._file: FileIO | None = None
 
     def add(self, entry: Entry) -> None:
+        """Append; what has no number is the attempt after the one that held until now."""
+        if entry.status != "writing" and not entry.attempt:
+            before = self.entries.get(entry.case)
+            entry = replace(entry, attempt=before.attempt + 1 if before else 1)
         if self._file is None:
             self._file = self._open()
         fields = asdict(entry)
@@ -194,13 +217,30 @@ class Ledger:
             outputs = {name: files[name] for name in sorted(said)}
             if not self._written.issuperset(outputs.items()):
                 self.add(Entry(case, "writing", model=model, outputs=outputs))
+                self._written.update(outputs.items())
         for name in files.keys() - (there.keys() - changed.keys()):
             final = self._folder / name
             final.parent.mkdir(parents=True, exist_ok=True)
             if name in strange:
-                _keep(final)
+                final.rename(_kept_name(final))
             names[name].replace(final)
         shutil.rmtree(staged)
+
+    def set_aside(self, names: Iterable[str]) -> dict[str, str]:
+        """Move those of these files that a run has written to where nothing looks for results.
+
+        What is the user's stays.
+        """
+        moved = {}
+        for name, digest in digests_of(self._folder, names).items():
+            if (name, digest) not in self._written:
+                continue
+            target = self._folder / ASIDE / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target = _kept_name(target)
+            (self._folder / name).rename(target)
+            moved[name] = target.relative_to(self._folder).as_posix()
+        return moved
 
     def _open(self) -> FileIO:
         if self._path.is_symlink() and not self._path.exists():
@@ -221,13 +261,14 @@ class Ledger:
             self._file.close()
 
 
-def _keep(path: Path) -> None:
-    """Give a file another name beside it, which is nobody's yet and no scan's."""
-    for number in count(1):
+def _kept_name(path: Path) -> Path:
+    """Another name beside a file, which is nobody's yet and no scan's."""
+    number = 1
+    while True:
         beside = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
         if not os.path.lexists(beside):
-            path.rename(beside)
-            return
+            return beside
+        number += 1
 
 
 def ledgers_in(folder: Path) -> list[Path]:
@@ -240,13 +281,15 @@ def read_entries(
     cases: Collection[str] | None = None,
     known: Mapping[str, Entry] | None = None,
     written: set[tuple[str, str]] | None = None,
+    writers: dict[str, str] | None = None,
 ) -> dict[str, Entry]:
     """The entry that holds for each case, or each of `cases` and what was refused.
 
-    In a ledger that is the last one, whatever the clock said; between ledgers the one whose outputs
-    are there, else the latest.
-    `known` are those of ledgers read before; `written` gets all files that they speak of. A ledger
-    of 100,000 cases takes a gigabyte as entries: who needs a part asks for that alone.
+    In a ledger that is the last one, between ledgers the one with the highest number; no clock is
+    asked. Of equal numbers (ledgers of two folders were put together) see `_standing`.
+    `known` are those of ledgers read before; `written` gets all files that they speak of, `writers`
+    for each file the case that it is of. A ledger of 100,000 cases takes a gigabyte as entries: who
+    needs a part asks for that alone.
     """
     newest = dict(known or {})
     for path in paths:
@@ -258,21 +301,40 @@ def read_entries(
                     continue
                 if written is not None:
                     written.update(entry.outputs.items())
+                if writers is not None and entry.case:
+                    writers.update(dict.fromkeys(entry.outputs, entry.case))
                 if entry.status != "writing":
                     last[entry.case] = entry
         for case, entry in last.items():
-            if case not in newest or _is_later(entry, newest[case], path.parent):
+            if case not in newest or _holds(entry, newest[case], path.parent):
                 newest[case] = entry
     return newest
 
 
-def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
-    """By what is written there; where that does not tell, by the clock."""
-    if entry.status == other.status == "done" and entry.outputs != other.outputs:
-        written = entry.is_written(folder)
-        if written != other.is_written(folder):
-            return written
-    return entry.finished >= other.finished
+def _holds(entry: Entry, other: Entry, folder: Path) -> bool:
+    """Whether an entry is of a later attempt than one of another ledger."""
+    if entry.attempt != other.attempt:
+        return entry.attempt > other.attempt
+    # A ledger that was joined has the same entries as its parts.
+    if entry == other:
+        return False
+    return (_standing(entry, folder), entry.reason) > (_standing(other, folder), other.reason)
+
+
+def _standing(entry: Entry, folder: Path) -> int:
+    """How well an entry fits what is there now, where numbers of attempts do not tell.
+
+    A result of the scan as it is now counts most. A failure counts more than a result of a scan
+    that is another one now, or of which nothing is known.
+    """
+    if entry.status != "done":
+        return 2
+    if not entry.is_written(folder):
+        return 0
+    now = entry.digest_of_scan(folder)
+    if now is None:
+        return 1
+    return 3 if now == entry.input_sha256 else 0
 
 
 def _parse(line: bytes, path: Path, number: int) -> Entry | None:
@@ -296,6 +358,55 @@ def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
     for place in (folder, *sorted(folder.glob(FOLD.format("*")))):
         for entry in read_entries(ledgers_in(place)).values():
             yield place, entry
+
+
+def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
+    """Of files of an output folder, or below one: which are no result of the last attempt at their
+    scan as it is now, and why. What the user has changed or added is the user's."""
+    places = [folder, *sorted(folder.glob(FOLD.format("*")))]
+    unfit = {}
+    for place in places:
+        unfit.update(_unfit_in(place, files))
+    above = folder.absolute().parents[:_FOLDERS_ABOVE]
+    home = next((place for place in above if ledgers_in(place)), None)
+    if home and not ledgers_in(folder):
+        # There it may be a file of another program.
+        with suppress(IntegrityError):
+            unfit.update(_unfit_in(home, files))
+    return unfit
+
+
+def _unfit_in(place: Path, files: Collection[Path]) -> dict[Path, str]:
+    written: set[tuple[str, str]] = set()
+    writers: dict[str, str] = {}
+    entries = read_entries(ledgers_in(place), written=written, writers=writers)
+    names = {os.path.relpath(file, place): file for file in files}
+    ours = [name for name in names if name in writers]
+
+    def judged(name: str) -> str:
+        digest = _digest(place / name)
+        if (name, str(digest)) not in written:
+            return ""
+        return _why_unfit(entries.get(writers[name]), name, str(digest), place)
+
+    # Hashes of large files: threads do not wait for one another.
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        reasons = pool.map(judged, ours)
+        return {names[name]: why for name, why in zip(ours, reasons, strict=True) if why}
+
+
+def _why_unfit(entry: Entry | None, name: str, digest: str, place: Path) -> str:
+    """Of a file as a run has written it; empty where it is the result of its scan."""
+    if entry is None or (entry.status == "done" and entry.outputs.get(name) != digest):
+        return "is not of the last run that was finished: run trinat predict again"
+    if entry.is_kept:
+        return ""
+    if entry.status != "done":
+        return f"is an old result: its scan has failed since ({entry.reason})"
+    now = entry.digest_of_scan(place)
+    if now is not None and now != entry.input_sha256:
+        return "is an old result: its scan was changed since; run trinat predict again"
+    return ""
 
 
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:

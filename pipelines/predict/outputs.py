@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pipelines.common.discovery import Case, refuse_changed
-from pipelines.common.naming import Product, bids_name, safe_component
+from pipelines.common.naming import ASIDE, Product, bids_name, safe_component
 from pipelines.common.ratings import RATINGS
 from segmentation.io.volume import Volume
 from segmentation.timing import Clock, stage, timed
@@ -38,7 +38,7 @@ PLAIN_LABEL_TABLE = "labels.tsv"
 BIDSIGNORE = (
     *("*.jsonl", *TABLES, RATINGS, "report/", "*.bak*"),
     *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
-    *(f"{WORK}/", f"{SLICES}/"),
+    *(f"{WORK}/", f"{SLICES}/", f"{ASIDE}/"),
 )
 
 
@@ -139,6 +139,21 @@ class CaseNames:
         """Every file of the scan, but for the JSON beside some."""
         others = [p for p in Product if p is not Product.LABELS and output.wants(p)]
         return [self.labels(output, scan), *map(self.path, others)]
+
+    def every(self) -> list[str]:
+        """Whatever any run may have written of the scan, with any settings."""
+        paths = [self.path(product) for product in Product]
+        paths.append(self.path(Product.LABELS, ".mgz"))
+        paths += [
+            self.path(product, ".json") for product in (Product.LABELS, Product.PROBABILITIES)
+        ]
+        return [path.relative_to(self.root).as_posix() for path in paths]
+
+    def labels_in(self, outputs: Mapping[str, str]) -> set[tuple[str, str]]:
+        """The label maps among outputs, and their SHA-256."""
+        names = {self.path(Product.LABELS), self.path(Product.LABELS, ".mgz")}
+        relative = {path.relative_to(self.root).as_posix() for path in names}
+        return {(name, digest) for name, digest in outputs.items() if name in relative}
 
     def labels(self, output: OutputSettings, scan: Path) -> Path:
         mgz = output.mgz and scan.suffix.lower() in (".mgz", ".mgh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import signal
 from collections import Counter
@@ -16,7 +17,7 @@ from natsort import natsorted
 
 from pipelines.common.discovery import Case, Found, Refusal, find_cases
 from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.lock import run_lock
+from pipelines.common.lock import refuse_held, run_lock
 from pipelines.common.naming import safe_component
 from pipelines.common.process import cpu_count, stop_signals
 from pipelines.predict.engine import Engine, LocalEngine
@@ -56,6 +57,8 @@ from segmentation.timing import Spent, stage, together
 # After a signal, for what is in hand: less than a queue or a container waits may be too little for
 # one scan on a processor, more than this is a scan that hangs.
 _GRACE_S = 60.0
+# What the lock of all of the work is called besides.
+_WHOLE = ".all"
 _NO_SERIES = "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
 _BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
 
@@ -79,6 +82,12 @@ class Shard:
 
     def __str__(self) -> str:
         return f".shard-{self.part}-of-{self.of}"
+
+    @classmethod
+    def of_part(cls, text: str) -> Shard | None:
+        """The shard that is written so; None for the name of another part."""
+        match = re.fullmatch(r"\.shard-(\d+)-of-(\d+)", text)
+        return cls(int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True)
@@ -178,19 +187,19 @@ def predict(
     part = plan.part
     staging = plan.out / WORK / f"staging{part}"
     settings = plan.settings(model, staging, bids=found.bids_root is not None)
-    with run_lock(plan.out / WORK / f"lock{part}"), _cleared(staging):
+    with _at_work(plan.out / WORK, part), _cleared(staging):
         own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else (PLAIN_LABEL_TABLE,)))
         # Before the ledgers: a job beside this one says what it writes before it does.
         there = digests_of(plan.out, own)
         written: set[tuple[str, str]] = set()
         # A part of the work makes no tables, and needs to know of its own cases alone.
-        mine = {case.id for case in cases} if part else None
-        known = read_entries(ledgers_in(plan.out), mine, written=written)
+        mine = {case.id for case in cases} | {refusal.case for refusal in refusals}
+        known = read_entries(ledgers_in(plan.out), mine if part else None, written=written)
         path = plan.out / f"run{part}.jsonl"
         with Ledger(path, known, written, overwrite=plan.overwrite) as ledger:
             ledger.refuse(there)
             on_start(len(cases) + len(refusals))
-            run = _Run(settings, ledger, on_entry)
+            run = _Run(settings, ledger, on_entry, {case.id: case for case in cases})
             with _stopping() as stop:
                 if not (plan.participants or plan.sessions or (plan.shard and plan.shard.part > 1)):
                     run.put_right(refusals)
@@ -249,6 +258,36 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
 
 
 @contextmanager
+def _at_work(folder: Path, part: str) -> Iterator[None]:
+    """Hold an output folder for all of the work, or for a part that others may be done beside.
+
+    Two runs that have scans in common would refuse each other's results as a user's files.
+    """
+    with contextlib.ExitStack() as stack:
+        if not part:
+            # As `merge` has it, which may be done beside parts.
+            stack.enter_context(run_lock(folder / "lock"))
+        stack.enter_context(run_lock(folder / f"lock{part or _WHOLE}"))
+        # Each has its own lock by now, so that of two that begin at once one sees the other.
+        for lock in sorted(folder.glob("lock.*")):
+            if not _may_be_beside(part or _WHOLE, lock.name.removeprefix("lock")):
+                refuse_held(lock)
+        yield
+
+
+def _may_be_beside(part: str, other: str) -> bool:
+    """Shards of one division are; and jobs of participants, each of its own."""
+    if part == other:
+        return True
+    if _WHOLE in (part, other):
+        return False
+    ours, theirs = Shard.of_part(part), Shard.of_part(other)
+    if ours and theirs:
+        return ours.of == theirs.of
+    return ours is None and theirs is None
+
+
+@contextmanager
 def _cleared(staging: Path) -> Iterator[None]:
     """A folder for what is on its way into place; only a killed run leaves files there."""
     shutil.rmtree(staging, ignore_errors=True)
@@ -272,6 +311,7 @@ class _Run:
     settings: RunSettings
     ledger: Ledger
     on_entry: Listener
+    cases: Mapping[str, Case] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     grades: Counter[str] = field(default_factory=Counter)
     kept: int = 0
@@ -287,7 +327,8 @@ class _Run:
         if entry.staged:
             shown = most_doubtful([*(e for e in self.shown if e.case != entry.case), entry])
             if entry not in shown:
-                (Path(entry.staged) / slices_of(entry.case)).unlink(missing_ok=True)
+                for folder in (Path(entry.staged), self.settings.out):
+                    (folder / slices_of(entry.case)).unlink(missing_ok=True)
             try:
                 self.ledger.place(Path(entry.staged), entry)
                 for other in self.shown:
@@ -301,7 +342,7 @@ class _Run:
             remedy = "free some and run again: it goes on where it stopped"
             raise DiskFullError("no space left on its disk", where=self.settings.out, remedy=remedy)
         if keep:
-            self.ledger.add(entry)
+            self.ledger.add(replace(entry, aside=self._set_aside(entry)))
         self.counts[entry.status] += 1
         self.kept += entry.is_kept
         self.grades.update(filter(None, [entry.result.get("grade")]))
@@ -309,6 +350,22 @@ class _Run:
             self.spent.append(entry.spent)
             self.workers.add(entry.worker)
         self.on_entry(entry)
+
+    def _set_aside(self, entry: Entry) -> dict[str, str]:
+        """What earlier attempts have written and this one has not leaves the place of results."""
+        if entry.status == "skipped":
+            return {}
+        case = self.cases.get(entry.case)
+        bids = self.settings.bids and case is not None
+        names = CaseNames(Path(), entry.case, case.entities if case else {}, bids)
+        before = self.ledger.entries.get(entry.case)
+        if entry.status == "failed":
+            (self.settings.out / slices_of(entry.case)).unlink(missing_ok=True)
+        elif before and names.labels_in(before.outputs) == names.labels_in(entry.outputs):
+            # Of the same label map, what was written with other settings is right.
+            return {}
+        older = {*names.every(), *(before.outputs if before else ())}
+        return self.ledger.set_aside(sorted(older - entry.outputs.keys()))
 
     def put_right(self, refusals: Sequence[Refusal]) -> None:
         """What earlier runs refused and this one does not: tables and page need not tell it.
@@ -326,6 +383,17 @@ class _Run:
             status: Status = "skipped" if refusal.harmless else "failed"
             entry = Entry(refusal.shown, status, refusal.shown, refusal.reason)
             self.note(entry, keep=not refusal.harmless or entry.is_left_out)
+            if not refusal.harmless:
+                self._withdraw(refusal)
+
+    def _withdraw(self, refusal: Refusal) -> None:
+        """What is refused may have been a case before: its result is of a scan that was."""
+        known = self.ledger.entries.get(refusal.case)
+        if known is None or refusal.case == refusal.shown or known.is_withdrawn:
+            return
+        failed = Entry(refusal.case, "failed", refusal.shown, refusal.reason)
+        aside = self._set_aside(failed)
+        self.ledger.add(replace(failed, status="skipped", aside=aside))
 
     def missing(self, cases: Sequence[Case], stop: Callable[[], bool]) -> Iterator[Case]:
         """Cases to do; those that are current are noted."""

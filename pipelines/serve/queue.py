@@ -39,6 +39,24 @@ _MAX_BEGUN = 5
 _log = logging.getLogger("trinat.serve")
 
 
+def default_folder() -> Path:
+    """The user's own place for what a program keeps between its runs, by the XDG specification."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    # A relative path is to be ignored.
+    state = Path(given) if Path(given).is_absolute() else Path.home() / ".local/state"
+    return state / "trinat" / "queue"
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """What this process and those that it starts write is for the user alone: scans of patients."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 class FullError(Exception):
     """No more is accepted for now."""
 

@@ -28,7 +28,7 @@ from torture.workshop import PATIENCE_S, Try, make_sound, time_limit
 Attack = Callable[[Try], None]
 
 _IN_PROCESS = ("scans", "texts", "bombs", "downloads", "models", "web")
-_OF_COMMANDS = ("surroundings", "blows", "output")
+_OF_COMMANDS = ("surroundings", "blows", "output", "numbers")
 # A family's turn: as many tries as fit in so long, at least one.
 _TURN_S = 3.0
 _PRELOADED = (

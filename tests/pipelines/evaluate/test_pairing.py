@@ -67,6 +67,7 @@ def test_one_scan_a_subject_pairs_though_one_side_names_the_session(tmp_path: Pa
         tmp_path, ["sub-01_dseg.nii.gz"], ["sub-01/ses-1/anat/sub-01_ses-1_dseg.nii.gz"]
     )
     assert found.pairs[0].how == "subject"
+    assert found.pairs[0].is_guess
 
 
 def test_another_session_is_never_a_partner(tmp_path: Path) -> None:
@@ -130,8 +131,32 @@ def test_names_with_an_ending_on_each_side_are_not_crossed_and_are_to_be_checked
 
 
 def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
-    found = pairing(tmp_path, ["a.nii", "a_b.nii"], ["a_b_x1.nii", "a_y2.nii"])
+    sides = ["a.nii", "a_b.nii"], ["a_b_x1.nii", "a_y2.nii"]
+    found = pairing(tmp_path, *sides, guess=True)
     assert named(found) == [("a", "a_y2"), ("a_b", "a_b_x1")]
+    # Whether _x1 says what the file is, or whose, is not known.
+    assert len(found.guesses) == 2
+    assert pairing(tmp_path, *sides).pairs == ()
+
+
+@pytest.mark.parametrize(("name", "is_guess"), [("a_seg.nii", False), ("a_MR2_seg.nii", True)])
+def test_an_ending_that_says_what_a_file_is_needs_no_check(
+    tmp_path: Path, name: str, is_guess: bool
+) -> None:
+    found = pairing(tmp_path, ["a.nii"], [name], guess=True)
+    assert [pair.is_guess for pair in found.pairs] == [is_guess]
+
+
+def test_of_many_guesses_the_first_are_told(tmp_path: Path) -> None:
+    numbers = range(1, 7)
+    truths, predictions = [f"t{n}.nii" for n in numbers], [f"p{n}.nii" for n in numbers]
+    found = pairing(tmp_path, truths, predictions, guess=True)
+    assert len(found.pairs) == 6
+    assert found.guesses[3:] == ["3 more pairs of that kind are in pairs.csv"]
+
+
+def test_a_session_that_is_no_entity_is_not_passed_over(tmp_path: Path) -> None:
+    assert pairing(tmp_path, ["sub-01_dseg.nii"], ["sub-01_ses-2.auto_dseg.nii"]).pairs == ()
 
 
 def test_another_session_under_a_common_ending_is_no_partner(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from segmentation.io.files import sha256_of
 DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
 
 
-def test_last_entry_of_a_case_holds_over_all_ledgers(tmp_path: Path) -> None:
+def test_the_last_attempt_at_a_case_holds_over_all_ledgers(tmp_path: Path) -> None:
     with Ledger(tmp_path / "run.shard-1-of-2.jsonl") as ledger:
-        ledger.add(replace(DONE, finished="2026-01-02", reason="newer"))
+        ledger.add(replace(DONE, attempt=2, finished="2025-01-01", reason="newer"))
     with Ledger(tmp_path / "run.shard-2-of-2.jsonl") as ledger:
         ledger.add(DONE)
         ledger.add(replace(DONE, case="b"))
@@ -100,15 +100,39 @@ def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path:
         with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
             ledger.add(entry)
     ledgers = ledgers_in(tmp_path)
-    assert read_entries(ledgers) == read_entries(reversed(ledgers)) == {"a": there}
+    found = read_entries(ledgers)
+    assert found == read_entries(reversed(ledgers)) == {"a": replace(there, attempt=1)}
 
 
-def test_between_ledgers_the_clock_holds_where_one_tells_a_failure(tmp_path: Path) -> None:
-    done = replace(DONE, outputs={"gone": "x"}, finished="2027")
+def test_attempts_are_counted_on_from_what_was_known(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "run.jsonl", {"a": replace(DONE, attempt=4)}) as ledger:
+        ledger.add(DONE)
+        ledger.add(replace(DONE, case="b"))
+        ledger.add(Entry("b", "writing"))
+    attempts = {case: entry.attempt for case, entry in ledger.entries.items()}
+    assert attempts == {"a": 5, "b": 1}
+    assert read_entries([tmp_path / "run.jsonl"]) == ledger.entries
+
+
+@pytest.mark.parametrize(("content", "holds"), [(b"x", "done"), (b"y", "failed"), (None, "failed")])
+def test_of_equal_attempts_the_result_of_the_scan_that_is_there_holds(
+    tmp_path: Path, content: bytes | None, holds: str
+) -> None:
+    (tmp_path / "o").write_bytes(b"o")
+    (tmp_path / "scan").write_bytes(b"x")
+    digest = sha256_of(tmp_path / "scan")
+    outputs = {"o": sha256_of(tmp_path / "o")}
+    done = replace(DONE, scan="scan", input_sha256=digest, outputs=outputs, finished="2099")
     for number, entry in enumerate((done, replace(DONE, status="failed"))):
         with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
             ledger.add(entry)
-    assert read_entries(ledgers_in(tmp_path)) == {"a": done}
+    (tmp_path / "scan").unlink()
+    if content:
+        (tmp_path / "scan").write_bytes(content)
+    ledgers = ledgers_in(tmp_path)
+    found = read_entries(ledgers)
+    assert found == read_entries(reversed(ledgers))
+    assert found["a"].status == holds
 
 
 def test_a_whole_ledger_gets_no_empty_line_when_it_is_opened_again(tmp_path: Path) -> None:

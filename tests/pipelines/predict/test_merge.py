@@ -1,4 +1,4 @@
-"""trinat merge: the newest entry of each case, each ledger read once, nothing written twice."""
+"""trinat merge: the last attempt at each case, each ledger read once, nothing written twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.predict.outputs import WORK
 from pipelines.predict.run import merge
 from segmentation.errors import InputError, IntegrityError, LockedError
 
-FAILED = Entry("a", "failed", "a.nii", "is damaged", finished="2026-01-01")
+FAILED = Entry("a", "failed", "a.nii", "is damaged", attempt=1)
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def out(tmp_path: Path) -> Path:
         first.add(FAILED)
         first.add(replace(FAILED, case="b"))
     with Ledger(tmp_path / "run.shard-2-of-2.jsonl") as second:
-        second.add(replace(FAILED, reason="is still damaged", finished="2026-01-02"))
+        second.add(replace(FAILED, reason="is still damaged", attempt=2))
     return tmp_path
 
 
-def test_the_newest_of_each_case_is_joined_and_counted(out: Path) -> None:
+def test_the_last_attempt_at_each_case_is_joined_and_counted(out: Path) -> None:
     assert merge(out).failed == 2
     joined = read_entries([out / "run.jsonl"])
     assert {case: entry.reason for case, entry in joined.items()} == {
@@ -45,7 +45,7 @@ def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
 ) -> None:
     merge(out)
     with Ledger(out / "run.shard-1-of-2.jsonl") as first:
-        first.add(replace(FAILED, case="b", reason="is gone", finished="2026-01-03"))
+        first.add(replace(FAILED, case="b", reason="is gone", attempt=2))
     read = []
     parse = ledger._parse
     monkeypatch.setattr(ledger, "_parse", lambda *line: read.append(line) or parse(*line))

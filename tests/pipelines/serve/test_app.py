@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,6 +240,13 @@ def test_the_page_lists_what_was_sent_and_shows_it(service: Service, finished: s
     assert not (service.queue / "ratings.tsv").exists()
     for path in ("/token", "/..%2ftoken", "/v1/scans/-1"):
         assert ask(path).status_code == 404
+
+
+def test_only_its_owner_reads_the_queue(service: Service, finished: str) -> None:
+    assert stat.S_IMODE(service.queue.stat().st_mode) == 0o700
+    places = [path for path in service.queue.rglob("*") if not path.is_symlink()]
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in places}
+    assert modes == {(True, 0o700), (False, 0o600)}
 
 
 def test_the_log_names_no_one(service: Service, finished: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.predict.ledger import Entry
-from pipelines.serve.queue import FullError, Job, Queue
+from pipelines.serve.queue import FullError, Job, Queue, default_folder
 from segmentation.errors import DiskFullError
 
 
@@ -166,3 +166,19 @@ def test_a_full_disk_does_not_end_the_service_and_loses_nothing(
             accepted(queue)
     assert len(queue.jobs) == 2
     assert not list((tmp_path / "incoming").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ("", "home/.local/state/trinat/queue"),
+        ("relative", "home/.local/state/trinat/queue"),
+        ("{root}/state", "state/trinat/queue"),
+    ],
+)
+def test_without_a_name_the_queue_is_in_the_users_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, folder: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", given.format(root=tmp_path))
+    assert default_folder() == tmp_path / folder

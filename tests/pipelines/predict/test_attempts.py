@@ -1,0 +1,247 @@
+"""An old result never passes for one of the scan as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.overfitted import miniature
+from helpers.serial import QUICK, run_serially, write_scans
+
+from pipelines.common.exits import Exit
+from pipelines.common.lock import run_lock
+from pipelines.common.naming import ASIDE
+from pipelines.evaluate.cohort import Settings as ReportSettings
+from pipelines.evaluate.cohort import report
+from pipelines.evaluate.run import Settings, evaluate
+from pipelines.predict.ledger import Entry, Ledger, read_entries
+from pipelines.predict.outputs import WORK
+from pipelines.predict.run import Shard, merge
+from segmentation.errors import EvaluationError, LockedError
+from segmentation.io.files import read_rows, sha256_of
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Two scans and their segmentations."""
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    run_serially(scans, out, output=replace(QUICK, stats=True))
+    return scans, out
+
+
+def held(out: Path, ledger: str = "run.jsonl") -> dict[str, Entry]:
+    return read_entries([out / ledger])
+
+
+def status_in(table: Path) -> dict[str, str]:
+    return {row["case"]: row["status"] for row in read_rows(table, required=("status",))}
+
+
+def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(tmp_path, monkeypatch) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    monkeypatch.setattr("pipelines.predict.ledger._now", lambda: "2039-01-01")
+    run_serially(scans, out)
+    monkeypatch.undo()
+    (scans / "a.nii.gz").write_bytes(b"damaged")
+    for part in (1, 2):
+        run_serially(scans, out, shard=Shard(part, 2))
+    outcome = merge(out)
+    assert (outcome.done, outcome.failed, outcome.exit) == (1, 1, Exit.SOME_FAILED)
+    assert status_in(out / "summary.tsv") == {"a": "failed", "b": "done"}
+    cases = [row["case"] for row in read_rows(out / "volumes.tsv", required=("case",))]
+    assert cases == ["b"]
+
+
+def test_outputs_of_a_scan_that_fails_now_are_moved_aside_and_named(two) -> None:
+    scans, out = two
+    old = (out / "a_dseg.nii.gz").read_bytes()
+    (scans / "a.nii.gz").write_bytes(b"damaged")
+    run_serially(scans, out)
+    assert not (out / "a_dseg.nii.gz").exists()
+    assert not (out / "a_aseg.stats").exists()
+    assert held(out)["a"].aside == {
+        "a_aseg.stats": f"{ASIDE}/a_aseg.stats.bak",
+        "a_dseg.nii.gz": f"{ASIDE}/a_dseg.nii.gz.bak",
+    }
+    assert (out / ASIDE / "a_dseg.nii.gz.bak").read_bytes() == old
+    miniature("RAS", seed=0)[0].write(scans / "a.nii.gz")
+    assert run_serially(scans, out).done == 1
+    assert (out / "a_dseg.nii.gz").read_bytes() == old
+
+
+def test_what_an_older_scan_had_besides_is_moved_aside(two) -> None:
+    scans, out = two
+    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    run_serially(scans, out)
+    assert not (out / "a_aseg.stats").exists()
+    assert held(out)["a"].aside == {"a_aseg.stats": f"{ASIDE}/a_aseg.stats.bak"}
+
+
+def test_what_other_settings_had_besides_the_same_label_map_stays(two) -> None:
+    scans, out = two
+    run_serially(scans, out, output=replace(QUICK, entropy=True))
+    assert (out / "a_aseg.stats").exists()
+    assert held(out)["a"].aside == {}
+
+
+def test_what_the_user_wrote_stays_where_it_is(two) -> None:
+    scans, out = two
+    (out / "a_aseg.stats").write_text("mine")
+    (scans / "a.nii.gz").write_bytes(b"damaged")
+    run_serially(scans, out, overwrite=True)
+    assert (out / "a_aseg.stats").read_text() == "mine"
+
+
+def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
+    scans, out = two
+    (scans / "a.nii.gz").rename(scans / "elsewhere")
+    (scans / "a.nii.gz").symlink_to("nowhere")
+    run_serially(scans, out)
+    assert status_in(out / "summary.tsv") == {"a.nii.gz": "failed", "b": "done"}
+    assert not (out / "a_dseg.nii.gz").exists()
+
+
+def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
+    settings = Settings(
+        truth=truth, models={"m": out}, out=out.parent / "compared", jobs=1, tables_only=True
+    )
+    return evaluate(settings, say=said.append)
+
+
+@pytest.fixture
+def truth(two) -> Path:
+    """What was predicted, as if it were true."""
+    _, out = two
+    folder = out.parent / "truth"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.nii.gz").write_bytes((out / f"{name}_dseg.nii.gz").read_bytes())
+    return folder
+
+
+def test_evaluate_does_not_measure_what_has_failed_since(two, truth: Path) -> None:
+    scans, out = two
+    old = (out / "a_dseg.nii.gz").read_bytes()
+    (scans / "a.nii.gz").write_bytes(b"damaged")
+    run_serially(scans, out)
+    # As a run of an earlier version has left it.
+    (out / "a_dseg.nii.gz").write_bytes(old)
+    said: list[str] = []
+    assert _evaluated(out, truth, said) == Exit.SOME_FAILED
+    rows = read_rows(out.parent / "compared/pairs.csv", required=("status", "note"))
+    assert {row["subject"]: row["status"] for row in rows} == {"a": "failed", "b": "measured"}
+    assert any("a, m: failed in trinat predict" in line for line in said)
+    assert any("a, m: is an old result" in line for line in said)
+
+
+def test_evaluate_does_not_measure_a_result_of_another_scan(two, truth: Path) -> None:
+    scans, out = two
+    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    said: list[str] = []
+    assert _evaluated(out, truth, said) == Exit.SOME_FAILED
+    assert any("a, m: is an old result: its scan was changed since" in line for line in said)
+    # One file of the folder, and one of a folder below, are judged alike.
+    with pytest.raises(EvaluationError, match="its scan was changed since"):
+        _evaluated(out / "a_dseg.nii.gz", truth / "a.nii.gz", [])
+
+
+def test_results_in_a_folder_below_the_ledger_are_judged_by_it(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "p/q/a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    run_serially(scans, out)
+    miniature("RAS", seed=9)[0].write(scans / "p/q/a.nii.gz")
+    labels = out / "p/q/a_dseg.nii.gz"
+    with pytest.raises(EvaluationError, match="its scan was changed since"):
+        _evaluated(labels.parent, labels, [])
+
+
+def test_a_label_map_that_was_corrected_by_hand_is_measured(two, truth: Path) -> None:
+    scans, out = two
+    (out / "a_dseg.nii.gz").write_bytes((out / "b_dseg.nii.gz").read_bytes())
+    run_serially(scans, out)
+    assert _evaluated(out, truth, []) == Exit.OK
+
+
+def test_where_scans_are_elsewhere_results_are_measured(two, truth: Path) -> None:
+    scans, out = two
+    scans.rename(scans.with_name("moved"))
+    assert _evaluated(out, truth, []) == Exit.OK
+
+
+def test_report_does_not_count_a_result_of_another_scan(two) -> None:
+    scans, out = two
+    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    said: list[str] = []
+    settings = ReportSettings(out, out.parent / "group", jobs=1)
+    assert report(settings, say=said.append) == Exit.SOME_FAILED
+    rows = read_rows(out.parent / "group/volumes.csv", required=("subject",))
+    assert {row["subject"] for row in rows} == {"b"}
+    assert said == ["a: is an old result: its scan was changed since; run trinat predict again"]
+
+
+def test_a_result_of_a_run_that_was_killed_before_its_line_is_not_measured(
+    two, truth: Path
+) -> None:
+    _, out = two
+    other = truth.parent / "other.nii.gz"
+    other.write_bytes((out / "b_dseg.nii.gz").read_bytes())
+    with Ledger(out / "run.jsonl") as ledger:
+        ledger.add(Entry("a", "writing", outputs={"a_dseg.nii.gz": sha256_of(other)}))
+    other.replace(out / "a_dseg.nii.gz")
+    said: list[str] = []
+    assert _evaluated(out, truth, said) == Exit.SOME_FAILED
+    assert any("is not of the last run that was finished" in line for line in said)
+
+
+# Runs side by side ----------------------------------------------------------------------------
+
+
+@contextmanager
+def at_work(out: Path, name: str) -> Iterator[None]:
+    with run_lock(out / WORK / f"lock{name}"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("running", "shard", "refused"),
+    [
+        (".all", Shard(1, 2), True),
+        (".shard-1-of-2", None, True),
+        (".shard-1-of-2", Shard(1, 3), True),
+        (".shard-1-of-2", Shard(1, 2), True),
+        (".shard-1-of-2", Shard(2, 2), False),
+        (".sub-01", Shard(2, 2), True),
+        ("", Shard(2, 2), False),  # merge
+    ],
+)
+def test_runs_that_may_have_scans_in_common_are_not_side_by_side(
+    tmp_path: Path, running: str, shard: Shard | None, refused: bool
+) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    error = pytest.raises(LockedError, match="is at work here") if refused else nullcontext()
+    with at_work(out, running), error:
+        run_serially(scans, out, shard=shard)
+    assert list(out.glob("*.nii.gz")) == ([] if refused else [out / "b_dseg.nii.gz"])
+
+
+def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    refused = []
+
+    def beside(count: int) -> None:
+        try:
+            run_serially(scans, out, shard=Shard(1, 1))
+        except LockedError as error:
+            refused.append(str(error))
+
+    from helpers.overfitted import random_model
+
+    from pipelines.predict.engine import SerialEngine
+    from pipelines.predict.run import Plan, predict
+
+    plan = Plan([str(scans)], out, str(random_model()), engine=SerialEngine, threads=1)
+    assert predict(plan, on_start=beside).done == 1
+    assert len(refused) == 1
+    assert "\n" not in refused[0]
