@@ -119,7 +119,8 @@ def compare(
         if label.name in excluded:
             known = excluded[label.name] != NOT_PREDICTED
             (rejected if known else unknown).append(label.index)
-    prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
+    if rejected:
+        prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, classes)
