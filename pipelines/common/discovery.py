@@ -278,7 +278,8 @@ def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> 
             refusals.append(Refusal(place.name, reason_of(error, where=False)))
             continue
         if not found:
-            refusals.append(Refusal(place.name, "no DICOM file in it"))
+            reason = "no DICOM image in it (of a DICOMDIR give the folder)"
+            refusals.append(Refusal(place.name, reason))
         harmless = any(not series.reason for series in found)
         for series in found:
             folder = Path(without_suffix(place))

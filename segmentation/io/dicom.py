@@ -81,8 +81,8 @@ _TAGS = [
     *("EchoPlanarPulseSequence", "SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames"),
     *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "PlanarConfiguration"),
-    *("RescaleSlope", "RescaleIntercept", "PixelPaddingValue"),
-    "PixelPaddingRangeLimit",
+    *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
+    *("PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
 ]
 # What must be the same in all files, and what the functional groups of a frame are called.
@@ -171,7 +171,7 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
     with _opened(place) as (members, read, _):
         for at, name in enumerate(members if names is None else names):
             raw = read(name, _MAX_HEADER)
-            if not _has_magic(raw) or _DIRECTORY in raw[:1024]:
+            if not _has_magic(raw) or _lists_files(raw):
                 continue
             try:
                 with _damage_explained(place / name):
@@ -475,6 +475,11 @@ def _opened(place: Path) -> Iterator[tuple[Sequence[str], Callable[[str, int], b
             ) from None
 
 
+def _lists_files(raw: bytes) -> bool:
+    """Whether it is a DICOMDIR, the table of contents of a disc."""
+    return _DIRECTORY in raw[:1024]
+
+
 def _has_magic(start: bytes) -> bool:
     return start[_MAGIC_AT : _MAGIC_AT + 4] == b"DICM"
 
@@ -511,6 +516,9 @@ def _parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, in
     head = raw[:_MAX_HEADER]
     if not _has_magic(head):
         raise IntegrityError("no DICOM file", where=where, remedy=_REMAKE)
+    if _lists_files(head):
+        remedy = "give the folder that it stands in"
+        raise FormatError("a list of files (DICOMDIR), no image", where=where, remedy=remedy)
     # pydicom unpacks it whole, to whatever size.
     if _DEFLATED in head or sum(map(head.count, _ITEMS)) > _MAX_ITEMS:
         raise FormatError("its header is deflated or too large", where=where, remedy=_REMAKE)
@@ -523,6 +531,12 @@ def _check_pixels(dataset: Dataset, raw: bytes, at: int, where: Path) -> None:
     """Refuse, before anything is decoded, pixels that are not there or that nothing decodes."""
     from pydicom.pixels.decoders.base import get_decoder
 
+    if dataset.get("ModalityLUTSequence"):
+        # No MR image has one by the standard, and it may turn dark into bright.
+        raise FormatError("its values are places in a table", where=where, remedy=_REMAKE)
+    highest = int(dataset.BitsStored) - 1
+    if int(dataset.get("HighBit", highest)) != highest:
+        raise FormatError("its values do not end at the lowest bit", where=where, remedy=_REMAKE)
     syntax = dataset.file_meta.TransferSyntaxUID
     if raw[at : at + 4] not in (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10"):
         raise IntegrityError("no pixels in it", where=where, remedy=_REMAKE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import os
 import struct
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from helpers.dicom import MARK, classic, enhanced, fill, save, uid, write_classic
 from pydicom import Dataset
+from pydicom.fileset import FileSet
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -103,6 +105,57 @@ def test_simpleitk_reads_the_same_voxels_at_the_same_places(tmp_path: Path, make
         lps = (np.diag([-1, -1, 1, 1]) @ found.affine @ [*voxel, 1])[:3]
         at = image.TransformPhysicalPointToIndex(lps)
         assert image.GetPixel(*at) == found.data[tuple(voxel)]
+
+
+def test_a_disc_with_its_table_of_contents_is_read(tmp_path: Path) -> None:
+    """DICOMDIR, PT000000/ST000000/SE000000/IM000000 and so on, as pydicom lays out a disc."""
+    disc = FileSet()
+    for number in range(SLICES):
+        image = classic(small(), number)
+        save(image, tmp_path / "source" / str(number))
+        disc.add(image)
+    with warnings.catch_warnings():
+        # Of the folder for what waits to be written, which pydicom does not close.
+        warnings.simplefilter("ignore")
+        disc.write(tmp_path / "disc")
+        del disc
+        gc.collect()
+    assert (tmp_path / "disc/DICOMDIR").is_file()
+    found = find_cases([tmp_path / "disc"])
+    assert [(r.reason, r.harmless) for r in found.refusals] == []
+    (case,) = found.cases
+    same(Volume.read(case.path, series=case.series), small())
+
+
+@pytest.mark.parametrize(
+    "syntax", [ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, RLELossless]
+)
+@pytest.mark.parametrize("kind", [np.uint8, np.int16])
+def test_frames_in_any_order_are_placed_by_their_positions(
+    tmp_path: Path, syntax: UID, kind: type
+) -> None:
+    """Neither the order in the file nor what is said of dimensions counts."""
+    volume = small(kind=kind)
+    image = enhanced(volume)
+    order = np.random.default_rng(3).permutation(SLICES)
+    frames = list(image.PerFrameFunctionalGroupsSequence)
+    image.PerFrameFunctionalGroupsSequence = [frames[place] for place in order]
+    for frame, place in zip(image.PerFrameFunctionalGroupsSequence, order, strict=True):
+        content = Dataset()
+        content.DimensionIndexValues = [1, int(place) + 1]
+        content.StackID, content.InStackPositionNumber = "1", int(place) + 1
+        frame.FrameContentSequence = [content]
+    pixels = np.frombuffer(image.PixelData, kind).reshape(SLICES, 20, 18)[order]
+    if syntax == ExplicitVRBigEndian:
+        pixels = pixels.astype(pixels.dtype.newbyteorder(">"))
+    image.PixelData = pixels.tobytes()
+    image["PixelData"].VR = "OB" if kind is np.uint8 else "OW"
+    path = tmp_path / "IM0001"
+    save(image, path, ExplicitVRLittleEndian if syntax == RLELossless else syntax)
+    if syntax == RLELossless:
+        image.compress(syntax)
+        image.save_as(path, enforce_file_format=True)
+    same(Volume.read(tmp_path), volume)
 
 
 def test_names_and_folders_of_files_do_not_matter(tmp_path: Path) -> None:
@@ -361,6 +414,8 @@ CHANGED = {
     "short pixels": (one(PixelData=b"\0" * 40), "its pixels end early"),
     "no pixels": (one(PixelData=None), "no pixels"),
     "nothing in it": (empty, "all voxels are 0"),
+    "values at high bits": (each(BitsStored=12, HighBit=15), "do not end at the lowest bit"),
+    "values by a table": (each(ModalityLUTSequence=[Dataset()]), "places in a table"),
     "no series": (each(SeriesInstanceUID=None), "damaged DICOM file"),
     "words for numbers": (one(Rows=None), "damaged DICOM file"),
 }
@@ -547,6 +602,10 @@ def test_a_broken_folder_is_refused_with_its_reason(tmp_path: Path, make, why: s
 def test_a_table_of_contents_alone_is_no_scan(tmp_path: Path) -> None:
     _directory(tmp_path)
     assert not find_cases([tmp_path]).cases
+    (refusal,) = find_cases([tmp_path / "DICOMDIR"]).refusals
+    assert "of a DICOMDIR give the folder" in refusal.reason
+    with pytest.raises(InputError, match=r"\(DICOMDIR\), no image: give the folder"):
+        Volume.read(tmp_path / "DICOMDIR")
 
 
 def zipped(**members: bytes) -> bytes:
@@ -559,7 +618,7 @@ def zipped(**members: bytes) -> bytes:
 
 ZIPS = {
     "no zip": (b"no zip", "a damaged or encrypted zip"),
-    "no DICOM": (zipped(a=b"text"), "no DICOM file in it"),
+    "no DICOM": (zipped(a=b"text"), "no DICOM image in it"),
     "cut": (zipped(a=bytes(9999))[:-30], "a damaged or encrypted zip"),
     "a bomb": (zipped(a=bytes(300 * 2**20)), "as no scan does"),
     "64-bit contents": (zipped(a=b"x") + b"PK\6\7" + zipped()[-22:], "too many files"),
