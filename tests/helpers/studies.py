@@ -67,6 +67,7 @@ def _entry(out: Path, scans: Path, n: int, name: str) -> Entry:
         name,
         "done",
         f"{scan.name}",
+        input_sha256=sha256_of(scan),
         scan=os.path.relpath(scan, out.resolve()),
         model="m",
         outputs={path: sha256_of(out / path) for path in outputs},

@@ -207,7 +207,7 @@ def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> 
 
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
-    with pytest.raises(EvaluationError, match="none of 1 label maps could be read"):
+    with pytest.raises(EvaluationError, match="none of 1 label maps could be measured"):
         report(Settings(tmp_path, tmp_path / "out", jobs=1))
 
 
