@@ -97,7 +97,9 @@ def bundle(
     origins = {view: _joined_origin(found, view) for view, found in members.items()}
     template, prior = first.template, first.info.prior
     if label_maps is not None:
-        template = build_template(load_heads(label_maps), first.scheme)
+        fluid = {label.name for label in first.scheme.labels if label.group == "csf"}
+        learn_fluid = fluid.isdisjoint(first.info.not_predicted)
+        template = build_template(load_heads(label_maps), first.scheme, learn_fluid=learn_fluid)
         prior = default_prior(first.scheme)
     # The common grid, and each view's slices as its own model cuts them.
     own = {view: found[0].info.preprocessing for view, found in members.items()}

@@ -112,9 +112,13 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
     # A model is given to others: it must not contain paths of this disk.
     starts = (stage.start for stage in recipe.stages if stage.start is not None)
     started = ["/".join(start.parts[-2:]) for start in starts]
-    # Label maps for synthesis have no CSF of their own to teach, outside of the ventricles.
+    # Label maps for synthesis have no CSF like FreeSurfer's; all of it may be taught.
     csf = {label.name for label in scheme.labels if set(label.numbers) == {GENERATION_SURROUNDINGS}}
-    untaught = [csf for s in recipe.stages if s.data.synthetic is not None]
+    untaught = [
+        set() if stage.data.synthetic.synthesis.learn_fluid else csf
+        for stage in recipe.stages
+        if stage.data.synthetic is not None
+    ]
     untaught += [set(found["not_predicted"]) for found in data.values()]
     never = set.intersection(*untaught) if untaught else set()
     own = scheme.name != recipe.scheme

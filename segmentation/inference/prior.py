@@ -7,7 +7,7 @@ probability p of a class becomes p q^w, where q is what the template says and w 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,8 +24,15 @@ from segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
 _SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})
 _FEWEST_VOXELS = 20
 _FEWEST_STRUCTURES = 8
-_OUTLIER_MM = 12.0
+# How far from its place a structure may lie and still count, round by round.
+_TOLERANCES_MM = (60.0, 40.0, 30.0, 20.0, 15.0, 12.0, 12.0)
+# Around where an affine brings them, centroids of healthy heads scatter by about this; heads differ
+# from each other in shape, scale apart, by this share.
+_SCATTER_MM = 3.0
+_SHAPES = 0.08
 _SCALES = (0.7, 1.4)
+_MOST_TURNED_DEG = 60.0
+_ROUNDS = 5  # of a template's mean head
 _SPACING_MM = 2.0
 _JITTER_MM = 1.5
 _PLACES = 4
@@ -41,6 +48,7 @@ _COUNTS_LESS = {
     "Cerebellum-White-Matter": 0.6,
     "3rd-Ventricle": 0.6,
     "Lateral-Ventricle": 0.0,
+    "CSF": 0.1,
 }
 # FreeSurfer draws these larger or smaller than the label maps do: by a millimetre, and their shares
 # of the template count so many times.
@@ -49,24 +57,19 @@ _DRAWN_AS = ("large-pallidum", "large-thalamus", "small-caudate", "small-accumbe
 _DRAWN_OTHERWISE = {"Pallidum": 4.0, "Thalamus": 2.0, "Caudate": 0.5, "Inf-Lat-Vent": 0.1}
 
 
-def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Template:
-    """Average label maps, each brought to their common space by its structures' centroids."""
-    targets = aim(maps, scheme).targets.numpy()
+def build_template(
+    maps: HeadMaps, scheme: LabelScheme, seed: int = 0, *, learn_fluid: bool = False
+) -> Template:
+    """Average label maps, each brought to their common space by its structures' centroids.
+
+    `learn_fluid` as the networks were taught: see `segmentation.synthetic.heads.aim`.
+    """
+    targets = aim(maps, scheme, learn_fluid=learn_fluid).targets.numpy()
     drawn = with_variants(maps, [_DRAWN_AS]).labels[len(maps.labels) :]
     heads = [torch.from_numpy(targets[head]) for head in drawn]
     centroids = [_centroids(head, np.eye(4), scheme) for head in heads]
-    common: NDArray[np.float64] = centroids[0]
-    for _ in range(3):
-        brought = [moved(own, _affine(own, common)) for own in centroids]
-        known = np.isfinite(brought).all(2, keepdims=True)
-        total = np.where(known, brought, 0).sum(0)
-        common = np.asarray(total / np.where(known.any(0), known.sum(0), np.nan), np.float64)
-    # Every head as large as the heads are in the mean, not as the first.
-    volumes = [abs(np.linalg.det(_affine(common, own)[:3, :3])) for own in centroids]
-    middle = np.nanmean(common, 0)
-    common = middle + (common - middle) * float(np.mean(volumes)) ** (1 / 3)
-
-    to_heads = [_affine(common, own) for own in centroids]
+    common = _common_space(centroids)
+    to_heads = [_bring(common, own) for own in centroids]
     brains = [
         moved(corners(occupied_box(head > 0)), np.linalg.inv(to))
         for head, to in zip(heads, to_heads, strict=True)
@@ -92,6 +95,39 @@ def build_template(maps: HeadMaps, scheme: LabelScheme, seed: int = 0) -> Templa
     weighted = counts * weights
     shares = np.rint(weighted * 255 / weighted.sum(1, keepdims=True)).astype(np.uint8)
     return Template(shares.reshape(*shape, len(scheme)), affine, common)
+
+
+def _common_space(centroids: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The mean of heads' centroids (K, 3), as large as the heads are in the mean, not as the first.
+
+    Heads are turned and scaled as a whole: a full affine would flatten their mean a little more in
+    each round along the axis in which structures are least spread.
+    """
+    common = centroids[0]
+    for _ in range(_ROUNDS):
+        brought = np.stack([moved(own, _whole(own, common)) for own in centroids])
+        known = np.isfinite(brought).all(2, keepdims=True)
+        total = np.where(known, brought, 0).sum(0)
+        heads = known.sum(0)
+        common = np.where(heads > 0, total / np.maximum(heads, 1), np.nan)
+    scales = [np.cbrt(np.linalg.det(_whole(common, own)[:3, :3])) for own in centroids]
+    middle = np.nanmean(common, 0)
+    return np.asarray(middle + (common - middle) * float(np.mean(scales)), np.float64)
+
+
+def _whole(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The similarity that takes points (K, 3) to others; NaNs aside."""
+    known = np.isfinite(start).all(1) & np.isfinite(end).all(1)
+    return _similarity(start[known], end[known], np.ones(int(known.sum())))
+
+
+def _bring(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The affine that takes points (K, 3) of one head to those of another; NaNs aside."""
+    as_a_whole = _whole(start, end)
+    brought = moved(start, as_a_whole)
+    known = np.isfinite(brought).all(1) & np.isfinite(end).all(1)
+    weights = np.ones(int(known.sum()))
+    return _affine_near_identity(brought[known], end[known], weights) @ as_a_whole
 
 
 def default_prior(scheme: LabelScheme) -> Prior:
@@ -184,30 +220,80 @@ def _centroids(
 
 
 def _place(found: NDArray[np.float64], template: NDArray[np.float64]) -> NDArray[np.float64] | str:
-    """An affine from a scan's millimetres to a template's, or why there is none."""
-    known = np.asarray(np.isfinite(found + template).all(1))
-    for _ in range(2):
-        if known.sum() < _FEWEST_STRUCTURES:
-            return f"only {int(known.sum())} structures to place it by"
-        found = np.where(known[:, None], found, np.nan)
-        matrix = _affine(found, template)
-        off: NDArray[np.float64] = np.linalg.norm(moved(found, matrix) - template, axis=1)
-        outliers = known & (off > _OUTLIER_MM)
-        if not outliers.any():
-            break
-        known &= ~outliers
-    else:
-        return f"structures lie up to {np.nanmax(off):.0f} mm from where they should"
+    """An affine from a scan's millimetres to a template's, or why there is none.
+
+    Centroids (K, 3) of structures that were found in the wrong place, or only in part, must not
+    bend it. So the head is turned, moved and scaled as a whole first, structures far from their
+    place count less and less, and a full affine goes no further from that than they support.
+    """
+    known = np.isfinite(found).all(1) & np.isfinite(template).all(1)
+    if known.sum() < _FEWEST_STRUCTURES:
+        return f"only {int(known.sum())} structures to place it by"
+    start, end = found[known], template[known]
+    weights = np.ones(len(start))
+    for tolerance_mm in _TOLERANCES_MM:
+        as_a_whole = _similarity(start, end, weights)
+        weights = _trust(moved(start, as_a_whole) - end, tolerance_mm)
+        if weights.sum() < _FEWEST_STRUCTURES / 2:
+            return f"structures lie {tolerance_mm:.0f} mm and more from where they should"
+    turned_deg = _turned_deg(as_a_whole)
+    if turned_deg > _MOST_TURNED_DEG:
+        # Sides that are exchanged in the header fit best by a head upside down.
+        return f"the head would be turned by {turned_deg:.0f} degrees"
+    brought = moved(start, as_a_whole)
+    matrix = _affine_near_identity(brought, end, weights) @ as_a_whole
     scales = np.linalg.svd(matrix[:3, :3], compute_uv=False)
-    if scales.min() < _SCALES[0] or scales.max() > _SCALES[1] or np.linalg.det(matrix) < 0:
+    if scales.min() < _SCALES[0] or scales.max() > _SCALES[1]:
         return f"the head would be scaled by {scales.min():.2f} to {scales.max():.2f}"
     return matrix
 
 
-def _affine(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The affine that takes points (K, 3) to others best, in the least squares; NaNs aside."""
-    known = np.isfinite(start).all(1) & np.isfinite(end).all(1)
-    with_one = np.c_[start[known], np.ones(known.sum())]
+def _turned_deg(similarity: NDArray[np.float64]) -> float:
+    """The angle of a similarity's rotation."""
+    linear = similarity[:3, :3]
+    rotation = linear / np.cbrt(np.linalg.det(linear))
+    return float(np.degrees(np.arccos(np.clip((np.trace(rotation) - 1) / 2, -1, 1))))
+
+
+def _trust(off_mm: NDArray[np.float64], tolerance_mm: float) -> NDArray[np.float64]:
+    """Tukey's weights of residuals (K, 3): 1 for none, 0 from the tolerance on."""
+    part = np.linalg.norm(off_mm, axis=1) / tolerance_mm
+    return np.asarray(np.where(part < 1, (1 - part**2) ** 2, 0.0), np.float64)
+
+
+def _similarity(
+    start: NDArray[np.float64], end: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Rotation, one scale and a shift that take points (K, 3) to others (Umeyama 1991)."""
+    shares = weights / weights.sum()
+    start_middle, end_middle = shares @ start, shares @ end
+    start_off, end_off = start - start_middle, end - end_middle
+    covariance = (end_off * shares[:, None]).T @ start_off
+    left, spread, right = np.linalg.svd(covariance)
+    # Never a reflection: the last axis, along which points spread least, turns if it must.
+    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left @ right))])
+    rotation = left @ np.diag(signs) @ right
+    scale = (spread * signs).sum() / (shares @ (start_off**2).sum(1))
     matrix = np.eye(4)
-    matrix[:3] = np.linalg.lstsq(with_one, end[known], rcond=None)[0].T
+    matrix[:3, :3] = scale * rotation
+    matrix[:3, 3] = end_middle - matrix[:3, :3] @ start_middle
+    return matrix
+
+
+def _affine_near_identity(
+    start: NDArray[np.float64], end: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The likeliest affine that takes points (K, 3) to others.
+
+    Points scatter by `_SCATTER_MM` around their place, and heads differ in shape by `_SHAPES`: with
+    few points or near ones the second outweighs the first.
+    """
+    middle = weights @ start / weights.sum()
+    rows = np.c_[start - middle, np.ones(len(start))] * np.sqrt(weights)[:, None]
+    wanted = (end - start) * np.sqrt(weights)[:, None]
+    stiffness = np.diag([_SCATTER_MM / _SHAPES] * 3 + [0.0])[:3]
+    change = np.linalg.lstsq(np.r_[rows, stiffness], np.r_[wanted, np.zeros((3, 3))], rcond=None)[0]
+    matrix = np.eye(4)
+    matrix[:3, :3] += change[:3].T
+    matrix[:3, 3] = change[3] - change[:3].T @ middle
     return matrix

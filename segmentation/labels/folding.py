@@ -25,9 +25,13 @@ _MAX_NUMBER = 2**20  # bounds the lookup table; FreeSurfer's own numbers end nea
 # How label maps for generation number what FreeSurfer does not. 136 and 163 line the ventricles,
 # 137 and 164 their inferior horns; 25 and 57 are lesions in white matter.
 GENERATION_FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
-# There, 24 is all CSF around the brain and in the neck, not FreeSurfer's small 24: no structure.
+# There, 24 is all CSF around the brain and in the neck, not FreeSurfer's small 24.
 GENERATION_SURROUNDINGS = 24
 GENERATION_FIRST_OUTSIDE = 500  # from here on: skull, scalp, eyes and so on
+# Ours: the part of 24 that lies in the neck, outside the skull.
+GENERATION_NECK_FLUID = 599
+# Inside the skull, and neither brain nor ventricle: vessels, optic chiasm, fifth ventricle.
+GENERATION_BETWEEN = (30, 62, 72, 85)
 
 
 @cache

@@ -23,8 +23,10 @@ from segmentation.io.files import atomic_write, open_regular
 from segmentation.io.streams import refuse_bomb
 from segmentation.io.volume import Volume
 from segmentation.labels.folding import (
+    GENERATION_BETWEEN,
     GENERATION_FIRST_OUTSIDE,
     GENERATION_FOLDED,
+    GENERATION_NECK_FLUID,
     GENERATION_SURROUNDINGS,
 )
 from segmentation.labels.scheme import LabelScheme, load_scheme
@@ -39,7 +41,9 @@ _DAMAGE = (
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)
-_CORTEX, _FLUID = (3, 42), 24
+_CORTEX, _FLUID = (3, 42), GENERATION_SURROUNDINGS
+_CEREBELLUM = (7, 8, 46, 47)
+_LARGE_TISSUES = (2, 3, GENERATION_SURROUNDINGS)
 Variant = Literal[
     "thin-cortex", "large-pallidum", "large-thalamus", "small-caudate", "small-accumbens"
 ]
@@ -124,13 +128,14 @@ def read_label_maps(folder: Path) -> HeadMaps:
     paths = sorted(folder.glob("*.nii.gz"))
     if not paths:
         raise DatasetError("no label map (.nii.gz) here", where=folder)
-    return HeadMaps(
+    maps = HeadMaps(
         _crop([_read_entries(path, numbers) for path in paths]),
         numbers,
         tables["classes"][order].astype(np.int64),
         tables["means"].astype(np.float64),
         tables["spreads"].astype(np.float64),
     )
+    return _with_neck(maps)
 
 
 def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
@@ -139,18 +144,26 @@ def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
     count = int(anatomy.tissues.max()) + 1
     ids = load_scheme("quicknat33").fs_ids
     # Where a tissue is, the truth says which structure; the others lie outside the brain.
-    first = np.unique(anatomy.tissues, return_index=True)
+    tissues, places = np.unique(anatomy.tissues, return_index=True)
     numbers = np.arange(GENERATION_FIRST_OUTSIDE, GENERATION_FIRST_OUTSIDE + count)
-    for tissue, place in zip(*first, strict=True):
+    for tissue, place in zip(tissues, places, strict=True):
         structure = int(ids[anatomy.truth.flat[place]])
-        numbers[tissue] = structure or (numbers[tissue] if tissue else 0)
-    return HeadMaps(
+        if structure or tissue == 0:
+            numbers[tissue] = structure
+    # The phantom's truth names a pocket of fluid alone; what else looks like it and is no
+    # structure is the fluid all around.
+    of_fluid = anatomy.contrast[numbers == _FLUID]
+    if len(of_fluid):
+        outside = numbers >= GENERATION_FIRST_OUTSIDE
+        numbers[outside & (anatomy.contrast == of_fluid[0])] = _FLUID
+    maps = HeadMaps(
         anatomy.tissues[None],
         numbers.astype(np.int64),
         anatomy.contrast.astype(np.int64),
         anatomy.means.T.astype(np.float64),
         anatomy.spreads.T.astype(np.float64),
     )
+    return _with_neck(maps)
 
 
 def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
@@ -192,7 +205,9 @@ class Heads:
     is_outside: Tensor  # (E,) bool: scalp, skull, face and neck
     is_lining: Tensor  # (E,) bool: partial volume around the ventricles
     is_deep: Tensor  # (E,) bool: structures, but not cerebral cortex and white matter
+    is_fluid: Tensor  # (E,) bool: learnt as the fluid all around the brain
     white_matter: int  # its class of intensity
+    large_tissues: Tensor  # classes of intensity of white matter, cortex and CSF
     points: Tensor  # (M, T, P, 3) voxels of each class to learn
     extent: Tensor  # (M, 2, 3) first and last voxel of the head
     centre: Tensor  # (M, 3) middle of the brain
@@ -212,13 +227,23 @@ class Heads:
         )
 
 
-def aim(maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu") -> Heads:
-    """Head maps for the classes of a scheme."""
+def aim(
+    maps: HeadMaps,
+    scheme: LabelScheme,
+    device: torch.device | str = "cpu",
+    *,
+    learn_fluid: bool = False,
+) -> Heads:
+    """Head maps for the classes of a scheme.
+
+    With `learn_fluid`, all that lies between the brain and the skull is learnt as CSF, so that
+    brain and CSF together are what the skull holds; else it is background.
+    """
     folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])
     by_number = {number: label.index for label in scheme.labels for number in label.numbers}
-    targets = np.array(
-        [0 if n == GENERATION_SURROUNDINGS else by_number.get(n, 0) for n in folded], np.uint8
-    )
+    between = by_number.get(_FLUID, 0) if learn_fluid else 0
+    by_number |= dict.fromkeys((_FLUID, *GENERATION_BETWEEN), between)
+    targets = np.array([by_number.get(int(n), 0) for n in folded], np.uint8)
     mirrored = scheme.partner_permutation[targets].astype(np.uint8)
     if not targets.any():
         raise DatasetError(f"label maps hold nothing that {scheme.name} names")
@@ -243,13 +268,13 @@ def aim(maps: HeadMaps, scheme: LabelScheme, device: torch.device | str = "cpu")
         targets=tensor(targets),
         mirrored_targets=tensor(mirrored),
         sideless=tensor(_pair_sides(maps.numbers)),
-        is_brain=tensor(
-            (folded > 0) & (folded < GENERATION_FIRST_OUTSIDE) & (folded != GENERATION_SURROUNDINGS)
-        ),
+        is_brain=tensor((folded > 0) & (folded < GENERATION_FIRST_OUTSIDE) & (folded != _FLUID)),
         is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
         is_lining=tensor(np.isin(maps.numbers, _LININGS)),
         is_deep=tensor(is_deep[targets]),
+        is_fluid=tensor(np.isin(maps.numbers, (_FLUID, *GENERATION_BETWEEN)) & (targets > 0)),
         white_matter=int(maps.classes[white_matter][0]),
+        large_tissues=tensor(np.unique(maps.classes[np.isin(maps.numbers, _LARGE_TISSUES)])),
         points=tensor(points),
         extent=tensor(extent),
         centre=tensor(centre),
@@ -266,6 +291,30 @@ def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
     if unknown.size:
         raise DatasetError(f"label {unknown.flat[0]} is not in {_PRIORS['numbers']}", where=path)
     return entry.astype(np.uint8)
+
+
+def _with_neck(maps: HeadMaps) -> HeadMaps:
+    """Heads of RAS axes whose fluid below the skull has a number of its own.
+
+    The skull ends where the cerebellum does: its lowest voxel stands for the foramen magnum.
+    """
+    fluid = maps.numbers == _FLUID
+    if not fluid.any():
+        return maps
+    neck = len(maps.numbers)
+    is_cerebellum = np.isin(maps.numbers, _CEREBELLUM)
+    labels = maps.labels.copy()
+    for head in labels:
+        heights = np.flatnonzero(is_cerebellum[head].any((0, 1)))
+        if len(heights):
+            below = head[:, :, : heights[0]]
+            below[fluid[below]] = neck
+    return replace(
+        maps,
+        labels=labels,
+        numbers=np.append(maps.numbers, GENERATION_NECK_FLUID),
+        classes=np.append(maps.classes, maps.classes[fluid][0]),
+    )
 
 
 def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -57,10 +58,15 @@ class SynthesisConfig(BaseModel):
     # shows: largest standard deviation, and over what distance they stray alike.
     border_mm: float = Field(default=0.7, ge=0)
     border_spacing_mm: float = Field(default=8.0, gt=0)
+    # Tissue is no more uniform than real one: brightness varies within it by so much, over so far.
+    mottle: float = Field(default=0.0, ge=0)
+    mottle_spacing_mm: float = Field(default=6.0, gt=0)
     # Partial volume: each voxel is the mean of so many places within it. One: none.
     places: int = Field(default=2, ge=1, le=8)
     # Whether the linings of ventricles are learnt as ventricle, or not at all.
     learn_linings: bool = False
+    # Whether all between the brain and the skull is learnt as CSF, or as background.
+    learn_fluid: bool = False
     blur_mm: tuple[_Positive, _Positive] = (0.3, 0.8)  # standard deviation
     low_resolution: Share = 0.2
     low_resolution_mm: float = Field(default=3.0, ge=1)
@@ -106,11 +112,15 @@ def synthesise(
         classes = classes.masked_fill(heads.is_lining[middle], IGNORE)
     # What the image shows: away from the target's borders, and anywhere within a voxel.
     shown = plane + _stray(draw, head, plane)
+    thick = _choose_thickness(draw, view, count)
     spots = [shown]
     if config.places > 1:
-        spots = [shown + draw.uniform(-0.5, 0.5, 1, 3, 1, *size) for _ in range(config.places)]
+        spots = [shown + _within_voxel(draw, thick, size) for _ in range(config.places)]
     entries = [_look_up(heads, head, spot) * seen for spot in spots]
-    return _render(draw, head, entries, plane), classes
+    outside = _find_outside(draw, head, entries[0], plane)
+    # Fluid that a stripped scan does not show cannot be learnt; where brain was, it can.
+    unseen = outside[:, neighbours] & heads.is_fluid[middle]
+    return _render(draw, entries, outside, thick), classes.masked_fill(unseen, 0)
 
 
 def synthesise_volume(
@@ -123,7 +133,8 @@ def synthesise_volume(
     points = torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
     index = torch.tensor([head], device=draw.device)
     # Sagittal slices on each other make the slab.
-    image = _render(draw, index, [entries], points)[0]
+    outside = _find_outside(draw, index, entries, points)
+    image = _render(draw, [entries], outside, _choose_thickness(draw, View.SAGITTAL, 1))[0]
     return image, heads.targets[entries[0].long()]
 
 
@@ -155,11 +166,41 @@ class _Draw:
         return self.normal(count, channels, *knots) * self.uniform(0, strength, count, 1, 1, 1)
 
 
-def _render(draw: _Draw, head: Tensor, entries: list[Tensor], points: Tensor) -> Tensor:
-    """What a scanner makes of entries (B, C, H, W), one or several, at points (B, 3, C, H, W)."""
+def _choose_thickness(draw: _Draw, view: View, count: int) -> Thickness:
+    """How thick the voxels of each slice are along one of the head's axes, 1 mm along others."""
+    config = draw.config
+    thick = draw.chance(count, config.low_resolution)
+    axis = draw.below(3, count)
+    length = draw.uniform(1, config.low_resolution_mm, count)
+    is_thick = thick[:, None] & (axis[:, None] == torch.arange(3, device=draw.device))
+    along = slice_axes(view)
+    lengths = torch.where(is_thick, length[:, None], 1.0)
+    return Thickness(
+        lengths[:, along.rows], lengths[:, along.columns], lengths[:, along.along], along.along
+    )
+
+
+@dataclass(frozen=True)
+class Thickness:
+    """Extent of voxels in mm, (B,) each, and which of the head's axes runs across slices."""
+
+    rows: Tensor
+    columns: Tensor
+    across: Tensor
+    axis: int
+
+
+def _within_voxel(draw: _Draw, thick: Thickness, size: tuple[int, int]) -> Tensor:
+    """A place within each voxel, (B, 3, 1, H, W) from its middle."""
+    place = draw.uniform(-0.5, 0.5, 1, 3, 1, *size).repeat(len(thick.across), 1, 1, 1, 1)
+    place[:, thick.axis] *= thick.across.view(-1, 1, 1, 1)
+    return place
+
+
+def _render(draw: _Draw, entries: list[Tensor], outside: Tensor, thick: Thickness) -> Tensor:
+    """What a scanner makes of entries (B, C, H, W), one or several."""
     images, white = _paint(draw, entries)
-    outside = _find_outside(draw, head, entries[0], points)
-    images = _move(draw, _blur(draw, images))
+    images = _move(draw, _blur(draw, images, thick))
     images = _corrupt(draw, images, white)
     # As conform does it: vessels go beyond 1, what goes beyond 2 is cut off.
     return images.clamp_(max=2).masked_fill_(outside, 0)
@@ -267,11 +308,14 @@ def _paint(draw: _Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     # Structures of one class differ a little (the caudate is brighter than the cortex).
     offset = draw.normal(count, len(heads.classes))[:, heads.sideless]
     white = mean[:, heads.white_matter].clamp(min=40)
+    # The working grid's scale ends at the brightest tissue: white matter in T1, any in others.
+    brightest = mean[:, heads.large_tissues].amax(1).clamp(min=40)
     table = mean[:, heads.classes] + offset * (config.structure_offset * white[:, None])
     low, high = (math.log(power) for power in config.contrast)
     power = draw.uniform(low, high, count, 1).exp()
     darker = (1 - table / white[:, None]).clamp(0, 1)
-    table = torch.where(darker > 0, white[:, None] * (1 - darker**power), table)
+    curved = torch.where(darker > 0, white[:, None] * (1 - darker**power), table)
+    table = torch.where(wild, table, curved)
     # Necks and faces differ more than the priors of a few scans say.
     beyond = draw.chance(count, config.outside_contrast)[:, None] & heads.is_outside
     table = torch.where(beyond, strange_mean[:, heads.classes], table)
@@ -285,11 +329,17 @@ def _paint(draw: _Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     spread = torch.stack([spreads.gather(1, part) for part in flat]).mean(0)
     images = torch.stack([table.gather(1, part) for part in flat]).mean(0)
     images = images.addcmul_(spread, draw.normal(*images.shape)).view(shape)
-    # Muscle, fat and bone are patchy where the maps have one label.
     size = shape[2:]
+    if config.mottle:
+        # Within a slice and its neighbours alike: patches are thicker than slices.
+        mottle = draw.smooth(count, 1, size, config.mottle_spacing_mm, config.mottle)
+        mottle = interpolate(mottle, size, mode="bilinear", align_corners=True)
+        images = images * (1 + mottle)
+    # Muscle, fat and bone are patchy where the maps have one label.
     patches = draw.smooth(count, 1, size, config.clutter_spacing_mm, config.clutter)
     patches = interpolate(patches, size, mode="bilinear", align_corners=True).exp_()
-    return torch.where(heads.is_outside[entries[0].long()], images * patches, images), white
+    images = torch.where(heads.is_outside[entries[0].long()], images * patches, images)
+    return images, torch.where(wild[:, 0], brightest, white)
 
 
 def _find_view(draw: _Draw, head: Tensor, points: Tensor) -> Tensor:
@@ -336,16 +386,14 @@ def _grow(mask: Tensor, reach: int) -> Tensor:
     return mask
 
 
-def _blur(draw: _Draw, images: Tensor) -> Tensor:
+def _blur(draw: _Draw, images: Tensor, thick: Thickness) -> Tensor:
     """A scanner's point spread: Gaussian, and wide along one axis in thick-sliced scans."""
     config, (count, channels) = draw.config, images.shape[:2]
     sigma = draw.uniform(*config.blur_mm, count, 3)
-    thick = draw.chance(count, config.low_resolution)
-    axis = draw.below(3, count)
-    wide = draw.uniform(1, config.low_resolution_mm, count) * 0.42  # full width at half maximum
-    is_wide = thick[:, None] & (axis[:, None] == torch.arange(3, device=draw.device))
-    sigma = torch.where(is_wide, wide[:, None], sigma)
-    reach = 3
+    lengths = torch.stack((thick.rows, thick.columns, thick.across), 1)
+    # Full width at half maximum.
+    sigma = torch.where(lengths > 1, 0.42 * lengths, sigma)
+    reach = max(3, math.ceil(0.9 * config.low_resolution_mm))
     taps = torch.arange(-reach, reach + 1, device=draw.device)
     kernels = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
     kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, 7)

@@ -67,7 +67,7 @@ class SyntheticSource(Source):
     ) -> None:
         self.config, self.size, self.neighbours = config, size, channels // 2
         self.fingerprint = maps.fingerprint
-        heads = aim(maps, scheme, device)
+        heads = aim(maps, scheme, device, learn_fluid=config.learn_fluid)
         # The label maps themselves are on the device once.
         views = (v for v in View if v != View.SAGITTAL or not scheme.has_unpartnered_sides)
         self.heads = {view: heads.seen_in(view) for view in views}

@@ -62,7 +62,7 @@ def synthetic_scans(
     maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
 ) -> Iterator[Scan]:
     """One synthetic scan of each held-out head, the same at every call."""
-    heads = aim(maps, scheme).seen_in(view)
+    heads = aim(maps, scheme, learn_fluid=config.learn_fluid).seen_in(view)
     for head in range(len(maps.labels)):
         image, classes = synthesise_volume(heads, config, head, seeded("cpu", seed, 2, head))
         yield Scan(f"head-{head + 1}", to_slices(image, view), to_slices(classes, view))

@@ -138,7 +138,7 @@ def test_ventricles_wider_than_the_template_s_stay(template: Template, classes: 
     [
         ("few", np.eye(4), "only 5 structures"),
         ("none", np.diag([1.6, 1.6, 1.6, 1]), "scaled by"),
-        ("none", np.diag([-1.0, 1, 1, 1]), "scaled by|from where"),
+        ("none", np.diag([-1.0, 1, 1, 1]), "turned by|from where"),
     ],
 )
 def test_a_prior_that_cannot_be_placed_is_not_used(

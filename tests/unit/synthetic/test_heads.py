@@ -63,6 +63,30 @@ def test_what_is_learned_from_a_number(number: int, structure: str) -> None:
     assert SCHEME.names[int(full.targets[2])] == structure
 
 
+@pytest.mark.parametrize("number", [24, 30, 62, 72, 85])
+def test_what_lies_between_brain_and_skull_can_be_learned_as_csf(number: int) -> None:
+    full = aim(heads_of([0, 2, number]), SCHEME, learn_fluid=True)
+    assert SCHEME.names[int(full.targets[2])] == "CSF"
+    assert full.is_fluid.tolist() == [False, False, True]
+    assert not aim(heads_of([0, 2, number]), SCHEME).targets[2]
+
+
+def test_fluid_below_the_cerebellum_lies_in_the_neck(tmp_path: Path) -> None:
+    data = np.zeros((16, 16, 16))
+    data[4, 4, 2:12] = 24
+    data[8, 4, 6:9] = 8
+    data[8, 8, 9:12] = 2
+    folder = folder_of_maps(tmp_path, data, np.eye(4))
+    np.save(folder / "generation_labels.npy", np.array([0, 2, 8, 24], np.int32))
+    np.save(folder / "generation_classes_contrast_specific.npy", np.array([0, 1, 1, 2]))
+    heads = read_label_maps(folder)
+    full = aim(heads, SCHEME, learn_fluid=True)
+    # Cropped to what is there: the third axis begins at 2, the cerebellum at 6.
+    column = full.targets[full.labels[0, 0, 0].long()]
+    assert [SCHEME.names[int(k)] for k in column] == ["background"] * 4 + ["CSF"] * 6
+    assert full.is_outside[full.labels[0, 0, 0].long()].tolist() == [True] * 4 + [False] * 6
+
+
 def test_a_mirrored_head_teaches_the_other_side() -> None:
     full = aim(heads_of([0, 2, 17, 14]), SCHEME)
     names = [SCHEME.names[int(k)] for k in full.mirrored_targets]

@@ -48,7 +48,7 @@ STILL = SynthesisConfig(
 )
 
 
-def head_of(left: int, right: int, *others: int) -> Heads:
+def head_of(left: int, right: int, *others: int, learn_fluid: bool = False) -> Heads:
     """20 x 20 x 20: scalp around CSF around two structures of FreeSurfer numbers, split at x = 10.
 
     All structures are as bright as white matter, scalp has 0.75 of it, CSF 0.25.
@@ -64,7 +64,7 @@ def head_of(left: int, right: int, *others: int) -> Heads:
         np.array([[0.0, 100, 25, 75], [0.0, 0, 0, 0]]),
         np.zeros((2, 4)),
     )
-    return aim(maps, SCHEME)
+    return aim(maps, SCHEME, learn_fluid=learn_fluid)
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +316,55 @@ def test_thick_slices_blur_along_one_axis_only(heads: Heads) -> None:
     images, _ = draw(heads, config, count=32)
     sharp, _ = draw(heads, STILL, count=32)
     assert (images - sharp).abs().max() > 0.1
+
+
+def test_slices_through_thick_ones_show_what_lies_beside_them(heads: Heads) -> None:
+    thick = STILL.model_copy(
+        update={"low_resolution": 1, "low_resolution_mm": 9.0, "places": 8, "balanced": 0}
+    )
+    sharp, _ = draw(heads, STILL.model_copy(update={"balanced": 0}), count=32)
+    images, _ = draw(heads, thick, count=32)
+    # Voxels at most 1 mm thick hold one tissue each here: 0, 0.25, 0.75 or 1.
+    pure = torch.tensor([0, 0.25, 0.75, 1.0])
+    mixed = (images[:, 1, ..., None] - pure).abs().amin(-1) > 0.1
+    assert not ((sharp[:, 1, ..., None] - pure).abs().amin(-1) > 0.1).any()
+    assert mixed.flatten(1).any(1).float().mean() > 0.5
+
+
+def test_fluid_that_a_stripped_scan_does_not_show_is_not_learned() -> None:
+    heads = head_of(2, 41, learn_fluid=True)
+    csf = SCHEME.find("CSF").index
+    _, whole = draw(heads, STILL)
+    assert (whole == csf).any()
+    images, stripped = draw(heads, STILL.model_copy(update={"skull_stripped": 1}))
+    assert not ((stripped == csf) & (images[:, 1] == 0)).any()
+    assert torch.equal(
+        stripped[stripped != csf], whole[stripped != csf] * (whole != csf)[stripped != csf]
+    )
+
+
+def test_mottled_tissue_varies_smoothly(heads: Heads) -> None:
+    config = STILL.model_copy(update={"mottle": 0.2, "mottle_spacing_mm": 10.0, "balanced": 1})
+    images, classes = draw(heads, config, count=8)
+    tissue = torch.where(classes == LEFT, images[:, 1], torch.nan)
+    steps = (tissue[..., 1:, :] - tissue[..., :-1, :]).abs()
+    values = tissue[tissue.isfinite()]
+    assert values.std() > 0.02
+    assert steps[steps.isfinite()].max() < 0.1
+
+
+def test_the_brightest_tissue_of_a_random_contrast_is_at_the_bright_end() -> None:
+    heads = head_of(2, 41, learn_fluid=True)
+    csf = SCHEME.find("CSF").index
+    config = STILL.model_copy(update={"random_contrast": 1, "balanced": 1})
+    images, classes = draw(heads, config, count=16)
+    brightest = []
+    for image, label in zip(images[:, 1], classes, strict=True):
+        matter, fluid = image[(label == LEFT) | (label == RIGHT)], image[label == csf]
+        if len(matter) and len(fluid):
+            brightest.append(float(max(matter.median(), fluid.median())))
+    assert len(brightest) > 8
+    assert brightest == pytest.approx([1.0] * len(brightest), abs=0.15)
 
 
 @pytest.mark.parametrize("wrong", [{"blur_mm": (0, 1)}, {"mirrored": 1.5}, {"skulls": 0.5}])
