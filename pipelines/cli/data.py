@@ -229,6 +229,7 @@ def split(
     """
     from segmentation.data.splits import read_exclusions
     from segmentation.data.store import Store, split_store
+    from segmentation.models.hardware import count_gpus
 
     names = () if exclude is None else read_exclusions(exclude)
     for path, split in split_store(
@@ -240,7 +241,9 @@ def split(
     if out is None:
         run = Path("runs") / Store(store).info.source
         folds = [] if kfold is None else ["--folds"]
-        say_next("train", "quicknat", "--store", store, *folds, "--out", run)
+        # Without a GPU quicknat would take weeks.
+        recipe = "quicknat" if count_gpus() else "finetune"
+        say_next("train", recipe, "--store", store, *folds, "--out", run)
 
 
 def phantom(

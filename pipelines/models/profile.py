@@ -18,13 +18,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipelines.common.lock import claimed
 from pipelines.train.run import find_device, read_recipe
-from segmentation.errors import InputError, ModelError
+from segmentation.errors import DeviceError, InputError, ModelError
 from segmentation.io.files import atomic_path, read_text, write_whole
+from segmentation.io.memory import free_memory
 from segmentation.models.architectures import build
-from segmentation.models.base import Network
+from segmentation.models.base import Network, NetworkConfig
 from segmentation.models.checkpoint import load_model
 from segmentation.models.zoo import find_model
 from segmentation.report.page import Column, Columns, render, table
+from segmentation.training.memory import StepMemory
 
 ROWS, TRACE, PAGE = "profile.json", "trace.json", "profile.html"
 _PREFIX = "module "
@@ -69,19 +71,38 @@ def write_profile(
     if training:
         recipe = read_recipe(name)
         network, stage = build(recipe.network), recipe.stages[0]
-        size = (stage.batch, network.config.channels, stage.data.rows, stage.data.columns)
+        rows, columns = stage.data.rows, stage.data.columns
+        batch = stage.batch
+        if chosen.type == "cpu":
+            batch = _batch_with_memory(network.config, batch, (rows, columns))
+        size = (batch, network.config.channels, rows, columns)
     else:
         network = next(iter(load_model(name).networks.values())).fold()
         size = (1, network.config.channels, _SIDE, _SIDE)
     network, slices = network.to(chosen).train(training), torch.rand(size, device=chosen)
     shape = "x".join(map(str, size))
     lead = f"{name}, forward{' and backward' * training}, {shape} on {chosen}"
+    if training and size[0] < stage.batch:
+        lead += f"; there is no memory for the recipe's batch of {stage.batch}"
     with claimed(out, (ROWS, TRACE, PAGE)):
         with atomic_path(out / TRACE) as trace:
             found = profile_network(network, slices, steps, training=training, trace=trace)
         write_whole(out / ROWS, json.dumps(asdict(found), indent=1))
         write_whole(out / PAGE, _page(lead, found, other, against))
     return found
+
+
+def _batch_with_memory(config: NetworkConfig, batch: int, size: tuple[int, int]) -> int:
+    """As many slices of a batch as there is memory for; times are by the slice all the same."""
+    step, there = StepMemory.of(config, size), free_memory()
+    fits = step.largest_batch(batch, there)
+    if not fits:
+        raise DeviceError(
+            f"a slice of {size[0]}x{size[1]} needs about {step.needed(1) / 2**30:.1f} GiB of "
+            f"memory, and {there / 2**30:.1f} GiB are free",
+            remedy="profile a smaller network",
+        )
+    return fits
 
 
 def profile_network(

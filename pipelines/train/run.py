@@ -17,6 +17,7 @@ import yaml
 from pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from pipelines.common.lock import refuse_foreign, run_lock
 from pipelines.common.process import prepare_training, stop_signals
+from pipelines.train.foresight import refuse_too_large, say_how_long
 from pipelines.train.job import Job, JobRun, TimeLimit, Watcher
 from pipelines.train.result import DATA, DONE, read_data, save_run
 from segmentation.data.splits import read_split
@@ -146,6 +147,11 @@ def train(
             remove_leftovers(out, *folders, *(folder / "examples" for folder in folders))
             _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
             stack.enter_context(_claimed(recipe, out, resume=resume))
+        left = [job for job in jobs if not (out / job.name / DONE).is_file()]
+        if target.type == "cpu":
+            refuse_too_large(recipe, left, together.count)
+            if workers.leads and seconds is None:
+                say_how_long(recipe, left, workers.count, watcher.say)
         limit = None if seconds is None else TimeLimit(seconds)
 
         def stop() -> bool:
@@ -158,8 +164,8 @@ def train(
         if apart:
             stages = [left[workers.rank :: workers.count] for left in stages]
         count, begun = sum(map(len, stages)), 0
-        for left in stages:
-            for run in left:
+        for runs_left in stages:
+            for run in runs_left:
                 if begun and together.largest(float(stop())):
                     what = f"stopped before {run.job.name}"
                     remedy = "the same command with --resume goes on"

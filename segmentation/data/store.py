@@ -128,7 +128,7 @@ class Store:
         self.root = root
         try:
             self.info = StoreInfo.model_validate_json(read_text(root / "store.json"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(
                 "not a slice store (no store.json)",
                 where=root,

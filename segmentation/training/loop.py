@@ -21,6 +21,7 @@ from segmentation.models.losses import build_loss
 from segmentation.space.views import View
 from segmentation.training.batches import Batch, Source, SyntheticSource
 from segmentation.training.config import Recipe, StageConfig
+from segmentation.training.memory import smaller_batch
 from segmentation.training.network import ViewsNet, update_average
 from segmentation.training.state import Counters, Position, State, learning_rate, progress, seeded
 from segmentation.training.workers import ALONE, Workers
@@ -225,14 +226,11 @@ class Trainer:
             ) from error
 
     def _smaller(self, share: int) -> str:
-        """The next smaller batch that gives the same steps."""
+        """The settings for the next smaller batch, with as many slices to a step."""
         if share == 1:
             return "set data.rows and data.columns, or network.filters, lower"
         fits = max(n for n in range(1, share) if share % n == 0)
-        batch, accumulate = fits * self.workers.count, self.stage.accumulate * share // fits
-        part = "half" if fits * 2 == share else f"1/{share // fits} of"
-        same = f"the same steps in {part} the memory"
-        return f"set batch to {batch} and accumulate to {accumulate}: {same}"
+        return smaller_batch(self.stage.batch, self.stage.accumulate, fits * self.workers.count)
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
         """This process's slices of a batch: for each view the first and how many."""

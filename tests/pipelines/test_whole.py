@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.common.exits import Exit
 from pipelines.data.catalogue import load_catalogue
+from segmentation.models.hardware import count_gpus
 
 DISC = "oasis_cs_freesurfer_disc1"
 RECIPE = {
@@ -100,7 +101,8 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
     assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in said
     assert said.endswith("next: trinat split store --ratios 8 1 1 --seed 0\n")
     said = type_("trinat split store --ratios 2 1 1 --seed 0")
-    assert said.endswith("next: trinat train quicknat --store store --out runs/oasis1\n")
+    recipe = "quicknat" if count_gpus() else "finetune"
+    assert said.endswith(f"next: trinat train {recipe} --store store --out runs/oasis1\n")
     split = json.loads(Path("store/split.json").read_text())
     persons = [{name[:9] for name in split[part]} for part in ("train", "validation", "test")]
     assert [len(part) for part in persons] == [2, 1, 1]

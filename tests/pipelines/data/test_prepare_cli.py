@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from helpers.miniatures import freesurfer_subject
 from helpers.prepared import prepare
+from helpers.small_store import small_store
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -14,6 +16,7 @@ from pipelines.common.exits import Exit
 from pipelines.data.prepare import read_config
 from segmentation.data.store import Store
 from segmentation.errors import ConfigError, LabelError
+from segmentation.models import hardware
 from segmentation.space.views import View
 
 
@@ -89,3 +92,23 @@ def test_a_one_sided_scheme_gets_the_views_that_it_can_have(tmp_path: Path) -> N
     assert store.views == (View.CORONAL, View.AXIAL)
     with pytest.raises(LabelError, match="one side only"):
         prepare("freesurfer", tmp_path / "in", tmp_path / "o2", labels="left4", views=("sagittal",))
+
+
+@pytest.mark.parametrize(("gpus", "recipe"), [(0, "finetune"), (1, "quicknat")])
+def test_split_proposes_what_the_machine_can_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, recipe: str
+) -> None:
+    monkeypatch.setattr(hardware, "count_gpus", lambda: gpus)
+    store = small_store(tmp_path / "store", dict.fromkeys("abc", (16, 16, 16)))
+    done = CliRunner().invoke(app, ["split", str(store), "--ratios", "1", "1", "1"])
+    assert f"next: trinat train {recipe} --store {store}" in done.output
+
+
+def test_a_pipe_for_a_store_is_named_as_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = CliRunner().invoke(app, ["split", str(pipe)])
+    assert done.exit_code != 0
+    said = str(done.exception)
+    assert "not a slice store" in said
+    assert "Not a directory" not in said

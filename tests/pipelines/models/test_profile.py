@@ -10,10 +10,13 @@ import torch
 from helpers.overfitted import random_model
 from helpers.tiny_training import write_recipe
 
+from pipelines.models import profile
 from pipelines.models.profile import count_flops, profile_network, write_profile
-from segmentation.errors import InputError
+from pipelines.train.run import read_recipe
+from segmentation.errors import DeviceError, InputError
 from segmentation.models.architectures import PUBLISHED, build
 from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from segmentation.training.memory import StepMemory
 
 
 def test_the_published_network_takes_121_gflop_for_a_slice() -> None:
@@ -53,3 +56,19 @@ def test_a_model_and_a_recipe_have_a_page_and_are_compared(tmp_path: Path) -> No
     assert "(backward and all else)" in (tmp_path / "c/profile.html").read_text()
     with pytest.raises(InputError, match=r"has no profile.json"):
         write_profile("fast", tmp_path / "d", against=tmp_path)
+
+
+def test_a_batch_without_memory_is_made_smaller_and_the_page_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_recipe(tmp_path)
+    read = read_recipe(str(recipe))
+    stage = read.stages[0]
+    step = StepMemory.of(read.network, (stage.data.rows, stage.data.columns))
+    monkeypatch.setattr(profile, "free_memory", lambda: step.needed(1))
+    write_profile(str(recipe), tmp_path / "out", steps=1, device="cpu")
+    page = (tmp_path / "out" / profile.PAGE).read_text()
+    assert f"there is no memory for the recipe&#39;s batch of {stage.batch}" in page
+    monkeypatch.setattr(profile, "free_memory", lambda: step.fixed)
+    with pytest.raises(DeviceError, match=r"a slice of \d+x\d+ needs about"):
+        write_profile(str(recipe), tmp_path / "none", steps=1, device="cpu")

@@ -168,8 +168,8 @@ def test_too_many_bad_steps_end_the_run_and_name_the_slices(recipe: Recipe, maps
 @pytest.mark.parametrize(
     ("batch", "remedy"),
     [
-        (4, "set batch to 2 and accumulate to 2: the same steps in half"),
-        (3, "set batch to 1 and accumulate to 3: the same steps in 1/3"),
+        (4, "set batch to 2 and accumulate to 2: as many slices to a step, but batch norms see 2"),
+        (3, "set batch to 1 and accumulate to 3: as many slices to a step, but batch norms see 1"),
         (1, "set data.rows and data.columns, or network.filters, lower"),
     ],
 )

@@ -1,0 +1,75 @@
+"""What a training step takes: estimated before it is taken, by shapes alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from segmentation.models.architectures import build
+from segmentation.models.base import NetworkConfig
+
+# Weights, their gradients, two moments of the optimiser, and the running average.
+_COPIES_OF_WEIGHTS = 5
+# A step takes 1.4 and 1.6 times what is kept for the backward pass, and in bfloat16 0.7 to 1.0
+# times what float32 keeps (docs/notes/speed.md). The least, so that nothing is refused that fits.
+_OF_KEPT = 1.4
+_OF_KEPT_IN_BFLOAT16 = 0.7
+
+
+class StepMemory(NamedTuple):
+    """Bytes that a step takes, whatever the batch, and for each slice at once."""
+
+    fixed: int
+    each: int
+
+    @classmethod
+    def of(
+        cls, config: NetworkConfig, size: tuple[int, int], *, bfloat16: bool = False
+    ) -> StepMemory:
+        """For slices of (rows, columns); nothing is computed."""
+        kept, weights = _kept_by_a_slice(config, size)
+        of_kept = _OF_KEPT_IN_BFLOAT16 if bfloat16 else _OF_KEPT
+        return cls(_COPIES_OF_WEIGHTS * weights, int(of_kept * kept))
+
+    def needed(self, slices: int) -> int:
+        return self.fixed + slices * self.each
+
+    def largest_batch(self, batch: int, there: int) -> int:
+        """The largest divisor of `batch` that fits into `there` bytes; 0 if one slice does not.
+
+        A divisor, since accumulating makes up for the rest.
+        """
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        return max((n for n in divisors if self.needed(n) <= there), default=0)
+
+
+def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
+    """The settings that step over as many slices, with `smaller` at once; what differs then."""
+    settings = f"set batch to {smaller} and accumulate to {accumulate * batch // smaller}"
+    return f"{settings}: as many slices to a step, but batch norms see {smaller} at a time"
+
+
+def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int, int]:
+    """Bytes in float32 kept for the backward pass of one slice, and of the weights."""
+    with torch.device("meta"):
+        network = build(config).train()
+        slices = torch.empty(1, config.channels, *size)
+    parameters = [parameter.untyped_storage() for parameter in network.parameters()]
+    weights = {storage._cdata: storage.nbytes() for storage in parameters}
+    kept: dict[int, int] = {}
+    held: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        # What is saved twice is kept once. It is held, or another could get its place.
+        kept[storage._cdata] = storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(slices)
+    activations = sum(size for place, size in kept.items() if place not in weights)
+    return activations, sum(weights.values())

@@ -1,0 +1,81 @@
+"""Before a run on a processor: a step that does not fit is refused, and hours are said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.train import foresight
+from pipelines.train.run import plan_jobs, read_recipe
+from segmentation.errors import DeviceError
+from segmentation.training.config import Recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GIB = 2**30
+
+
+def small(**stage: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "network": {"filters": 16, "kernel": 3, "depth": 2},
+            "data": {"rows": 64, "columns": 64, "epoch_slices": 100},
+            "schedule": {"steps": 10},
+            "precision": "float32",
+            "batch": 64,
+            **stage,
+        }
+    )
+
+
+def test_a_step_that_does_not_fit_is_refused_with_what_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = small()
+    jobs = plan_jobs(recipe, recipe.views)
+    monkeypatch.setattr(foresight, "free_memory", lambda: 4 * GIB)
+    foresight.refuse_too_large(recipe, jobs, 1)
+    monkeypatch.setattr(foresight, "free_memory", lambda: GIB // 5)
+    with pytest.raises(DeviceError) as caught:
+        foresight.refuse_too_large(recipe, jobs, 1)
+    said = str(caught.value)
+    assert "a step of 64 slices of 64x64 needs about" in said
+    assert "0.2 GiB are free" in said
+    assert "accumulate to" in said
+    assert "\n" not in said
+    monkeypatch.setattr(foresight, "free_memory", lambda: 0)
+    with pytest.raises(DeviceError, match=r"network\.filters, lower"):
+        foresight.refuse_too_large(recipe, jobs, 1)
+
+
+def test_slices_of_a_job_by_steps_and_by_epochs() -> None:
+    by_steps = small(accumulate=2)
+    job = plan_jobs(by_steps, by_steps.views)[0]
+    assert foresight.slices_of(job) == 10 * 64 * 2
+    by_epochs = small(schedule={"epochs": 3}, together=True)
+    (job,) = plan_jobs(by_epochs, by_epochs.views)
+    assert foresight.slices_of(job) == 3 * 100 * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "processes", "expected"),
+    [
+        # 4700 steps of 32 slices for each of three views, on 2 processes.
+        (3.6, 2, ["quicknat will take about 226 h on this processor; use a GPU"]),
+        (0.036, 1, ["quicknat will take about 5 h on this processor"]),
+        (0.0036, 1, []),
+    ],
+)
+def test_hours_are_said_and_from_two_days_on_what_to_use_instead(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, processes: int, expected: list[str]
+) -> None:
+    monkeypatch.setattr(foresight, "slice_seconds", lambda network, size: seconds)
+    recipe = read_recipe("quicknat")
+    lines: list[str] = []
+    foresight.say_how_long(recipe, plan_jobs(recipe, recipe.views), processes, lines.append)
+    assert [line.split(", or")[0] for line in lines] == expected
+
+
+def test_the_time_of_a_slice_is_measured() -> None:
+    assert 0 < foresight.slice_seconds(small().network, (64, 64)) < 60
