@@ -50,8 +50,8 @@ def _predicted(folder: Path, disk: Disk) -> None:
     with pytest.raises(DiskFullError, match=r"lock: cannot be written \(No space left"):
         run_serially(folder / "in", out)
     assert not (out / WORK).exists()
-    # For the lock, and for no label map.
-    disk.leave_room(4096)
+    # For its two locks, and for no label map.
+    disk.leave_room(2 * 4096)
     with pytest.raises(DiskFullError) as caught:
         run_serially(folder / "in", out)
     assert str(caught.value) == (
