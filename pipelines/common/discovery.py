@@ -290,7 +290,7 @@ def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> 
                 # Without a scan it is what was given; a damaged file may be a part of a scan.
                 part = harmless and not series.damaged
                 reason = f"{LEFT_OUT}{series.reason}" if part else series.reason
-                refusals.append(Refusal(name, reason, part))
+                refusals.append(Refusal(name, reason, part, case=name))
             else:
                 yield Case(name, place, name, series=series.files)
 

@@ -242,6 +242,11 @@ class Ledger:
             moved[name] = target.relative_to(self._folder).as_posix()
         return moved
 
+    def remove(self, name: str) -> None:
+        """Delete a file if a run has written it as it is."""
+        if set(digests_of(self._folder, [name]).items()) & self._written:
+            (self._folder / name).unlink()
+
     def _open(self) -> FileIO:
         if self._path.is_symlink() and not self._path.exists():
             raise OutputError("is a link to nothing", where=self._path, remedy="remove it")

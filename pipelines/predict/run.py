@@ -327,8 +327,8 @@ class _Run:
         if entry.staged:
             shown = most_doubtful([*(e for e in self.shown if e.case != entry.case), entry])
             if entry not in shown:
-                for folder in (Path(entry.staged), self.settings.out):
-                    (folder / slices_of(entry.case)).unlink(missing_ok=True)
+                (Path(entry.staged) / slices_of(entry.case)).unlink(missing_ok=True)
+                self.ledger.remove(slices_of(entry.case))
             try:
                 self.ledger.place(Path(entry.staged), entry)
                 for other in self.shown:
@@ -342,7 +342,9 @@ class _Run:
             remedy = "free some and run again: it goes on where it stopped"
             raise DiskFullError("no space left on its disk", where=self.settings.out, remedy=remedy)
         if keep:
-            self.ledger.add(replace(entry, aside=self._set_aside(entry)))
+            if entry.model:
+                entry = replace(entry, aside=self._set_aside(entry))
+            self.ledger.add(entry)
         self.counts[entry.status] += 1
         self.kept += entry.is_kept
         self.grades.update(filter(None, [entry.result.get("grade")]))
@@ -360,7 +362,7 @@ class _Run:
         names = CaseNames(Path(), entry.case, case.entities if case else {}, bids)
         before = self.ledger.entries.get(entry.case)
         if entry.status == "failed":
-            (self.settings.out / slices_of(entry.case)).unlink(missing_ok=True)
+            self.ledger.remove(slices_of(entry.case))
         elif before and names.labels_in(before.outputs) == names.labels_in(entry.outputs):
             # Of the same label map, what was written with other settings is right.
             return {}
@@ -381,19 +383,24 @@ class _Run:
         for refusal in refusals:
             # A twin of a case is told, but is no case of its own in the ledger.
             status: Status = "skipped" if refusal.harmless else "failed"
-            entry = Entry(refusal.shown, status, refusal.shown, refusal.reason)
+            aside = {} if refusal.harmless else self._withdraw(refusal)
+            entry = Entry(refusal.shown, status, refusal.shown, refusal.reason, aside=aside)
             self.note(entry, keep=not refusal.harmless or entry.is_left_out)
-            if not refusal.harmless:
-                self._withdraw(refusal)
 
-    def _withdraw(self, refusal: Refusal) -> None:
-        """What is refused may have been a case before: its result is of a scan that was."""
+    def _withdraw(self, refusal: Refusal) -> dict[str, str]:
+        """What is refused may have been a case before: its result is of a scan that was.
+
+        Returns what was moved aside, if the refusal goes to the ledger under the case's own name.
+        """
         known = self.ledger.entries.get(refusal.case)
-        if known is None or refusal.case == refusal.shown or known.is_withdrawn:
-            return
+        if known is None or known.is_withdrawn:
+            return {}
         failed = Entry(refusal.case, "failed", refusal.shown, refusal.reason)
         aside = self._set_aside(failed)
+        if refusal.case == refusal.shown:
+            return aside
         self.ledger.add(replace(failed, status="skipped", aside=aside))
+        return {}
 
     def missing(self, cases: Sequence[Case], stop: Callable[[], bool]) -> Iterator[Case]:
         """Cases to do; those that are current are noted."""

@@ -18,7 +18,7 @@ from pipelines.evaluate.cohort import Settings as ReportSettings
 from pipelines.evaluate.cohort import report
 from pipelines.evaluate.run import Settings, evaluate
 from pipelines.predict.ledger import Entry, Ledger, read_entries
-from pipelines.predict.outputs import WORK
+from pipelines.predict.outputs import SLICES, WORK
 from pipelines.predict.run import Shard, merge
 from segmentation.errors import EvaluationError, LockedError
 from segmentation.io.files import read_rows, sha256_of
@@ -245,3 +245,21 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
     assert predict(plan, on_start=beside).done == 1
     assert len(refused) == 1
     assert "\n" not in refused[0]
+
+
+def test_a_refused_input_outside_the_folders_ends_no_run(tmp_path: Path, monkeypatch) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    monkeypatch.chdir(scans)
+    given = ["a.nii.gz", str(tmp_path / "nowhere.nii.gz")]
+    outcome = run_serially(given, tmp_path / "out")
+    assert (outcome.done, outcome.failed) == (1, 1)
+
+
+def test_slices_that_no_run_has_written_stay(two) -> None:
+    scans, out = two
+    own = out / SLICES / "a.json"
+    own.parent.mkdir()
+    own.write_text("mine")
+    (scans / "a.nii.gz").write_bytes(b"damaged")
+    run_serially(scans, out)
+    assert own.read_text() == "mine"
