@@ -247,11 +247,10 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
     assert "\n" not in refused[0]
 
 
-def test_a_refused_input_outside_the_folders_ends_no_run(tmp_path: Path, monkeypatch) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
-    monkeypatch.chdir(scans)
-    given = ["a.nii.gz", str(tmp_path / "nowhere.nii.gz")]
-    outcome = run_serially(given, tmp_path / "out")
+def test_a_refused_input_whose_name_is_a_path_ends_no_run(tmp_path: Path) -> None:
+    scans, empty = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "empty"
+    empty.mkdir()
+    outcome = run_serially([str(scans / "a.nii.gz"), str(empty)], tmp_path / "out")
     assert (outcome.done, outcome.failed) == (1, 1)
 
 
