@@ -29,6 +29,7 @@ from pipelines.predict.outputs import (
 from pipelines.predict.tables import format_aseg_stats, write_label_table
 from segmentation.errors import is_disk_full, reason_of
 from segmentation.inference import quality
+from segmentation.inference.checks.evidence import Evidence
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
 from segmentation.io.files import sha256_of, write_whole
@@ -157,7 +158,8 @@ class CaseWorker:
     def _judge(self, found: Segmentation, changes: dict[str, float]) -> dict[str, Any]:
         """All numbers that the group's tables show."""
         volumes = found.volumes_mm3
-        verdict = quality.grade(found, self._limits)
+        evidence = Evidence.of(found)
+        verdict = quality.grade_by(evidence, self._limits)
         result: dict[str, Any] = {
             "model": self.segmenter.model.name,
             "grade": verdict.name,
@@ -166,7 +168,7 @@ class CaseWorker:
             "notes": list(found.notes),
             "total_brain_mm3": round(quality.total_brain_mm3(found.scheme, volumes), 3),
             "volumes_mm3": {name: round(volume, 3) for name, volume in volumes.items()},
-            "tissue_contrast": _rounded(quality.tissue_contrast(found)),
+            "tissue_contrast": _rounded(quality.tissue_contrast(evidence)),
         }
         if pseudo := self.segmenter.model.info.training.pseudo_labels:
             result["pseudo_labels"] = pseudo

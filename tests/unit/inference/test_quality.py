@@ -10,6 +10,7 @@ import torch
 from helpers.overfitted import miniature, overfitted_model
 
 from pipelines.models.calibrate import cut, inverted, middle
+from segmentation.inference.checks.evidence import Evidence
 from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast
 from segmentation.inference.segmentation import Segmentation
 from segmentation.inference.segmenter import Segmenter
@@ -100,9 +101,9 @@ def test_many_rejected_structures_reject_the_scan() -> None:
 
 
 def test_contrast_is_white_matter_over_cortex() -> None:
-    assert tissue_contrast(by_hand()) == pytest.approx(1.2 / 0.8)
+    assert tissue_contrast(Evidence.of(by_hand())) == pytest.approx(1.2 / 0.8)
     labels = np.where(BLOCKS == 2, 1, BLOCKS)
-    assert tissue_contrast(by_hand(labels=labels)) is None
+    assert tissue_contrast(Evidence.of(by_hand(labels=labels))) is None
 
 
 @pytest.mark.parametrize(("cortex", "name"), [(1.15, "look"), (1.4, "reject")])

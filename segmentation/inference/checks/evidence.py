@@ -1,0 +1,100 @@
+"""What the checks of a segmentation look at, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.inference.segmentation import Segmentation
+from segmentation.io.volume import Volume
+from segmentation.labels.scheme import LabelScheme
+from segmentation.space.grid import Grid
+
+WHITE_MATTER = frozenset({"white-matter"})
+CORTEX = frozenset({"cortical", "grey-matter"})
+# Fluid is no brain tissue.
+NO_TISSUE = frozenset({"background", "ventricles", "csf"})
+# Agreement on specks says little, and so does their brightness.
+ENOUGH_MM3 = 100.0
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong: the scan is to be looked at, or rejected, and so are these structures."""
+
+    rejects: bool
+    reason: str
+    structures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Image and labels on the working grid of 1 mm, and what is known of the whole."""
+
+    image: Volume  # 0 in empty background, about 1 at the bright end of the tissue
+    indices: Volume  # class of each voxel
+    scan: Grid
+    scheme: LabelScheme
+    volumes_mm3: Mapping[str, float]
+    agreement: NDArray[np.float64] | None  # mean Dice between views, (K,)
+
+    @classmethod
+    def of(cls, found: Segmentation) -> Evidence:
+        return cls(
+            found.image,
+            found.working,
+            found.plan.scan,
+            found.scheme,
+            found.volumes_mm3,
+            found.agreement,
+        )
+
+    def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:
+        """Where structures of these groups are, (X, Y, Z)."""
+        wanted = [label.group in groups for label in self.scheme.labels]
+        return np.asarray(np.array(wanted)[self.indices.data])
+
+    @cached_property
+    def white_matter(self) -> NDArray[np.bool_]:
+        return self.mask(WHITE_MATTER)
+
+    @cached_property
+    def cortex(self) -> NDArray[np.bool_]:
+        return self.mask(CORTEX)
+
+    @cached_property
+    def brightness(self) -> tuple[float, float] | None:
+        """Medians of white matter and of cortex; None where there is too little of one."""
+        white = self.image.data[self.white_matter]
+        cortex = self.image.data[self.cortex]
+        if min(len(white), len(cortex)) < ENOUGH_MM3:
+            return None
+        return float(np.median(white)), float(np.median(cortex))
+
+
+def below(value: float, limits: tuple[float, float], reason: str) -> list[Finding]:
+    """A finding where a value is below the first limit; it rejects below the second."""
+    if value >= limits[0]:
+        return []
+    return [Finding(value < limits[1], reason)]
+
+
+def above(value: float, limits: tuple[float, float], reason: str) -> list[Finding]:
+    """A finding where a value is above the first limit; it rejects above the second."""
+    if value <= limits[0]:
+        return []
+    return [Finding(value > limits[1], reason)]
+
+
+def some(names: Collection[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - _NAMED
+    text = ", ".join(list(names)[:_NAMED])
+    if more > 0:
+        text += f" and {more} more"
+    return text

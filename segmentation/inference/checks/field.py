@@ -1,0 +1,128 @@
+"""Whether the brain goes on where the scan ends: a field of view that cuts it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segmentation.inference.checks.evidence import Evidence, Finding, above, some
+from segmentation.inference.checks.limits import Limits
+
+Points = NDArray[np.float32]
+
+# How deep the plane is looked for, and how thick it is when it is found.
+_SEARCHED_MM = 5.0
+_PLANE_MM = 1.0
+# So many directions lie about 8° apart on a sphere.
+_DIRECTIONS = 700
+_TRIED = 8
+_FEWEST = 50
+# The smallest part of a structure in the plane that is worth its name.
+_NAMED_MM2 = 60
+
+
+def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
+    """Labels that end in one plane where the image, or what it holds but zeros, ends.
+
+    A brain that was stripped of its skull ends at zeros everywhere, but its surface is round: no
+    plane holds much of it.
+    """
+    area, structures = find_cut(evidence)
+    reason = f"the field of view ends inside the brain: {area / 100:.0f} cm² of {some(structures)}"
+    return [
+        Finding(finding.rejects, reason, structures)
+        for finding in above(area, limits.cut_mm2, reason)
+    ]
+
+
+def find_cut(evidence: Evidence) -> tuple[float, tuple[str, ...]]:
+    """The largest area of labels, in mm², in one plane at the end of the scan; their names."""
+    labelled = np.pad(evidence.indices.data > 0, 1)
+    ends = _points(labelled & _beside(_empty(evidence)))
+    if len(ends) < _FEWEST:
+        return 0.0, ()
+    hull = _outermost(labelled)
+    in_plane = max(
+        (_in_plane(ends, hull, direction) for direction in _directions(evidence, ends, hull)),
+        key=np.count_nonzero,
+    )
+    x, y, z = ends[in_plane].astype(int).T - 1
+    counts = np.bincount(evidence.indices.data[x, y, z], minlength=len(evidence.scheme))
+    largest_first = [int(k) for k in np.argsort(-counts, kind="stable")]
+    named = [k for k in largest_first if counts[k] >= _NAMED_MM2] or largest_first[:1]
+    names = tuple(evidence.scheme.names[k] for k in named)
+    return float(np.count_nonzero(in_plane)), names
+
+
+def _empty(evidence: Evidence) -> NDArray[np.bool_]:
+    """Where the scan holds nothing: beyond its end, or 0; with one more voxel on each side."""
+    shape = evidence.image.shape
+    empty = np.zeros(np.add(shape, 2), bool)
+    to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
+    places = np.ogrid[tuple(slice(-1, n + 1) for n in shape)]
+    for row, count in zip(to_scan, evidence.scan.shape, strict=False):
+        # A voxel reaches half its size beyond its centre.
+        place = row[3] + sum(step * axis for step, axis in zip(row, places, strict=False))
+        empty |= (place < -0.5) | (place > count - 0.5)
+    empty[1:-1, 1:-1, 1:-1] |= evidence.image.data == 0
+    return empty
+
+
+def _beside(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Voxels that share a face with the mask."""
+    found = np.zeros_like(mask)
+    for axis in range(mask.ndim):
+        here, there = np.moveaxis(found, axis, 0), np.moveaxis(mask, axis, 0)
+        here[1:] |= there[:-1]
+        here[:-1] |= there[1:]
+    return found
+
+
+def _points(mask: NDArray[np.bool_]) -> Points:
+    return np.argwhere(mask).astype(np.float32)
+
+
+def _outermost(mask: NDArray[np.bool_]) -> Points:
+    """The first and the last voxel of each line along the first axis: the hull's corners too."""
+    first = mask.argmax(axis=0)
+    last = mask.shape[0] - 1 - mask[::-1].argmax(axis=0)
+    y, z = np.nonzero(mask.any(axis=0))
+    ends = [np.stack([line[y, z], y, z], axis=1) for line in (first, last)]
+    return np.concatenate(ends).astype(np.float32)
+
+
+def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
+    """The scan's own axes both ways, and the normals of planes that hold most of the ends."""
+    axes = np.linalg.inv(evidence.scan.affine)[:3, :3] @ evidence.image.affine[:3, :3]
+    axes = (axes / np.linalg.norm(axes, axis=1, keepdims=True)).astype(np.float32)
+    tried = _on_sphere(_DIRECTIONS)
+    counts = [np.count_nonzero(_in_plane(ends, hull, one, _SEARCHED_MM)) for one in tried]
+    best = np.argsort(counts)[-_TRIED:]
+    return [*axes, *-axes, *(_fitted(ends, hull, tried[k]) for k in best)]
+
+
+def _in_plane(
+    ends: Points, hull: Points, direction: Points, depth_mm: float = _PLANE_MM
+) -> NDArray[np.bool_]:
+    """Which points are no deeper than so below the outermost label in a direction."""
+    return np.asarray(ends @ direction > (hull @ direction).max() - depth_mm)
+
+
+def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
+    """A direction turned to the normal of the plane that the points near it lie in."""
+    for depth_mm in (_SEARCHED_MM, 3.0, 2.0):
+        near = ends[_in_plane(ends, hull, direction, depth_mm)]
+        if len(near) < _FEWEST:
+            break
+        normal = np.linalg.svd(near - near.mean(axis=0), full_matrices=False)[2][2]
+        direction = np.asarray(normal * np.sign(normal @ direction), np.float32)
+    return direction
+
+
+def _on_sphere(count: int) -> Points:
+    """Unit vectors spread evenly: a spiral by the golden angle."""
+    steps = np.arange(count) + 0.5
+    polar = np.arccos(1 - 2 * steps / count)
+    around = np.pi * (1 + 5**0.5) * steps
+    spread = [np.cos(around) * np.sin(polar), np.sin(around) * np.sin(polar), np.cos(polar)]
+    return np.stack(spread, axis=1).astype(np.float32)

@@ -1,0 +1,59 @@
+"""The limits of all checks: one table. docs/quality.md says how often each is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Pair = tuple[float, float]
+# Beyond the first limit alone: a person looks, and nothing is rejected.
+_NEVER = float("inf")
+
+
+def _usual_sides() -> dict[str, float]:
+    # Sound brains have no less than 0.90, 0.73 and 0.58.
+    large = dict.fromkeys(("white-matter", "cortical", "grey-matter", "cerebellum"), 0.85)
+    return {**large, "subcortical": 0.65, "ventricles": 0.4}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Beyond the first of each pair a person should look; beyond the second it is rejected."""
+
+    # Mean Dice between views, of a structure and in the mean over structures; for models that
+    # have not been calibrated.
+    agreement: Pair = (0.75, 0.55)
+    # Adults' brains have 0.85 to 1.8 litres; half a head, or no head, has not.
+    smallest_brain_mm3: Pair = (8.0e5, 5.0e5)
+    largest_brain_mm3: Pair = (1.9e6, 2.4e6)
+    # The smaller of left and right of all tissue, of the larger.
+    symmetry: Pair = (0.85, 0.65)
+    # The smaller of left and right of one structure, by its group; beyond it a person looks.
+    sides: Mapping[str, float] = field(default_factory=_usual_sides)
+    other_sides: float = 0.65
+    # Smaller structures differ by a few voxels' worth.
+    sided_mm3: float = 1000.0
+    # Labels in one plane at the end of the scan. A round brain has at most 180 mm² there.
+    cut_mm2: Pair = (300.0, 2500.0)
+    # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
+    contrast: Pair = (1.08, 1.0)
+    # Share of white matter that has its greatest value, to the last digit.
+    saturated: Pair = (0.02, _NEVER)
+    # Standard deviation in white matter from voxel to voxel, of white matter less cortex.
+    noise: Pair = (0.6, 2.0)
+    # The same over 4 to 8 mm: ghosts, motion, lost slices.
+    bands: Pair = (0.06, 0.3)
+    # Step from a voxel of white matter to one of cortex, of the whole difference, along the axis
+    # that shows least of it.
+    edges: Pair = (0.25, 0.1)
+    # Of places that are dark or bright; sound brains have none, but for 100 mm³.
+    lesion_mm3: float = 200.0
+    # The largest distance between neighbouring voxels.
+    spacing_mm: Pair = (2.0, 6.0)
+    # Structures that the model knows and did not find at all.
+    missing: tuple[int, int] = (1, 6)
+    # Share of the structures that are rejected.
+    rejected: Pair = (0.0, 0.25)
+
+
+LIMITS = Limits()

@@ -1,0 +1,39 @@
+"""Whether left and right are alike: all tissue, and each structure that has a partner."""
+
+from __future__ import annotations
+
+from segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, below
+from segmentation.inference.checks.limits import Limits
+
+
+def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
+    """The smaller side of all tissue, of the larger."""
+    tissue = dict.fromkeys(("left", "right"), 0.0)
+    for label in evidence.scheme.labels:
+        if label.side is not None and label.group not in NO_TISSUE:
+            tissue[label.side] += evidence.volumes_mm3.get(label.name, 0.0)
+    if not any(tissue.values()):
+        return []
+    ratio = min(tissue.values()) / max(tissue.values())
+    return below(ratio, limits.symmetry, f"one side has {ratio:.0%} of the other")
+
+
+def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
+    """Each structure that is much smaller than its partner on the other side."""
+    findings = []
+    for label in evidence.scheme.labels:
+        if label.partner is None or label.partner < label.index:
+            continue
+        partner = evidence.scheme.labels[label.partner]
+        if label.name not in evidence.volumes_mm3 or partner.name not in evidence.volumes_mm3:
+            continue
+        by_volume = sorted((label.name, partner.name), key=evidence.volumes_mm3.__getitem__)
+        smaller, larger = by_volume
+        volume = evidence.volumes_mm3[larger]
+        if volume < limits.sided_mm3:
+            continue
+        ratio = evidence.volumes_mm3[smaller] / volume
+        if ratio < limits.sides.get(label.group, limits.other_sides):
+            reason = f"{smaller} has {ratio:.0%} of the volume of {larger}"
+            findings.append(Finding(False, reason, (smaller, larger)))
+    return findings

@@ -1,0 +1,50 @@
+"""Dark and bright places in a ball of white matter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.evidence import CORTEX, LEFT_VENTRICLE, WHITE, ball, evidence
+
+from segmentation.inference.checks.lesions import check_lesions, find_places
+from segmentation.inference.checks.limits import LIMITS
+
+SHAPE = (64, 64, 64)
+BRAIN = np.where(ball(SHAPE, 28), CORTEX, 0).astype(np.uint8)
+BRAIN[ball(SHAPE, 24)] = WHITE
+SOUND = np.array([0.0, 1.0, 0.7])[BRAIN]
+BLOB = ball(SHAPE, 8)
+# Of 4/3 pi 8³ mm³, in blocks of 2 mm.
+BLOB_MM3 = pytest.approx(4 / 3 * np.pi * 512, rel=0.35)
+
+
+def test_a_sound_brain_has_no_such_places() -> None:
+    assert check_lesions(evidence(BRAIN, SOUND), LIMITS) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [(0.3, "dark"), (1.6, "bright")], ids=["dark", "bright"]
+)
+def test_a_place_that_is_labelled_as_white_matter_is_found_and_named(value, what) -> None:
+    given = evidence(BRAIN, np.where(BLOB, value, SOUND))
+    assert find_places(given)[what].mm3 == BLOB_MM3
+    (finding,) = check_lesions(given, LIMITS)
+    assert finding.reason.startswith(f"a {what} place of ")
+    assert finding.structures[0] == "white"
+
+
+@pytest.mark.parametrize("label", [0, CORTEX], ids=["background", "cortex"])
+def test_fluid_that_is_labelled_as_none_is_found(label: int) -> None:
+    found = np.where(BLOB, label, BRAIN).astype(np.uint8)
+    given = evidence(found, np.where(BLOB, 0.2, SOUND))
+    assert find_places(given)["dark"].mm3 == BLOB_MM3
+
+
+def test_a_ventricle_is_no_lesion() -> None:
+    found = np.where(BLOB, LEFT_VENTRICLE, BRAIN).astype(np.uint8)
+    assert check_lesions(evidence(found, np.where(BLOB, 0.2, SOUND)), LIMITS) == []
+
+
+def test_shading_is_no_lesion() -> None:
+    shading = np.exp(np.linspace(-0.5, 0.5, SHAPE[0]))[:, None, None]
+    assert check_lesions(evidence(BRAIN, SOUND * shading), LIMITS) == []
