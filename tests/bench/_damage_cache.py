@@ -26,7 +26,7 @@ from segmentation.space.views import reoriented
 from segmentation.synthetic.phantom import phantom
 
 _CHOOSING_HEADS = ("sub-01", "sub-02")
-_HOLDING_HEADS = ("sub-03", "sub-04", "sub-06")
+HOLDING_HEADS = ("sub-03", "sub-04", "sub-06")
 _PHANTOMS = 20
 _MARGIN = 10
 _WHITE_MATTER = (2, 41)
@@ -71,23 +71,23 @@ def all_cases(malc: Sequence[str]) -> list[Case]:
             # Each twice is enough to choose by, where it begins to matter.
             head = _CHOOSING_HEADS[(number + place) % 2]
             cases.append(Case(head, kind, kind.strengths[place], kind.on_parts, True))
-    cases += [Case(head, is_part=True) for head in _HOLDING_HEADS]
+    cases += [Case(head, is_part=True) for head in HOLDING_HEADS]
     on_parts = [kind for kind in KINDS if kind.on_parts]
     on_wholes = [kind for kind in KINDS if not kind.on_parts]
-    for turn in range(len(_HOLDING_HEADS)):
+    for turn in range(len(HOLDING_HEADS)):
         cases += _one_round(on_parts, turn)
-    cases += [Case(head) for head in (*_HOLDING_HEADS, *malc[1::2])]
-    for turn in range(len(_HOLDING_HEADS)):
+    cases += [Case(head) for head in (*HOLDING_HEADS, *malc[1::2])]
+    for turn in range(len(HOLDING_HEADS)):
         cases += _one_round(on_wholes, turn)
     cases += [Case(head) for head in phantoms if head not in choosing]
-    return cases + [Case(head, UNSEEN, 1) for head in _HOLDING_HEADS]
+    return cases + [Case(head, UNSEEN, 1) for head in HOLDING_HEADS]
 
 
 def _one_round(kinds: Sequence[Kind], turn: int) -> Iterator[Case]:
     """Each kind in each strength, of one of the heads."""
     for place in (2, 3, 4, 1, 0):
         for number, kind in enumerate(kinds):
-            head = _HOLDING_HEADS[(number + place + turn) % len(_HOLDING_HEADS)]
+            head = HOLDING_HEADS[(number + place + turn) % len(HOLDING_HEADS)]
             yield Case(head, kind, kind.strengths[place], kind.on_parts)
 
 
