@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,27 @@ def test_x_grows_to_the_right_and_z_upwards() -> None:
     assert (coronal[:half, half:] == 255).all()
     assert (coronal[:half, :half] == 0).all()
     assert (coronal[half:-GAP] == 0).all()
+
+
+def test_slices_are_seen_from_where_the_pages_say() -> None:
+    image, labels = head()
+    marked = np.zeros_like(image.data)
+    # A marker at the person's left, in front and above of the structure's middle.
+    marked[:20, 12:, 20:] = 1
+    page = draw_mosaic(Volume(marked, image.affine), labels, SCHEME, slices_per_view=1)
+    half, row = PICTURE // 2, PICTURE + GAP
+    coronal, axial = (
+        page[GAP + start :, GAP + GAP // 2 :][:PICTURE, :PICTURE] for start in (0, row)
+    )
+    # From behind, above is up; from above, with the face up; the left is on the left in both.
+    for picture in (coronal, axial):
+        assert (picture[:half, :half] == 255).all()
+        assert (picture[: half - GAP, half:] == 0).all()
+        assert (picture[half:-GAP] == 0).all()
+    templates = resources.files("segmentation") / "report" / "templates"
+    for name in ("scans.html", "evaluation.html"):
+        text = (templates / name).read_text("utf-8")
+        assert "Seen from behind and from above: the person's left is on the left." in text
 
 
 def test_the_person_s_left_is_marked_where_x_is_low() -> None:
