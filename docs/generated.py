@@ -15,14 +15,14 @@ import typer
 from pydantic import BaseModel
 
 import trinat
-from pipelines.cli import app
-from pipelines.cli.bids import command as bids_command
-from pipelines.cli.options import HELP, ListOptions
-from pipelines.data.prepare import PrepareConfig
-from segmentation.models.base import NetworkConfig
-from segmentation.models.model_info import ModelInfo
-from segmentation.models.quicknat import QuickNatConfig
-from segmentation.training.config import Recipe
+from trinat.pipelines.cli import app
+from trinat.pipelines.cli.bids import command as bids_command
+from trinat.pipelines.cli.options import HELP, ListOptions
+from trinat.pipelines.data.prepare import PrepareConfig
+from trinat.segmentation.models.base import NetworkConfig
+from trinat.segmentation.models.model_info import ModelInfo
+from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.training.config import Recipe
 
 DOCS = Path(__file__).parent
 LABELS = DOCS.parent / "configs/labels"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.common.exits import Exit
-from pipelines.common.process import cpu_count
-from segmentation.errors import ConfigError
-from segmentation.synthetic.phantom import phantom
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.process import cpu_count
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.synthetic.phantom import phantom
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def run_demo(
     say: Callable[[str], None] = lambda _: None,
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
-    from pipelines.evaluate.run import Settings, evaluate
-    from pipelines.predict.engine import SerialEngine
-    from pipelines.predict.run import Plan, predict
+    from trinat.pipelines.evaluate.run import Settings, evaluate
+    from trinat.pipelines.predict.engine import SerialEngine
+    from trinat.pipelines.predict.run import Plan, predict
 
     scans, truth, labels, report = (out / n for n in ("scans", "truth", "labels", "report"))
     for geometry in geometries:

@@ -11,9 +11,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from pipelines.common.exits import Exit
-from pipelines.common.process import cpu_count, tune_allocation
-from segmentation.io.memory import free_memory
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.process import cpu_count, tune_allocation
+from trinat.segmentation.io.memory import free_memory
 
 Severity = Literal["ok", "note", "wrong"]
 
@@ -94,7 +94,7 @@ def _torch() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
         return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
-    from segmentation.models.hardware import bfloat16_hardware, count_gpus, describe_gpu
+    from trinat.segmentation.models.hardware import bfloat16_hardware, count_gpus, describe_gpu
 
     hardware = bfloat16_hardware(torch.device("cpu"))
     computes = f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"

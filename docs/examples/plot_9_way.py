@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import trinat
-from segmentation.space.views import View, to_slices
+from trinat.segmentation.space.views import View, to_slices
 
 scan, truth = trinat.phantom(seed=4, spacing_mm=(1.2, 1.2, 2.4))
 centre = np.argwhere(truth.data).mean(0).astype(int)

@@ -14,10 +14,10 @@ from typing import Any, Literal, NoReturn
 
 import typer
 
-from pipelines.cli import data, evaluate, models, predict, serve, toolbox, train
-from pipelines.cli.options import HELP, Json, ListOptions, show_version
-from pipelines.common.exits import Exit, exit_code
-from segmentation.errors import TrinatError, one_line, reason_of
+from trinat.pipelines.cli import data, evaluate, models, predict, serve, toolbox, train
+from trinat.pipelines.cli.options import HELP, Json, ListOptions, show_version
+from trinat.pipelines.common.exits import Exit, exit_code
+from trinat.segmentation.errors import TrinatError, one_line, reason_of
 
 app = typer.Typer(
     name="trinat",
@@ -50,7 +50,7 @@ def doctor(json_: Json = False) -> int:
 
     Example: trinat doctor
     """
-    from pipelines.doctor import run
+    from trinat.pipelines.doctor import run
 
     return run(as_json=json_)
 

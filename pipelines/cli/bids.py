@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import typer
 
-from pipelines.cli import options, run
-from pipelines.cli.options import show_version
+from trinat.pipelines.cli import options, run
+from trinat.pipelines.cli.options import show_version
 
 
 def command(
@@ -53,12 +53,12 @@ def command(
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from pipelines.cli.predict import split_devices
-    from pipelines.predict.outputs import OutputSettings
-    from pipelines.predict.progress import listener
-    from pipelines.predict.run import Plan, merge, predict
-    from segmentation.errors import ConfigError, InputError
-    from segmentation.models.zoo import default_model
+    from trinat.pipelines.cli.predict import split_devices
+    from trinat.pipelines.predict.outputs import OutputSettings
+    from trinat.pipelines.predict.progress import listener
+    from trinat.pipelines.predict.run import Plan, merge, predict
+    from trinat.segmentation.errors import ConfigError, InputError
+    from trinat.segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):
         raise ConfigError(f"unknown analysis level {level!r}", remedy="give participant or group")

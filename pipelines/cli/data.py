@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from pipelines.cli.options import Quiet, TrustAffine, say_next
+from trinat.pipelines.cli.options import Quiet, TrustAffine, say_next
 
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
 
@@ -19,7 +19,7 @@ def list_() -> None:
 
     Example: trinat data list
     """
-    from pipelines.data.catalogue import load_catalogue
+    from trinat.pipelines.data.catalogue import load_catalogue
 
     for name, dataset in load_catalogue().items():
         parts = ", ".join(
@@ -53,10 +53,10 @@ def get(
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
-    from pipelines.common.progress import byte_progress
-    from pipelines.data.catalogue import load_catalogue
-    from pipelines.data.download import CHECKSUMS, fetch
-    from segmentation.errors import ConfigError
+    from trinat.pipelines.common.progress import byte_progress
+    from trinat.pipelines.data.catalogue import load_catalogue
+    from trinat.pipelines.data.download import CHECKSUMS, fetch
+    from trinat.segmentation.errors import ConfigError
 
     catalogue = load_catalogue()
     if dataset not in catalogue:
@@ -92,7 +92,7 @@ def show(
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from pipelines.data.report import show_augmented, show_subject
+    from trinat.pipelines.data.report import show_augmented, show_subject
 
     path = out or Path(f"{subject}.png")
     if augment:
@@ -111,7 +111,7 @@ def report(
 
     Example: trinat data report store
     """
-    from pipelines.data.report import write_report
+    from trinat.pipelines.data.report import write_report
 
     path = out or store / "report.html"
     write_report(store, path)
@@ -171,10 +171,10 @@ def prepare(
 
     Example: trinat prepare --source oasis1 --root oasis --labels tissue4 --out store --jobs 4
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.common.progress import batch_progress
-    from pipelines.data.prepare import read_config, run
-    from segmentation.data.store import Store
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.common.progress import batch_progress
+    from trinat.pipelines.data.prepare import read_config, run
+    from trinat.segmentation.data.store import Store
 
     prepare_process()
     say = (lambda line: None) if quiet else typer.echo
@@ -227,9 +227,9 @@ def split(
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
-    from segmentation.data.splits import read_exclusions
-    from segmentation.data.store import Store, split_store
-    from segmentation.models.hardware import count_gpus
+    from trinat.segmentation.data.splits import read_exclusions
+    from trinat.segmentation.data.store import Store, split_store
+    from trinat.segmentation.models.hardware import count_gpus
 
     names = () if exclude is None else read_exclusions(exclude)
     for path, split in split_store(
@@ -261,8 +261,8 @@ def phantom(
 
     Example: trinat phantom heads --subjects 3 --seed 7 --spacing 0.9 0.9 1.2 --orientation LIA
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.demo import write_phantoms
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.demo import write_phantoms
 
     prepare_process()
     for image, labels in write_phantoms(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import Folds, Part, Quiet, StoreOption, TrustAffine
+from trinat.pipelines.cli.options import Folds, Part, Quiet, StoreOption, TrustAffine
 
 RatingsFile = Annotated[
     Path | None,
@@ -77,9 +77,9 @@ def evaluate(
 
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
-    from pipelines.common.progress import batch_progress
-    from pipelines.evaluate.run import Settings, evaluate, named_models
-    from segmentation.errors import ConfigError
+    from trinat.pipelines.common.progress import batch_progress
+    from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+    from trinat.segmentation.errors import ConfigError
 
     if (truth is None) == (store is None):
         raise ConfigError("one of --truth and --store is needed", remedy="give either")
@@ -139,8 +139,8 @@ def report(
 
     Example: trinat report out/ --participants participants.tsv
     """
-    from pipelines.common.progress import batch_progress
-    from pipelines.evaluate.cohort import Settings, report
+    from trinat.pipelines.common.progress import batch_progress
+    from trinat.pipelines.evaluate.cohort import Settings, report
 
     settings = Settings(
         predictions=predictions,

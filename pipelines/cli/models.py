@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from pipelines.cli.options import Device, Json, Quiet, Threads, TrustAffine
+from trinat.pipelines.cli.options import Device, Json, Quiet, Threads, TrustAffine
 
 if TYPE_CHECKING:
-    from segmentation.models.model_info import ModelInfo
+    from trinat.segmentation.models.model_info import ModelInfo
 
 
 def models(json_: Json = False) -> int:
@@ -24,10 +24,10 @@ def models(json_: Json = False) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from pipelines.common.exits import batch_exit
-    from segmentation.errors import TrinatError, one_line, reason_of
-    from segmentation.models.checkpoint import read_info
-    from segmentation.models.zoo import NOT_YET, shipped_models
+    from trinat.pipelines.common.exits import batch_exit
+    from trinat.segmentation.errors import TrinatError, one_line, reason_of
+    from trinat.segmentation.models.checkpoint import read_info
+    from trinat.segmentation.models.zoo import NOT_YET, shipped_models
 
     shipped = shipped_models()
     found, broken = [], []
@@ -60,7 +60,7 @@ def models(json_: Json = False) -> int:
 
 
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
-    from segmentation.models.model_info import weights_file
+    from trinat.segmentation.models.model_info import weights_file
 
     size = sum((folder / weights_file(view)).stat().st_size for view in info.architectures)
     return {
@@ -99,7 +99,7 @@ def bundle(
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
-    from pipelines.models.bundle import bundle
+    from trinat.pipelines.models.bundle import bundle
 
     info = bundle(
         sources,
@@ -131,8 +131,8 @@ def calibrate(
 
     Example: trinat calibrate models/own
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.models.calibrate import calibrate
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.models.calibrate import calibrate
 
     prepare_process(threads)
     for line in calibrate(model, scans or (), device=device, say=_say(quiet)):
@@ -148,7 +148,7 @@ def export(
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """
-    from pipelines.models.export import export_model
+    from trinat.pipelines.models.export import export_model
 
     for path in export_model(model, out, format_=format_):
         typer.echo(path)
@@ -177,8 +177,8 @@ def fuse_weights(
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
 
     prepare_process(threads)
     settings = Settings(model, scans, truth, out, mapping, trust_affine, device, seed)
@@ -203,8 +203,8 @@ def import_weights(
 
     Example: trinat import-weights coronal.pth.tar --view coronal --out models/port-coronal
     """
-    from segmentation.models.foreign import import_port
-    from segmentation.space.views import View
+    from trinat.segmentation.models.foreign import import_port
+    from trinat.segmentation.space.views import View
 
     info = import_port(file, view=View(view), out=out, labels=labels, licence=licence)
     (config,) = info.architectures.values()
@@ -228,8 +228,8 @@ def labels(
 
     Example: trinat labels --format itksnap --out labels.txt
     """
-    from segmentation.io.files import write_whole
-    from segmentation.labels.scheme import load_scheme, viewer_table
+    from trinat.segmentation.io.files import write_whole
+    from trinat.segmentation.labels.scheme import load_scheme, viewer_table
 
     table = viewer_table(load_scheme(scheme), format_, by_index=index)
     if out is None:

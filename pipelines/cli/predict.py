@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from pipelines.cli import options
-from pipelines.common.naming import FOLD
-from segmentation.errors import ConfigError
-from segmentation.timing import as_table, stage, time_process
+from trinat.pipelines.cli import options
+from trinat.pipelines.common.naming import FOLD
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.timing import as_table, stage, time_process
 
 if TYPE_CHECKING:
-    from pipelines.common.discovery import Found
-    from pipelines.predict.run import EngineMaker, Outcome
+    from trinat.pipelines.common.discovery import Found
+    from trinat.pipelines.predict.run import EngineMaker, Outcome
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 _VIEWS = ("coronal", "axial", "sagittal")
@@ -107,10 +107,10 @@ def predict(
     """
     clock = time_process() if timings else None
     with stage("start"):
-        from pipelines.predict.outputs import OutputSettings
-        from pipelines.predict.progress import listener
-        from pipelines.predict.run import Plan, Shard, predict
-        from segmentation.models.zoo import default_model
+        from trinat.pipelines.predict.outputs import OutputSettings
+        from trinat.pipelines.predict.progress import listener
+        from trinat.pipelines.predict.run import Plan, Shard, predict
+        from trinat.segmentation.models.zoo import default_model
 
     devices = split_devices(device)
     # What is found, by its folder below --out (and with --folds below --model).
@@ -120,8 +120,8 @@ def predict(
     if folds and (store is None or not model):
         raise ConfigError("--folds needs --store and --model", remedy="give both")
     if store is not None:
-        from pipelines.common.stored import stored_cases
-        from segmentation.data.store import Store
+        from trinat.pipelines.common.stored import stored_cases
+        from trinat.segmentation.data.store import Store
 
         opened = Store(store)
         if folds:
@@ -196,7 +196,7 @@ def merge(
 
     Example: trinat merge labels/
     """
-    from pipelines.predict.run import merge
+    from trinat.pipelines.predict.run import merge
 
     outcome = merge(out, overwrite=overwrite)
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
@@ -214,8 +214,8 @@ def demo(
     """
     import time
 
-    from pipelines.common.process import prepare_process
-    from pipelines.demo import run_demo
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.demo import run_demo
 
     prepare_process()
     start = time.monotonic()
@@ -261,7 +261,7 @@ def engine_on(
     timeout_s: float | None = None,
 ) -> EngineMaker:
     """Makes the engine of a run on a cluster; options that the cluster decides are refused."""
-    from pipelines.predict.cluster import DaskEngine, is_cluster
+    from trinat.pipelines.predict.cluster import DaskEngine, is_cluster
 
     if not is_cluster(cluster):
         remedy = "give local:2, tcp://host:8786, slurm, pbs, sge or lsf"

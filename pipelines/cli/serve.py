@@ -8,9 +8,9 @@ from pathlib import Path
 
 import typer
 
-from pipelines.cli.options import Model, Threads
-from pipelines.cli.predict import engine_on, split_devices
-from segmentation.errors import ConfigError
+from trinat.pipelines.cli.options import Model, Threads
+from trinat.pipelines.cli.predict import engine_on, split_devices
+from trinat.segmentation.errors import ConfigError
 
 
 def serve_(
@@ -46,14 +46,14 @@ def serve_(
         raise ConfigError("trinat serve needs more packages", remedy="pip install 'trinat[serve]'")
     import logging
 
-    from pipelines.common.lock import run_lock
-    from pipelines.predict.run import Plan
-    from pipelines.serve.app import make_app, read_scheme
-    from pipelines.serve.queue import Queue, default_folder, private_files
-    from pipelines.serve.worker import Worker
-    from pipelines.web.guard import is_loopback
-    from pipelines.web.start import answer
-    from segmentation.models.zoo import default_model, find_model
+    from trinat.pipelines.common.lock import run_lock
+    from trinat.pipelines.predict.run import Plan
+    from trinat.pipelines.serve.app import make_app, read_scheme
+    from trinat.pipelines.serve.queue import Queue, default_folder, private_files
+    from trinat.pipelines.serve.worker import Worker
+    from trinat.pipelines.web.guard import is_loopback
+    from trinat.pipelines.web.start import answer
+    from trinat.segmentation.models.zoo import default_model, find_model
 
     devices = split_devices(device)
     engine = None
@@ -127,16 +127,16 @@ def view(
     """
     import webbrowser
 
-    from pipelines.common.exits import Exit
+    from trinat.pipelines.common.exits import Exit
 
     try:
-        from pipelines.view.app import make_app
-        from pipelines.web.guard import new_token
-        from pipelines.web.start import answer
+        from trinat.pipelines.view.app import make_app
+        from trinat.pipelines.web.guard import new_token
+        from trinat.pipelines.web.start import answer
     except ModuleNotFoundError as error:
         remedy = "pip install 'trinat[serve]'"
         raise ConfigError(f"needs the package {error.name}", remedy=remedy) from None
-    from pipelines.view.study import Study
+    from trinat.pipelines.view.study import Study
 
     study = Study(results, rater or _user(), images, against, labels)
     typer.echo(f"{len(study.items)} scans in {results}", err=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from pipelines.cli.options import Device, Model, Quiet, Threads, say_next
+from trinat.pipelines.cli.options import Device, Model, Quiet, Threads, say_next
 
 _STORE = typer.Argument(help="Slice store.")
 
@@ -29,8 +29,8 @@ def average(
 
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.models.average import average
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.models.average import average
 
     prepare_process(threads)
     average(
@@ -52,9 +52,9 @@ def explain(
 
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.models.explain import explain
-    from segmentation.space.views import View
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.models.explain import explain
+    from trinat.segmentation.space.views import View
 
     prepare_process(threads)
     found = explain(scan, structure, out, model=model, view=View(view), device=device)
@@ -77,8 +77,8 @@ def profile(
 
     Example: trinat profile fast --steps 10 --out profile
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.models.profile import PAGE, write_profile
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.models.profile import PAGE, write_profile
 
     prepare_process(threads)
     found = write_profile(name, out, device=device, steps=steps, against=against)
@@ -102,9 +102,9 @@ def suspects(
 
     Example: trinat suspects store --model fast
     """
-    from pipelines.common.process import prepare_process
-    from pipelines.common.progress import progress
-    from pipelines.models.suspects import EXCLUDE, find_suspects
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.common.progress import progress
+    from trinat.pipelines.models.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)
     folder = out or store / "suspects"

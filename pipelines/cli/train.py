@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pipelines.cli.options import Folds, Quiet, StoreOption, Timings, say_next
-from pipelines.cli.predict import split_devices
-from pipelines.common.naming import FOLD
-from pipelines.common.progress import LINE_S, MINUTE_S, progress
-from segmentation.errors import ConfigError
-from segmentation.timing import as_table, stage, time_process
+from trinat.pipelines.cli.options import Folds, Quiet, StoreOption, Timings, say_next
+from trinat.pipelines.cli.predict import split_devices
+from trinat.pipelines.common.naming import FOLD
+from trinat.pipelines.common.progress import LINE_S, MINUTE_S, progress
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.timing import as_table, stage, time_process
 
 if TYPE_CHECKING:
-    from pipelines.train.job import Job, Watcher
-    from segmentation.training.loop import StepReport
+    from trinat.pipelines.train.job import Job, Watcher
+    from trinat.segmentation.training.loop import StepReport
 
 
 def train(
@@ -66,10 +66,10 @@ def train(
         )
     clock = time_process() if timings else None
     with stage("start"):
-        from pipelines.train.launch import launch
-        from pipelines.train.run import on_store, read_recipe
-        from segmentation.data.splits import read_split
-        from segmentation.data.store import SPLIT, Store
+        from trinat.pipelines.train.launch import launch
+        from trinat.pipelines.train.run import on_store, read_recipe
+        from trinat.segmentation.data.splits import read_split
+        from trinat.segmentation.data.store import SPLIT, Store
 
     given = [*(settings or ()), *([f"start={json.dumps(start)}"] if start else [])]
     whole = read_recipe(config, given)
@@ -114,7 +114,7 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from pipelines.train.log import HEAD, compare
+    from trinat.pipelines.train.log import HEAD, compare
 
     changed, summaries = compare(runs, out)
     table = Table("Run", *HEAD)
@@ -131,7 +131,7 @@ def training_progress(
     quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Watcher]:
     """A watcher that shows epoch, loss, rate and slices a second: every epoch, every minute."""
-    from pipelines.train.job import Watcher
+    from trinat.pipelines.train.job import Watcher
 
     current: Job | None = None
     epoch = skipped = 0

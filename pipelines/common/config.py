@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from segmentation.errors import ConfigError, first_mistake
-from segmentation.io.files import read_bytes
-from segmentation.io.plain_yaml import parse_yaml
+from trinat.segmentation.errors import ConfigError, first_mistake
+from trinat.segmentation.io.files import read_bytes
+from trinat.segmentation.io.plain_yaml import parse_yaml
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -35,7 +35,7 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    recipes = Path(str(resources.files("configs") / folder))
+    recipes = Path(str(resources.files("trinat.configs") / folder))
     shipped = recipes / f"{name_or_path}.yaml"
     if path.name == str(name_or_path) and shipped.is_file():
         return shipped

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from pipelines.common.naming import LEFT_OUT, RESULT_ENDINGS, Product, safe_component
-from segmentation.data.sources.base import natural_order, without_suffix
-from segmentation.data.sources.bids import anat_files, entities, misnamed
-from segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
-from segmentation.data.sources.pairs import image_files
-from segmentation.errors import ConfigError, EvaluationError, InputError, reason_of
-from segmentation.io.dicom import find_series, is_dicom
-from segmentation.io.files import read_text
-from segmentation.io.streams import SCAN_SUFFIXES
+from trinat.pipelines.common.naming import LEFT_OUT, RESULT_ENDINGS, Product, safe_component
+from trinat.segmentation.data.sources.base import natural_order, without_suffix
+from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
+from trinat.segmentation.data.sources.pairs import image_files
+from trinat.segmentation.errors import ConfigError, EvaluationError, InputError, reason_of
+from trinat.segmentation.io.dicom import find_series, is_dicom
+from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.streams import SCAN_SUFFIXES
 
 _LISTS = (".txt", ".list")
 # All that can be read; a header stands for its pair.

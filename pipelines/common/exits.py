@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from segmentation import errors
+from trinat.segmentation import errors
 
 
 class Exit(IntEnum):

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from segmentation.errors import LockedError, OutputError
-from segmentation.io.files import not_written, read_bytes, remove_leftovers, write_whole
+from trinat.segmentation.errors import LockedError, OutputError
+from trinat.segmentation.io.files import not_written, read_bytes, remove_leftovers, write_whole
 
 _BEAT_S = 15.0
 # A holder on another machine that has not touched its lock for this long is dead.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import typer
 
-from segmentation.errors import one_line
+from trinat.segmentation.errors import one_line
 
 MINUTE_S = 60.0
 LINE_S = 3.0  # Between two lines of a log file, however fast the work.

@@ -15,10 +15,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.common.lock import run_lock
-from segmentation.errors import ConfigError, DatasetError, LockedError
-from segmentation.io.files import read_text, write_tsv
-from segmentation.report.page import count
+from trinat.pipelines.common.lock import run_lock
+from trinat.segmentation.errors import ConfigError, DatasetError, LockedError
+from trinat.segmentation.io.files import read_text, write_tsv
+from trinat.segmentation.report.page import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +128,7 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
     """Each two raters on what both judged: share of equal ratings in percent, and Cohen's kappa."""
     import pandas as pd  # with SciPy too slow for the start of the page
 
-    from segmentation.metrics.statistics import cohen_kappa
+    from trinat.segmentation.metrics.statistics import cohen_kappa
 
     given = pd.DataFrame([astuple(rating) for rating in ratings], columns=_COLUMNS)
     given = given.drop_duplicates([*_JUDGED, "rater"], keep="last")

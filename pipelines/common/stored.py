@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.common.discovery import Case, Found, Refusal, ScanFile, as_scan
-from segmentation.data.store import Original, Store
-from segmentation.errors import DatasetError
+from trinat.pipelines.common.discovery import Case, Found, Refusal, ScanFile, as_scan
+from trinat.segmentation.data.store import Original, Store
+from trinat.segmentation.errors import DatasetError
 
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 

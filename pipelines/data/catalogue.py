@@ -10,7 +10,7 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError
 
 Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
@@ -93,7 +93,7 @@ class Dataset(_Strict):
 
 @cache
 def load_catalogue() -> dict[str, Dataset]:
-    text = (resources.files("configs") / "datasets.yaml").read_text("utf-8")
+    text = (resources.files("trinat.configs") / "datasets.yaml").read_text("utf-8")
     return {name: Dataset.model_validate(entry) for name, entry in yaml.safe_load(text).items()}
 
 

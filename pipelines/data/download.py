@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from pipelines.data.catalogue import RemoteFile
-from segmentation.errors import DownloadError, LockedError
-from segmentation.io.files import open_regular, read_text, write_whole
+from trinat.pipelines.data.catalogue import RemoteFile
+from trinat.segmentation.errors import DownloadError, LockedError
+from trinat.segmentation.io.files import open_regular, read_text, write_whole
 
 CHECKSUMS = "checksums.json"
 

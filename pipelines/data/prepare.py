@@ -14,18 +14,18 @@ from typing import Annotated, Any, Literal
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.common.config import check, read_yaml
-from pipelines.common.discovery import Case, Found
-from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.lock import claimed
-from pipelines.common.process import isolated
-from pipelines.data.unpack import unpack_archives
-from pipelines.predict.ledger import ledgers_in, read_entries
-from pipelines.predict.outputs import CaseNames, OutputSettings
-from pipelines.predict.run import Plan, predict
-from segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
-from segmentation.data.slices import SubjectFile, scheme_table
-from segmentation.data.sources.base import (
+from trinat.pipelines.common.config import check, read_yaml
+from trinat.pipelines.common.discovery import Case, Found
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.lock import claimed
+from trinat.pipelines.common.process import isolated
+from trinat.pipelines.data.unpack import unpack_archives
+from trinat.pipelines.predict.ledger import ledgers_in, read_entries
+from trinat.pipelines.predict.outputs import CaseNames, OutputSettings
+from trinat.pipelines.predict.run import Plan, predict
+from trinat.segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
+from trinat.segmentation.data.slices import SubjectFile, scheme_table
+from trinat.segmentation.data.sources.base import (
     Exclusion,
     Listing,
     SourceOptions,
@@ -33,8 +33,8 @@ from segmentation.data.sources.base import (
     facts_of,
     read_participants,
 )
-from segmentation.data.sources.registry import list_subjects
-from segmentation.data.store import (
+from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.data.store import (
     FileStamp,
     LedgerRow,
     Original,
@@ -46,7 +46,7 @@ from segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from segmentation.errors import (
+from trinat.segmentation.errors import (
     ConfigError,
     DatasetError,
     FormatError,
@@ -55,13 +55,13 @@ from segmentation.errors import (
     is_disk_full,
     reason_of,
 )
-from segmentation.io.files import read_bytes, sha256_of
-from segmentation.io.orientation import TrustAffine
-from segmentation.io.streams import NO_CHECKSUM, has_checksum
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.models.checkpoint import Model, load_model
-from segmentation.models.zoo import MODEL_FILE
-from segmentation.space.views import View
+from trinat.segmentation.io.files import read_bytes, sha256_of
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.models.zoo import MODEL_FILE
+from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]

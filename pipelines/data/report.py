@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.common.config import check, read_yaml
-from segmentation.data.augmentation import AugmentationConfig, Augmenter
-from segmentation.data.dataset import SliceDataset
-from segmentation.data.slices import Statistics
-from segmentation.data.store import Store
-from segmentation.errors import DatasetError
-from segmentation.io.files import write_whole
-from segmentation.io.volume import Volume
-from segmentation.metrics.statistics import robust_z
-from segmentation.report import figures, pictures
-from segmentation.report.figures import MODEL_COLORS, Drawing, canvas
-from segmentation.report.page import Column, Columns, Table, render, short_name, table
-from segmentation.report.pictures import draw_rows, encoded, label_colors
-from segmentation.space.views import View, from_slices, to_slices
+from trinat.pipelines.common.config import check, read_yaml
+from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
+from trinat.segmentation.data.dataset import SliceDataset
+from trinat.segmentation.data.slices import Statistics
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.statistics import robust_z
+from trinat.segmentation.report import figures, pictures
+from trinat.segmentation.report.figures import MODEL_COLORS, Drawing, canvas
+from trinat.segmentation.report.page import Column, Columns, Table, render, short_name, table
+from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
+from trinat.segmentation.space.views import View, from_slices, to_slices
 
 Picture = NDArray[np.float32]
 

@@ -18,12 +18,12 @@ from typing import IO
 
 from natsort import natsorted
 
-from pipelines.data.catalogue import ArchiveLimits, archives_of
-from segmentation.data.sources.base import Source
-from segmentation.data.sources.registry import SOURCES
-from segmentation.errors import DatasetError, IntegrityError, TrinatError
-from segmentation.io.files import open_regular
-from segmentation.io.volume import Volume
+from trinat.pipelines.data.catalogue import ArchiveLimits, archives_of
+from trinat.segmentation.data.sources.base import Source
+from trinat.segmentation.data.sources.registry import SOURCES
+from trinat.segmentation.errors import DatasetError, IntegrityError, TrinatError
+from trinat.segmentation.io.files import open_regular
+from trinat.segmentation.io.volume import Volume
 
 # Between the contents of two files may stand long names and attributes. tarfile holds them in
 # memory, and a record that states a wrong length many times over: up to the square of their size.

@@ -11,30 +11,37 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.common.discovery import ScanFile, find_files
-from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.lock import claimed, refuse_foreign
-from pipelines.common.process import cpu_count, isolated
-from pipelines.common.ratings import (
+from trinat.pipelines.common.discovery import ScanFile, find_files
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.lock import claimed, refuse_foreign
+from trinat.pipelines.common.process import cpu_count, isolated
+from trinat.pipelines.common.ratings import (
     agreement_table,
     read_given,
     rejected_structures,
     rejections,
     use_of_ratings,
 )
-from pipelines.evaluate.pairing import pair_files
-from pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
-from segmentation.data.sources.base import Facts, facts_of, read_participants
-from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.io.files import read_rows, write_whole
-from segmentation.io.orientation import TrustAffine
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.metrics.counted import made_by
-from segmentation.report.cohort import Cohort, Range, Scan, cohort_drawings, cohort_of, cohort_page
-from segmentation.report.page import provenance
-from segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
-from segmentation.report.tables import write_table
+from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
+from trinat.segmentation.data.sources.base import Facts, facts_of, read_participants
+from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.segmentation.io.files import read_rows, write_whole
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.report.cohort import (
+    Cohort,
+    Range,
+    Scan,
+    cohort_drawings,
+    cohort_of,
+    cohort_page,
+)
+from trinat.segmentation.report.page import provenance
+from trinat.segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
+from trinat.segmentation.report.tables import write_table
 
 _MOST_PICTURES = 12
 
@@ -257,7 +264,7 @@ def _drawn_picture(
     image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
 ) -> bytes | None:
     """A mosaic on the working grid; None where the scan cannot be read."""
-    from segmentation.space.conform import conform
+    from trinat.segmentation.space.conform import conform
 
     try:
         scan = conform(Volume.read(image, trust_affine=trust_affine))

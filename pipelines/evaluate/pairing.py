@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.common.discovery import ScanFile, refuse_changed
-from pipelines.common.naming import safe_component
-from pipelines.common.process import isolated
-from segmentation.data.sources.base import natural_order
-from segmentation.errors import ConfigError, GeometryError, TrinatError
-from segmentation.io.files import read_rows
-from segmentation.io.orientation import TrustAffine
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
-from segmentation.metrics.counted import Made
-from segmentation.metrics.pair import Measurement, compare
+from trinat.pipelines.common.discovery import ScanFile, refuse_changed
+from trinat.pipelines.common.naming import safe_component
+from trinat.pipelines.common.process import isolated
+from trinat.segmentation.data.sources.base import natural_order
+from trinat.segmentation.errors import ConfigError, GeometryError, TrinatError
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
+from trinat.segmentation.metrics.counted import Made
+from trinat.segmentation.metrics.pair import Measurement, compare
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipelines.common.discovery import ScanFile, as_scan, find_files
-from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.lock import claimed, refuse_foreign
-from pipelines.common.naming import safe_component
-from pipelines.common.process import cpu_count
-from pipelines.common.ratings import (
+from trinat.pipelines.common.discovery import ScanFile, as_scan, find_files
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.lock import claimed, refuse_foreign
+from trinat.pipelines.common.naming import safe_component
+from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.common.ratings import (
     agreement_table,
     read_given,
     rejected_structures,
     rejections,
     use_of_ratings,
 )
-from pipelines.common.stored import stored_files
-from pipelines.evaluate.pairing import (
+from trinat.pipelines.common.stored import stored_files
+from trinat.pipelines.evaluate.pairing import (
     Done,
     Mappings,
     Pairing,
@@ -38,22 +38,22 @@ from pipelines.evaluate.pairing import (
     read_pair,
     scan_of,
 )
-from pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
-from segmentation.data.sources.base import without_suffix
-from segmentation.data.splits import Part
-from segmentation.data.store import Store
-from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.io.files import sha256_of, write_whole
-from segmentation.io.orientation import TrustAffine
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.metrics.common_grid import on_grid_of
-from segmentation.metrics.counted import made_by
-from segmentation.report.page import provenance
-from segmentation.report.tables import latex, metrics_frame, printed, write_table
+from trinat.pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
+from trinat.segmentation.data.sources.base import without_suffix
+from trinat.segmentation.data.splits import Part
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.segmentation.io.files import sha256_of, write_whole
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.report.page import provenance
+from trinat.segmentation.report.tables import latex, metrics_frame, printed, write_table
 
 if TYPE_CHECKING:
-    from segmentation.report.evaluation import Case
+    from trinat.segmentation.report.evaluation import Case
 
 
 @dataclass(frozen=True)
@@ -318,8 +318,8 @@ def _write_report(
     notices: Sequence[str],
     started: datetime,
 ) -> None:
-    from segmentation.report.evaluation import drawings, evaluation_page, heat_maps
-    from segmentation.report.summary import evaluate_frame
+    from trinat.segmentation.report.evaluation import drawings, evaluation_page, heat_maps
+    from trinat.segmentation.report.summary import evaluate_frame
 
     done = {
         **provenance(started, settings.command, scheme.name),
@@ -364,10 +364,10 @@ def _worst_cases(
     images: Sequence[ScanFile],
 ) -> tuple[list[Case], list[str]]:
     """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
-    from segmentation.report.evaluation import Case
-    from segmentation.report.page import short_name
-    from segmentation.report.pictures import view_case
-    from segmentation.report.summary import worst_scans
+    from trinat.segmentation.report.evaluation import Case
+    from trinat.segmentation.report.page import short_name
+    from trinat.segmentation.report.pictures import view_case
+    from trinat.segmentation.report.summary import worst_scans
 
     by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}
     truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from pipelines.common.config import check
-from pipelines.models.bundle import check_out, find_source
-from pipelines.train.data import open_data
-from pipelines.train.run import CONFIG, read_recipe
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.base import Network
-from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.hardware import choose_device
-from segmentation.models.model_info import Description
-from segmentation.space.views import View
-from segmentation.training.config import Recipe, ValidationConfig
-from segmentation.training.state import seeded
-from segmentation.training.validation import validate
+from trinat.pipelines.common.config import check
+from trinat.pipelines.models.bundle import check_out, find_source
+from trinat.pipelines.train.data import open_data
+from trinat.pipelines.train.run import CONFIG, read_recipe
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.hardware import choose_device
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe, ValidationConfig
+from trinat.segmentation.training.state import seeded
+from trinat.segmentation.training.validation import validate
 
 # Of the generators of a seed: training has 0 to 2.
 _STREAM = 3

@@ -9,17 +9,17 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.common.config import check, read_yaml
-from segmentation.errors import ConfigError, ModelError
-from segmentation.inference.prior import build_template, default_prior
-from segmentation.inference.segmenter import Segmenter
-from segmentation.models.architectures import Ensemble, EnsembleConfig
-from segmentation.models.base import Network
-from segmentation.models.checkpoint import Model, class_weights, load_model, save_model
-from segmentation.models.model_info import Description, Fusion, ModelInfo, Origin, Training
-from segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
-from segmentation.space.views import View
-from segmentation.synthetic.heads import load_heads
+from trinat.pipelines.common.config import check, read_yaml
+from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.inference.prior import build_template, default_prior
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import Model, class_weights, load_model, save_model
+from trinat.segmentation.models.model_info import Description, Fusion, ModelInfo, Origin, Training
+from trinat.segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import load_heads
 
 # In place of a weights file: the weights that a model has when nothing else is said.
 DEFAULT = "default"

@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from pipelines.models.bundle import load_views
-from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.errors import DatasetError, EvaluationError
-from segmentation.inference.quality import ENOUGH_MM3
-from segmentation.inference.segmentation import Segmentation
-from segmentation.io.volume import Volume
-from segmentation.metrics.overlap import dice, joint_histogram
-from segmentation.models.checkpoint import update_info
-from segmentation.models.model_info import Quality
-from segmentation.space.conform import conform
-from segmentation.synthetic.phantom import phantom
+from trinat.pipelines.models.bundle import load_views
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.errors import DatasetError, EvaluationError
+from trinat.segmentation.inference.quality import ENOUGH_MM3
+from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.overlap import dice, joint_histogram
+from trinat.segmentation.models.checkpoint import update_info
+from trinat.segmentation.models.model_info import Quality
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.synthetic.phantom import phantom
 
 DOUBTFUL = 0.7  # Dice
 # Of the doubtful structures, so many are below the first limit; of those below the second, so many

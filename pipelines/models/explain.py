@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.errors import ConfigError, InputError
-from segmentation.inference.network import thick
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.files import write_whole
-from segmentation.io.volume import Volume
-from segmentation.models.base import Network
-from segmentation.report.pictures import brain_window, png_bytes
-from segmentation.space.views import View, to_slices
+from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.inference.network import thick
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.report.pictures import brain_window, png_bytes
+from trinat.segmentation.space.views import View, to_slices
 
 METHODS = ("gradients", "occlusion")
 _STEPS = 32  # of the integral

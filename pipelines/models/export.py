@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from segmentation.errors import ConfigError, ModelError
-from segmentation.io.files import atomic_path
-from segmentation.models.base import Network
-from segmentation.models.checkpoint import load_model
+from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.io.files import atomic_path
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import load_model
 
 # The share of voxels whose label must be the same in ONNX Runtime.
 SAME_LABELS = 0.9999

@@ -15,24 +15,24 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from pipelines.common.discovery import find_files
-from pipelines.common.exits import Exit, batch_exit
-from pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
-from pipelines.models.bundle import load_views
-from segmentation.errors import ConfigError, EvaluationError, TrinatError
-from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.files import write_whole
-from segmentation.io.orientation import TrustAffine
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.common_grid import on_grid_of
-from segmentation.metrics.overlap import dice
-from segmentation.models.checkpoint import class_weights, read_info, update_info
-from segmentation.models.model_info import Fusion, Mean
-from segmentation.space.conform import conform
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import View, to_slices
+from trinat.pipelines.common.discovery import find_files
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
+from trinat.pipelines.models.bundle import load_views
+from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.metrics.overlap import dice
+from trinat.segmentation.models.checkpoint import class_weights, read_info, update_info
+from trinat.segmentation.models.model_info import Fusion, Mean
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, to_slices
 
 Say = Callable[[str], None]
 Weights = dict[View, NDArray[np.floating]]

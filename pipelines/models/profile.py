@@ -16,17 +16,17 @@ from torch.profiler import profile, record_function
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipelines.common.lock import claimed
-from pipelines.train.run import find_device, read_recipe
-from segmentation.errors import DeviceError, InputError, ModelError
-from segmentation.io.files import atomic_path, read_text, write_whole
-from segmentation.io.memory import free_memory
-from segmentation.models.architectures import build
-from segmentation.models.base import Network, NetworkConfig
-from segmentation.models.checkpoint import load_model
-from segmentation.models.zoo import find_model
-from segmentation.report.page import Column, Columns, render, table
-from segmentation.training.memory import StepMemory
+from trinat.pipelines.common.lock import claimed
+from trinat.pipelines.train.run import find_device, read_recipe
+from trinat.segmentation.errors import DeviceError, InputError, ModelError
+from trinat.segmentation.io.files import atomic_path, read_text, write_whole
+from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.base import Network, NetworkConfig
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.report.page import Column, Columns, render, table
+from trinat.segmentation.training.memory import StepMemory
 
 ROWS, TRACE, PAGE = "profile.json", "trace.json", "profile.html"
 _PREFIX = "module "

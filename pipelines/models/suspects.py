@@ -10,18 +10,24 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pipelines.common.lock import claimed
-from segmentation.data.store import Store
-from segmentation.errors import ConfigError
-from segmentation.inference.network import ViewNetwork
-from segmentation.io.files import atomic_text, write_tsv, write_whole
-from segmentation.labels.scheme import IGNORE
-from segmentation.models.checkpoint import Model, load_model
-from segmentation.models.hardware import choose_device
-from segmentation.report.page import Column, Columns, render, table
-from segmentation.report.pictures import brain_window, draw_rows, encoded, label_colors, overlay
-from segmentation.space.views import View
-from segmentation.training.suspects import MEASURES, Look, look, rank, summarise
+from trinat.pipelines.common.lock import claimed
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.io.files import atomic_text, write_tsv, write_whole
+from trinat.segmentation.labels.scheme import IGNORE
+from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.models.hardware import choose_device
+from trinat.segmentation.report.page import Column, Columns, render, table
+from trinat.segmentation.report.pictures import (
+    brain_window,
+    draw_rows,
+    encoded,
+    label_colors,
+    overlay,
+)
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.suspects import MEASURES, Look, look, rank, summarise
 
 EXCLUDE = "exclude.txt"
 _FILES = ("suspects.tsv", "suspects.html")

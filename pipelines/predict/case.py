@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipelines.common.discovery import Case
-from pipelines.common.naming import Product
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import (
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.naming import Product
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import (
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     CaseNames,
@@ -26,19 +26,19 @@ from pipelines.predict.outputs import (
     read,
     slices_of,
 )
-from pipelines.predict.tables import format_aseg_stats, write_label_table
-from segmentation.errors import is_disk_full, reason_of
-from segmentation.inference import quality
-from segmentation.inference.checks.evidence import Evidence
-from segmentation.inference.segmentation import Segmentation
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.files import sha256_of, write_whole
-from segmentation.io.volume import write_maps
-from segmentation.models.checkpoint import load_model
-from segmentation.report.page import short_name
-from segmentation.report.pictures import draw_mosaic, encoded, view_result
-from segmentation.space.views import View
-from segmentation.timing import stage, time_process, timed
+from trinat.pipelines.predict.tables import format_aseg_stats, write_label_table
+from trinat.segmentation.errors import is_disk_full, reason_of
+from trinat.segmentation.inference import quality
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.files import sha256_of, write_whole
+from trinat.segmentation.io.volume import write_maps
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.report.page import short_name
+from trinat.segmentation.report.pictures import draw_mosaic, encoded, view_result
+from trinat.segmentation.space.views import View
+from trinat.segmentation.timing import stage, time_process, timed
 
 _T = TypeVar("_T")
 
@@ -223,7 +223,7 @@ class CaseWorker:
             label_map = {"LabelMap": [label.abbreviation for label in known]}
             _write_json(names.path(Product.PROBABILITIES, ".json"), origin | label_map)
         if output.wants(Product.DICOM_SEG):
-            from segmentation.io.dicom_seg import write_seg
+            from trinat.segmentation.io.dicom_seg import write_seg
 
             name, unknown = self.segmenter.model.name, found.not_predicted
             what = (found.indices, found.scheme, case.path, case.series)

@@ -16,17 +16,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.common.config import read_yaml
-from pipelines.common.discovery import Case
-from pipelines.common.process import cpu_count, deaf_to_interrupts
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import RunSettings
-from segmentation.errors import ConfigError, InterruptedRunError, reason_of
+from trinat.pipelines.common.config import read_yaml
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.process import cpu_count, deaf_to_interrupts
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import RunSettings
+from trinat.segmentation.errors import ConfigError, InterruptedRunError, reason_of
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from pipelines.predict.case import CaseWorker
+    from trinat.pipelines.predict.case import CaseWorker
 
 Task = Callable[[RunSettings, Case, str], Entry]  # what a worker does: settings, case, device
 
@@ -199,7 +199,7 @@ def segment(settings: RunSettings, case: Case, device: str) -> Entry:
     """On a worker: one scan, with the model that the worker has loaded once."""
     from distributed import get_worker
 
-    from pipelines.common.process import prepare_process
+    from trinat.pipelines.common.process import prepare_process
 
     # As many as the worker was started for: the machine that asks knows nothing of this one. For
     # every scan anew, since a worker may do each in another thread, which has a number of its own.
@@ -210,6 +210,6 @@ def segment(settings: RunSettings, case: Case, device: str) -> Entry:
 # One only: workers of a scheduler that lives on see run after run, with other models.
 @lru_cache(maxsize=1)
 def _worker(settings: RunSettings, device: str) -> CaseWorker:
-    from pipelines.predict.case import CaseWorker
+    from trinat.pipelines.predict.case import CaseWorker
 
     return CaseWorker(settings, device)

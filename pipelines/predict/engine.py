@@ -14,13 +14,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from pipelines.common.discovery import Case
-from pipelines.common.process import deaf_to_interrupts, prepare_process
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import RunSettings
-from pipelines.predict.server import WAITING, serve
-from segmentation.errors import DeviceError, TrinatError
-from segmentation.timing import stage
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.process import deaf_to_interrupts, prepare_process
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import RunSettings
+from trinat.pipelines.predict.server import WAITING, serve
+from trinat.segmentation.errors import DeviceError, TrinatError
+from trinat.segmentation.timing import stage
 
 # One being read, one in the networks, one being written.
 _IN_HAND = 3
@@ -48,7 +48,7 @@ class SerialEngine:
         self._settings, self._device = settings, device
 
     def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
-        from pipelines.predict.case import CaseWorker
+        from trinat.pipelines.predict.case import CaseWorker
 
         prepare_process(self._settings.threads)
         worker = CaseWorker(self._settings, self._device)

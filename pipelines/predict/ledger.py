@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
-from pipelines.common.naming import ASIDE, FOLD, LEFT_OUT
-from pipelines.common.process import cpu_count
-from segmentation.errors import InputError, IntegrityError, OutputError
-from segmentation.io.files import append_whole, open_regular, open_to_append, sha256_of
-from segmentation.timing import Spent
+from trinat.pipelines.common.naming import ASIDE, FOLD, LEFT_OUT
+from trinat.pipelines.common.process import cpu_count
+from trinat.segmentation.errors import InputError, IntegrityError, OutputError
+from trinat.segmentation.io.files import append_whole, open_regular, open_to_append, sha256_of
+from trinat.segmentation.timing import Spent
 
 if TYPE_CHECKING:
-    from pipelines.common.discovery import Case
-    from pipelines.predict.outputs import RunSettings
+    from trinat.pipelines.common.discovery import Case
+    from trinat.pipelines.predict.outputs import RunSettings
 
 Status = Literal["done", "failed", "skipped", "writing"]
 
@@ -109,7 +109,7 @@ class Entry:
 
     def digest_of_scan(self, folder: Path) -> str | None:
         """SHA-256 of the scan as it is now; None where it is not there, or in many files."""
-        from pipelines.common.discovery import Case
+        from trinat.pipelines.common.discovery import Case
 
         path = folder.resolve() / self.scan
         if not self.scan or not path.is_file():

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from natsort import natsorted
 
-from pipelines.predict.engine import SerialEngine
-from pipelines.predict.ledger import Entry, ledgers_in, read_entries
-from pipelines.predict.outputs import OutputSettings
-from pipelines.predict.progress import listener
-from pipelines.predict.run import Plan, predict
+from trinat.pipelines.predict.engine import SerialEngine
+from trinat.pipelines.predict.ledger import Entry, ledgers_in, read_entries
+from trinat.pipelines.predict.outputs import OutputSettings
+from trinat.pipelines.predict.progress import listener
+from trinat.pipelines.predict.run import Plan, predict
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,15 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipelines.common.discovery import Case, refuse_changed
-from pipelines.common.naming import ASIDE, Product, bids_name, safe_component
-from pipelines.common.ratings import RATINGS
-from segmentation.io.volume import Volume
-from segmentation.timing import Clock, stage, timed
+from trinat.pipelines.common.discovery import Case, refuse_changed
+from trinat.pipelines.common.naming import ASIDE, Product, bids_name, safe_component
+from trinat.pipelines.common.ratings import RATINGS
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
-    from segmentation.inference.segmentation import Segmentation
-    from segmentation.space.conform import Conformed
+    from trinat.segmentation.inference.segmentation import Segmentation
+    from trinat.segmentation.space.conform import Conformed
 
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.common.progress import progress
-from pipelines.predict.ledger import Entry
-from segmentation.errors import one_line
+from trinat.pipelines.common.progress import progress
+from trinat.pipelines.predict.ledger import Entry
+from trinat.segmentation.errors import one_line
 
 if TYPE_CHECKING:
-    from pipelines.predict.run import Outcome
+    from trinat.pipelines.predict.run import Outcome
 
 _GRADES = ("pass", "look", "reject")
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from pipelines.common.discovery import Case, Found, Refusal, find_cases
-from pipelines.common.exits import Exit, batch_exit
-from pipelines.common.lock import refuse_held, run_lock
-from pipelines.common.naming import safe_component
-from pipelines.common.process import cpu_count, stop_signals
-from pipelines.predict.engine import Engine, LocalEngine
-from pipelines.predict.ledger import (
+from trinat.pipelines.common.discovery import Case, Found, Refusal, find_cases
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.lock import refuse_held, run_lock
+from trinat.pipelines.common.naming import safe_component
+from trinat.pipelines.common.process import cpu_count, stop_signals
+from trinat.pipelines.predict.engine import Engine, LocalEngine
+from trinat.pipelines.predict.ledger import (
     ChangedError,
     Entry,
     Ledger,
@@ -30,7 +30,7 @@ from pipelines.predict.ledger import (
     ledgers_in,
     read_entries,
 )
-from pipelines.predict.outputs import (
+from trinat.pipelines.predict.outputs import (
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     TABLES,
@@ -40,8 +40,8 @@ from pipelines.predict.outputs import (
     RunSettings,
     slices_of,
 )
-from pipelines.predict.tables import most_doubtful, write_bids_files, write_tables
-from segmentation.errors import (
+from trinat.pipelines.predict.tables import most_doubtful, write_bids_files, write_tables
+from trinat.segmentation.errors import (
     ConfigError,
     DiskFullError,
     InputError,
@@ -49,10 +49,10 @@ from segmentation.errors import (
     is_disk_full,
     reason_of,
 )
-from segmentation.io.files import sha256_of
-from segmentation.io.streams import NO_CHECKSUM, has_checksum
-from segmentation.models.zoo import MODEL_FILE, find_model
-from segmentation.timing import Spent, stage, together
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
+from trinat.segmentation.models.zoo import MODEL_FILE, find_model
+from trinat.segmentation.timing import Spent, stage, together
 
 # After a signal, for what is in hand: less than a queue or a container waits may be too little for
 # one scan on a processor, more than this is a scan that hangs.

@@ -18,15 +18,15 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeVar
 
-from pipelines.common.discovery import Case
-from pipelines.common.process import prepare_process
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import Job, RunSettings, read
-from segmentation.errors import reason_of
-from segmentation.timing import stage, time_process
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import Job, RunSettings, read
+from trinat.segmentation.errors import reason_of
+from trinat.segmentation.timing import stage, time_process
 
 if TYPE_CHECKING:
-    from pipelines.predict.case import CaseWorker
+    from trinat.pipelines.predict.case import CaseWorker
 
 _T = TypeVar("_T")
 
@@ -79,7 +79,7 @@ class _Server:
             thread.start()
         try:
             with stage("start"):
-                from pipelines.predict.case import CaseWorker
+                from trinat.pipelines.predict.case import CaseWorker
 
                 prepare_process(self._settings.threads)
             self._worker.set_result(CaseWorker(self._settings, self._device))

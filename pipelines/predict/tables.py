@@ -19,10 +19,10 @@ from urllib.parse import quote
 from natsort import natsorted
 from pydantic import BaseModel, Field
 
-from pipelines.predict.ledger import Entry, taught_by_models
-from pipelines.predict.outputs import BIDSIGNORE, MOST_SHOWN, slices_of
-from segmentation.io.files import write_tsv, write_whole
-from segmentation.report.page import (
+from trinat.pipelines.predict.ledger import Entry, taught_by_models
+from trinat.pipelines.predict.outputs import BIDSIGNORE, MOST_SHOWN, slices_of
+from trinat.segmentation.io.files import write_tsv, write_whole
+from trinat.segmentation.report.page import (
     UNDEFINED,
     Cell,
     Column,
@@ -35,7 +35,7 @@ from segmentation.report.page import (
 )
 
 if TYPE_CHECKING:
-    from segmentation.labels.scheme import LabelScheme
+    from trinat.segmentation.labels.scheme import LabelScheme
 
 _T = TypeVar("_T")
 

@@ -27,23 +27,23 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from pipelines.common.naming import Product
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import PLAIN_LABEL_TABLE
-from pipelines.predict.tables import write_label_table
-from pipelines.serve.queue import OUTPUTS, FullError, Job, Queue, Segmentation, State
-from pipelines.serve.worker import Worker
-from pipelines.view.app import routes_of
-from pipelines.view.study import Item, Study
-from pipelines.view.voxels import Voxels
-from segmentation.errors import InputError, OutputError, TrinatError, reason_of
-from segmentation.io.files import read_bytes, read_text
-from segmentation.io.headers import read_mgh, read_nifti
-from segmentation.io.plain_yaml import parse_yaml
-from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
-from segmentation.models.zoo import MODEL_FILE, shipped_models
+from trinat.pipelines.common.naming import Product
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import PLAIN_LABEL_TABLE
+from trinat.pipelines.predict.tables import write_label_table
+from trinat.pipelines.serve.queue import OUTPUTS, FullError, Job, Queue, Segmentation, State
+from trinat.pipelines.serve.worker import Worker
+from trinat.pipelines.view.app import routes_of
+from trinat.pipelines.view.study import Item, Study
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import InputError, OutputError, TrinatError, reason_of
+from trinat.segmentation.io.files import read_bytes, read_text
+from trinat.segmentation.io.headers import read_mgh, read_nifti
+from trinat.segmentation.io.plain_yaml import parse_yaml
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
+from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
 # Each result, what it is asked for by if not always made, and its type.
 _RESULTS = {

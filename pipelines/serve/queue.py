@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.common.discovery import Case
-from pipelines.common.naming import Product
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import CaseNames
-from pipelines.predict.tables import write_volumes
-from pipelines.web.guard import new_token
-from segmentation.errors import DiskFullError, reason_of
-from segmentation.io.files import atomic_text, read_text, sync
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.naming import Product
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import CaseNames
+from trinat.pipelines.predict.tables import write_volumes
+from trinat.pipelines.web.guard import new_token
+from trinat.segmentation.errors import DiskFullError, reason_of
+from trinat.segmentation.io.files import atomic_text, read_text, sync
 
 State = Literal["queued", "running", "done", "failed"]
 

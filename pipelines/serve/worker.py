@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.common.discovery import Case
-from pipelines.predict.engine import Engine, LocalEngine
-from pipelines.predict.run import Plan
-from pipelines.serve.queue import Queue
-from segmentation.errors import DeviceError, reason_of
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.predict.engine import Engine, LocalEngine
+from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.serve.queue import Queue
+from trinat.segmentation.errors import DeviceError, reason_of
 
 # A scan waits no longer than this for a worker that has nothing to do.
 _POLL_S = 0.05

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import torch
 
-from pipelines.common.process import cpu_count
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import LabelScheme
-from segmentation.models.hardware import count_gpus
-from segmentation.space.views import View
-from segmentation.synthetic.heads import load_heads, phantom_heads, with_variants
-from segmentation.training.batches import (
+from trinat.pipelines.common.process import cpu_count
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.hardware import count_gpus
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import load_heads, phantom_heads, with_variants
+from trinat.segmentation.training.batches import (
     MixedSource,
     Source,
     StoreSource,
     SyntheticSource,
     store_scans,
 )
-from segmentation.training.config import Recipe, StageConfig
-from segmentation.training.validation import Scan, synthetic_scans
+from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.validation import Scan, synthetic_scans
 
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pipelines.train.job import Job
-from segmentation.errors import DeviceError
-from segmentation.io.memory import free_memory
-from segmentation.models.architectures import build
-from segmentation.models.base import NetworkConfig
-from segmentation.models.hardware import bfloat16_hardware, training_layout
-from segmentation.training.config import Recipe, StageConfig
-from segmentation.training.memory import StepMemory, smaller_batch
+from trinat.pipelines.train.job import Job
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.base import NetworkConfig
+from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
+from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.memory import StepMemory, smaller_batch
 
 _GIB = 2**30
 # A slice of this part of its rows and columns is timed, and the quickest of so many counts: the

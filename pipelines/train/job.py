@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.train.data import open_data
-from pipelines.train.log import Metrics, append_scores, write_examples, write_page
-from pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
-from segmentation import timing
-from segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
-from segmentation.io.files import write_whole
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.space.views import View
-from segmentation.training import state as states
-from segmentation.training.config import Recipe, StageConfig, ValidationConfig
-from segmentation.training.loop import StepReport, Trainer
-from segmentation.training.network import ViewsNet, copy_matching
-from segmentation.training.validation import Scan, Scores, validate
-from segmentation.training.workers import Workers
+from trinat.pipelines.train.data import open_data
+from trinat.pipelines.train.log import Metrics, append_scores, write_examples, write_page
+from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
+from trinat.segmentation import timing
+from trinat.segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training import state as states
+from trinat.segmentation.training.config import Recipe, StageConfig, ValidationConfig
+from trinat.segmentation.training.loop import StepReport, Trainer
+from trinat.segmentation.training.network import ViewsNet, copy_matching
+from trinat.segmentation.training.validation import Scan, Scores, validate
+from trinat.segmentation.training.workers import Workers
 
 # Share of a job's time that is reserved for validation until one has been measured.
 _UNMEASURED = 0.1

@@ -20,16 +20,16 @@ from typing import Any
 
 from torch import distributed
 
-from pipelines.common.exits import Exit
-from pipelines.common.process import cpu_count, prepare_process, stop_signals
-from pipelines.train.job import Watcher
-from pipelines.train.run import find_device, train
-from segmentation.errors import ConfigError, DeviceError, TrainingError
-from segmentation.io.files import write_whole
-from segmentation.models.hardware import count_gpus, use_gpu
-from segmentation.space.views import View
-from segmentation.training.config import Recipe
-from segmentation.training.workers import Workers
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.process import cpu_count, prepare_process, stop_signals
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.run import find_device, train
+from trinat.segmentation.errors import ConfigError, DeviceError, TrainingError
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.models.hardware import count_gpus, use_gpu
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.workers import Workers
 
 RESTARTS = 3
 # The error after which no process of this machine is started again: in the folder that torch keeps

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.common.config import read_yaml
-from pipelines.train.result import DONE
-from segmentation.errors import ConfigError, TrainingError
-from segmentation.io.files import (
+from trinat.pipelines.common.config import read_yaml
+from trinat.pipelines.train.result import DONE
+from trinat.segmentation.errors import ConfigError, TrainingError
+from trinat.segmentation.io.files import (
     append_whole,
     atomic_text,
     atomic_write,
@@ -25,13 +25,13 @@ from segmentation.io.files import (
     read_text,
     write_whole,
 )
-from segmentation.labels.scheme import LabelScheme
-from segmentation.report.page import render
-from segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
-from segmentation.space.views import View
-from segmentation.training.loop import StepReport
-from segmentation.training.state import Counters, differences, read_latest
-from segmentation.training.validation import Examples, Scores
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.report.page import render
+from trinat.segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.loop import StepReport
+from trinat.segmentation.training.state import Counters, differences, read_latest
+from trinat.segmentation.training.validation import Examples, Scores
 
 METRICS, VALIDATIONS = "metrics.csv", "validations.csv"
 _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from segmentation.errors import IntegrityError, TrainingError
-from segmentation.io.files import read_text
-from segmentation.labels.folding import GENERATION_SURROUNDINGS
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.models.base import Network
-from segmentation.models.checkpoint import load_model, read_info, save_model
-from segmentation.models.model_info import Description, Training
-from segmentation.models.zoo import find_model
-from segmentation.space.views import View
-from segmentation.training.config import Recipe, StageConfig
-from segmentation.training.network import ViewsNet
-from segmentation.training.state import State, read_latest, read_state
+from trinat.segmentation.errors import IntegrityError, TrainingError
+from trinat.segmentation.io.files import read_text
+from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
+from trinat.segmentation.models.model_info import Description, Training
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.state import State, read_latest, read_state
 
 # In a job's folder: when it is finished, and the state that validated best.
 DONE, BEST = "done.json", "best.state"

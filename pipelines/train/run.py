@@ -14,32 +14,32 @@ from typing import Any
 import torch
 import yaml
 
-from pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from pipelines.common.lock import refuse_foreign, run_lock
-from pipelines.common.process import prepare_training, stop_signals
-from pipelines.train.foresight import refuse_too_large, say_how_long
-from pipelines.train.job import Job, JobRun, TimeLimit, Watcher
-from pipelines.train.result import DATA, DONE, read_data, save_run
-from segmentation.data.splits import read_split
-from segmentation.data.store import SPLIT, Store
-from segmentation.errors import (
+from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
+from trinat.pipelines.common.lock import refuse_foreign, run_lock
+from trinat.pipelines.common.process import prepare_training, stop_signals
+from trinat.pipelines.train.foresight import refuse_too_large, say_how_long
+from trinat.pipelines.train.job import Job, JobRun, TimeLimit, Watcher
+from trinat.pipelines.train.result import DATA, DONE, read_data, save_run
+from trinat.segmentation.data.splits import read_split
+from trinat.segmentation.data.store import SPLIT, Store
+from trinat.segmentation.errors import (
     ConfigError,
     DatasetError,
     DeviceError,
     InterruptedRunError,
     TrainingError,
 )
-from segmentation.io.files import remove_leftovers, write_whole
-from segmentation.models.architectures import PUBLISHED
-from segmentation.models.base import NetworkConfig
-from segmentation.models.checkpoint import read_info
-from segmentation.models.hardware import choose_device, count_gpus
-from segmentation.models.zoo import find_model
-from segmentation.space.views import View
-from segmentation.synthetic.heads import load_heads
-from segmentation.training.config import Recipe, StageConfig, StoreConfig, ValidationConfig
-from segmentation.training.state import check_identity, has_state
-from segmentation.training.workers import ALONE, Workers
+from trinat.segmentation.io.files import remove_leftovers, write_whole
+from trinat.segmentation.models.architectures import PUBLISHED
+from trinat.segmentation.models.base import NetworkConfig
+from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.models.hardware import choose_device, count_gpus
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import load_heads
+from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig, ValidationConfig
+from trinat.segmentation.training.state import check_identity, has_state
+from trinat.segmentation.training.workers import ALONE, Workers
 
 CONFIG = "config.yaml"
 

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pipelines.view.study import Study
-from pipelines.view.voxels import Voxels
-from segmentation.errors import InputError, TrinatError
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import InputError, TrinatError
 
-_PAGE = resources.files("pipelines.view") / "page"
+_PAGE = resources.files("trinat.pipelines.view") / "page"
 _FILES = {
     "/": ("index.html", "text/html"),
     "/view.css": ("view.css", "text/css"),

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.common.discovery import ScanFile, as_scan, find_files
-from pipelines.common.naming import FOLD, Product, safe_component
-from pipelines.common.ratings import (
+from trinat.pipelines.common.discovery import ScanFile, as_scan, find_files
+from trinat.pipelines.common.naming import FOLD, Product, safe_component
+from trinat.pipelines.common.ratings import (
     RATINGS,
     VERDICTS,
     Rating,
@@ -22,12 +22,12 @@ from pipelines.common.ratings import (
     read_ratings,
     save_rating,
 )
-from pipelines.predict.ledger import Entry, entries_in
-from pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
-from segmentation.data.sources.base import natural_order, without_suffix
-from segmentation.errors import ConfigError, InputError
-from segmentation.io.files import read_rows, sha256_of
-from segmentation.labels.scheme import load_scheme
+from trinat.pipelines.predict.ledger import Entry, entries_in
+from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
+from trinat.segmentation.data.sources.base import natural_order, without_suffix
+from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.io.files import read_rows, sha256_of
+from trinat.segmentation.labels.scheme import load_scheme
 
 # Of a study's volumes as many quantiles, so that a page of 100,000 scans is not larger.
 _QUANTILES = 101
@@ -202,7 +202,7 @@ class Study:
 
     def _paired(self, files: Sequence[ScanFile]) -> dict[str, Path]:
         """By the name of a scan: the one of these files that is of it."""
-        from pipelines.evaluate.pairing import pair_files
+        from trinat.pipelines.evaluate.pairing import pair_files
 
         own = {item.name: _named(item, item.labels) for item in self.items if item.labels}
         names = {id(file): name for name, file in own.items()}

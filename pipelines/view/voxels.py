@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from pipelines.view.study import Study, digest, structures_in
-from segmentation.errors import InputError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.metrics.common_grid import on_grid_of
-from segmentation.report.mesh import surface_net
-from segmentation.space.grid import grown
-from segmentation.space.views import reoriented
+from trinat.pipelines.view.study import Study, digest, structures_in
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.report.mesh import surface_net
+from trinat.segmentation.space.grid import grown
+from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four structures as likely as one another

@@ -29,7 +29,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from segmentation.errors import one_line
+from trinat.segmentation.errors import one_line
 
 # Scripts, styles and data from this server alone; pictures and workers also made by the page.
 POLICY = (

@@ -16,9 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pipelines.common.process import stop_signals
-from pipelines.web.guard import MAX_HEAD, POLICY, Guard, Names
-from segmentation.errors import ConfigError
+from trinat.pipelines.common.process import stop_signals
+from trinat.pipelines.web.guard import MAX_HEAD, POLICY, Guard, Names
+from trinat.segmentation.errors import ConfigError
 
 _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512

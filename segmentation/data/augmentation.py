@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.views import View
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.views import View
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _Range = tuple[float, float]

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from segmentation.data.slices import FILES, Quantised, SubjectFile
-from segmentation.data.splits import Part
-from segmentation.data.store import Store
-from segmentation.errors import ConfigError, DatasetError
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.views import View
+from trinat.segmentation.data.slices import FILES, Quantised, SubjectFile
+from trinat.segmentation.data.splits import Part
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.views import View
 
 _THICKNESSES = (1, 3, 5, 7)
 # Of slices without a label every eighth is kept, in the order of the volume, so that background

@@ -7,15 +7,15 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
-from segmentation.data.sources.base import Subject
-from segmentation.errors import GeometryError
-from segmentation.io.files import sha256_of
-from segmentation.io.orientation import TrustAffine
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.conform import conform
-from segmentation.space.views import View
+from trinat.segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.views import View
 
 # Image and labels that lie further apart than this are not on one grid.
 _SAME_GRID_MM = 1e-3

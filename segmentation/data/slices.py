@@ -27,11 +27,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import DatasetError, IntegrityError
-from segmentation.io.files import atomic_write, open_regular
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import View, slice_axes, to_slices
+from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.io.files import atomic_write, open_regular
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, slice_axes, to_slices
 
 # Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
 FORMAT = 2

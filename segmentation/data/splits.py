@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.sparse import lil_array
 from scipy.sparse.csgraph import connected_components
 
-from segmentation.errors import DatasetError, first_mistake
-from segmentation.io.files import atomic_text, read_text
+from trinat.segmentation.errors import DatasetError, first_mistake
+from trinat.segmentation.io.files import atomic_text, read_text
 
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")

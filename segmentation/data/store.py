@@ -19,14 +19,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from segmentation.data.slices import SubjectFile
-from segmentation.data.sources.base import Subject, read_participants
-from segmentation.data.splits import Part, Participant, Split, make_folds, make_split, read_split
-from segmentation.errors import DatasetError, IntegrityError
-from segmentation.io.files import atomic_text, read_rows, read_text, sha256_of, write_tsv
-from segmentation.io.orientation import TrustAffine
-from segmentation.labels.scheme import Label, LabelScheme
-from segmentation.space.views import View
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.sources.base import Subject, read_participants
+from trinat.segmentation.data.splits import (
+    Part,
+    Participant,
+    Split,
+    make_folds,
+    make_split,
+    read_split,
+)
+from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.io.files import atomic_text, read_rows, read_text, sha256_of, write_tsv
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.space.views import View
 
 # Of store.json. Files of subjects have their own (slices.py), so that they need not be made anew.
 FORMAT: Literal[3] = 3

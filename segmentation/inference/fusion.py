@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import LabelScheme
-from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
-from segmentation.space.views import SliceAxes, View, slice_axes, to_slices
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
+from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
 # In a geometric mean a class has at least this probability in each view. On the two scans that
 # chose it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.

@@ -27,10 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.inference.fusion import Fusion
-from segmentation.labels.scheme import LabelScheme
-from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
-from segmentation.space.views import SliceAxes, View
+from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
+from trinat.segmentation.space.views import SliceAxes, View
 
 # Scans that the default weights of the views, and the views' weights for a class, count as.
 VIEW_PRIOR = 0.1

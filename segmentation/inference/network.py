@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor, nn
 
-from segmentation.errors import DeviceError
-from segmentation.models.architectures import Ensemble
-from segmentation.models.base import Network
-from segmentation.models.hardware import GPU, bfloat16_hardware
-from segmentation.space.grid import Box, grown, whole
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import SliceAxes, to_slices
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.models.architectures import Ensemble
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.hardware import GPU, bfloat16_hardware
+from trinat.segmentation.space.grid import Box, grown, whole
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import SliceAxes, to_slices
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.labels.scheme import LabelScheme
-from segmentation.models.model_info import Prior, Template
-from segmentation.space.grid import corners, moved
-from segmentation.space.resample import occupied_box
-from segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.model_info import Prior, Template
+from trinat.segmentation.space.grid import corners, moved
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
 
 # Where structures as large as these lie says little of where the head is: they go everywhere.
 _SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from segmentation.inference.checks.brightness import (
+from trinat.segmentation.inference.checks.brightness import (
     check_bands,
     check_contrast,
     check_edges,
@@ -21,7 +21,7 @@ from segmentation.inference.checks.brightness import (
     check_saturation,
     tissue_contrast,
 )
-from segmentation.inference.checks.evidence import (
+from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     Evidence,
     Finding,
@@ -29,18 +29,18 @@ from segmentation.inference.checks.evidence import (
     below,
     some,
 )
-from segmentation.inference.checks.field import check_field_of_view
-from segmentation.inference.checks.lesions import check_lesions
-from segmentation.inference.checks.limits import LIMITS, Limits
-from segmentation.inference.checks.sides import check_sides, check_symmetry
-from segmentation.inference.checks.size import (
+from trinat.segmentation.inference.checks.field import check_field_of_view
+from trinat.segmentation.inference.checks.lesions import check_lesions
+from trinat.segmentation.inference.checks.limits import LIMITS, Limits
+from trinat.segmentation.inference.checks.sides import check_sides, check_symmetry
+from trinat.segmentation.inference.checks.size import (
     check_brain_size,
     check_missing,
     check_resolution,
     total_brain_mm3,
 )
-from segmentation.inference.segmentation import Segmentation
-from segmentation.models.model_info import ModelInfo
+from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.models.model_info import ModelInfo
 
 __all__ = [
     "ENOUGH_MM3",

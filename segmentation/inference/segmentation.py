@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segmentation.inference.uncertainty import Uncertainty, entropy_of
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.conform import ConformPlan, restore, restore_probabilities
-from segmentation.space.grid import grown, is_empty
-from segmentation.space.resample import GridMap, occupied_box
+from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.conform import ConformPlan, restore, restore_probabilities
+from trinat.segmentation.space.grid import grown, is_empty
+from trinat.segmentation.space.resample import GridMap, occupied_box
 
 _TOUCHING = np.ones((3, 3, 3), bool)
 

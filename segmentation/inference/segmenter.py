@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segmentation.errors import DeviceError, ModelError
-from segmentation.inference.fusion import Fusion
-from segmentation.inference.network import (
+from trinat.segmentation.errors import DeviceError, ModelError
+from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.network import (
     Part,
     Precision,
     Room,
@@ -21,22 +21,22 @@ from segmentation.inference.network import (
     choose_precision,
     room_around,
 )
-from segmentation.inference.prior import apply_prior
-from segmentation.inference.segmentation import Segmentation
-from segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
-from segmentation.io.volume import Volume
-from segmentation.models.checkpoint import Model, load_model
-from segmentation.models.hardware import (
+from trinat.segmentation.inference.prior import apply_prior
+from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.models.hardware import (
     GPU,
     choose_device,
     free_gpu_memory,
     refuse_forked_gpu,
 )
-from segmentation.space.conform import Conformed, ConformPlan, conform
-from segmentation.space.grid import to_shape
-from segmentation.space.resample import GridMap, resample_image
-from segmentation.space.views import View, chosen_views, reoriented, source_axes, to_slices
-from segmentation.timing import stage
+from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
+from trinat.segmentation.space.grid import to_shape
+from trinat.segmentation.space.resample import GridMap, resample_image
+from trinat.segmentation.space.views import View, chosen_views, reoriented, source_axes, to_slices
+from trinat.segmentation.timing import stage
 
 _T = TypeVar("_T")
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.views import View
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.views import View
 
 
 @dataclass(frozen=True, eq=False)

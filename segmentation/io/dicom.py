@@ -28,9 +28,9 @@ import numpy as np
 from natsort import natsorted
 from numpy.typing import NDArray
 
-from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
-from segmentation.io.files import open_regular
-from segmentation.io.headers import (
+from trinat.segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
+from trinat.segmentation.io.files import open_regular
+from trinat.segmentation.io.headers import (
     MAX_BYTES,
     MIN_SIDE,
     Form,
@@ -39,8 +39,8 @@ from segmentation.io.headers import (
     check_size,
     check_zooms,
 )
-from segmentation.io.orientation import MAX_SHEAR
-from segmentation.io.streams import refuse_bomb
+from trinat.segmentation.io.orientation import MAX_SHEAR
+from trinat.segmentation.io.streams import refuse_bomb
 
 if TYPE_CHECKING:
     from pydicom import Dataset

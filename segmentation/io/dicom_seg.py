@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from segmentation.errors import GeometryError, IntegrityError, LabelError, OutputError
-from segmentation.io.dicom import load, quiet
-from segmentation.io.files import atomic_write, read_text
-from segmentation.space.grid import Grid
+from trinat.segmentation.errors import GeometryError, IntegrityError, LabelError, OutputError
+from trinat.segmentation.io.dicom import load, quiet
+from trinat.segmentation.io.files import atomic_write, read_text
+from trinat.segmentation.space.grid import Grid
 
 if TYPE_CHECKING:
-    from segmentation.io.volume import Volume
-    from segmentation.labels.scheme import Label, LabelScheme
+    from trinat.segmentation.io.volume import Volume
+    from trinat.segmentation.labels.scheme import Label, LabelScheme
 
 _SAME_MM = 1e-3
 # What the standard wants there, be it empty: files that were made anonymous may have dropped it.
@@ -43,7 +43,7 @@ class Code(NamedTuple):
 
 @cache
 def _codes() -> dict[int, tuple[Code, Code]]:
-    table = Path(str(resources.files("configs") / "labels" / "dicom-codes.tsv"))
+    table = Path(str(resources.files("trinat.configs") / "labels" / "dicom-codes.tsv"))
     rows = csv.DictReader(read_text(table).splitlines(), delimiter="\t")
     return {
         int(number): (

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from segmentation.errors import (
+from trinat.segmentation.errors import (
     DatasetError,
     DiskFullError,
     InputError,
@@ -24,7 +24,7 @@ from segmentation.errors import (
     is_disk_full,
     one_line,
 )
-from segmentation.timing import stage
+from trinat.segmentation.timing import stage
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}  # The package that pandas reads each with.

@@ -16,9 +16,9 @@ import numpy as np
 from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
-from segmentation.errors import FormatError, GeometryError, IntegrityError
-from segmentation.io.memory import free_memory
-from segmentation.io.streams import Source
+from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
+from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.streams import Source
 
 _Shape = tuple[int, int, int]
 _Zooms = tuple[float, float, float]

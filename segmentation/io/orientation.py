@@ -9,9 +9,9 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import GeometryError
-from segmentation.io.headers import SPACING_RANGE_MM, Form, Header
-from segmentation.space.grid import Grid, world_axes
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.headers import SPACING_RANGE_MM, Form, Header
+from trinat.segmentation.space.grid import Grid, world_axes
 
 TrustAffine = Literal["sform", "qform", "header"]
 

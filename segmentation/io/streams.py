@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
-from segmentation.errors import FormatError, InputError, IntegrityError
-from segmentation.io.files import open_regular
-from segmentation.timing import stage
+from trinat.segmentation.errors import FormatError, InputError, IntegrityError
+from trinat.segmentation.io.files import open_regular
+from trinat.segmentation.timing import stage
 
 if TYPE_CHECKING:
     from hashlib import _Hash as _Digest

@@ -19,13 +19,20 @@ import numpy as np
 from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
-from segmentation.errors import FormatError, InputError, IntegrityError
-from segmentation.io.dicom import holds_dicom, read_series
-from segmentation.io.files import atomic_write
-from segmentation.io.headers import Header, announce, from_nifti, read_mgh, read_nifti, read_pair
-from segmentation.io.orientation import TrustAffine, place
-from segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
-from segmentation.space.grid import Grid, Shape
+from trinat.segmentation.errors import FormatError, InputError, IntegrityError
+from trinat.segmentation.io.dicom import holds_dicom, read_series
+from trinat.segmentation.io.files import atomic_write
+from trinat.segmentation.io.headers import (
+    Header,
+    announce,
+    from_nifti,
+    read_mgh,
+    read_nifti,
+    read_pair,
+)
+from trinat.segmentation.io.orientation import TrustAffine, place
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
+from trinat.segmentation.space.grid import Grid, Shape
 
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
 _GZIP_LEVEL = 4

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import LabelError
+from trinat.segmentation.errors import LabelError
 
 # Indices are uint8; the two values above the last class mark voxels with no class (yet).
 MAX_CLASSES = 254
@@ -38,7 +38,9 @@ GENERATION_BETWEEN = (30, 62, 72, 85)
 def folding_table() -> Mapping[int, tuple[int, ...]]:
     """FreeSurfer number -> (the number it folds into,), or (left, right) to join the nearest."""
     table: dict[int, tuple[int, ...]] = {}
-    text = (resources.files("configs") / "labels" / "freesurfer-folding.tsv").read_text("utf-8")
+    text = (resources.files("trinat.configs") / "labels" / "freesurfer-folding.tsv").read_text(
+        "utf-8"
+    )
     for row in csv.DictReader(text.splitlines(), delimiter="\t"):
         targets = tuple(int(word) for word in row["target"].split() if word != "nearest")
         for number in range(int(row["first"]), int(row["last"]) + 1):

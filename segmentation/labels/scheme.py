@@ -20,10 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import LabelError
-from segmentation.io.files import read_bytes
-from segmentation.labels.folding import MAX_CLASSES, Folding, folding_table, outer_rim
-from segmentation.space.views import View
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.io.files import read_bytes
+from trinat.segmentation.labels.folding import MAX_CLASSES, Folding, folding_table, outer_rim
+from trinat.segmentation.space.views import View
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
 IGNORE = 255
@@ -241,7 +241,7 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
 
 @cache
 def _load_shipped(name: str) -> LabelScheme:
-    file = resources.files("configs") / "labels" / f"{name}.tsv"
+    file = resources.files("trinat.configs") / "labels" / f"{name}.tsv"
     return parse_scheme(name, file.read_bytes(), Path(file.name))
 
 

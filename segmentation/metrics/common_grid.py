@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import GeometryError
-from segmentation.io.volume import Volume
-from segmentation.space.grid import Grid
-from segmentation.space.views import reoriented
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.grid import Grid
+from trinat.segmentation.space.views import reoriented
 
 # Headers store places as float32, and rotations as quaternions of float32.
 _TOLERANCE = 0.02  # of a voxel, at the corners of the volume
@@ -35,7 +35,7 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
             f"not on the truth's grid: {difference}",
             remedy="use --resample to bring it there, and the report will say so",
         )
-    from segmentation.space.resample import GridMap, resample_labels  # brings torch along
+    from trinat.segmentation.space.resample import GridMap, resample_labels  # brings torch along
 
     data = resample_labels(labels.data, GridMap.between(labels.grid, reference.grid))
     note = f"resampled to the truth's grid, label by label ({difference})"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import SHIPPED, Label, LabelScheme, load_scheme
-from segmentation.metrics.definitions import NOT_PREDICTED
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import SHIPPED, Label, LabelScheme, load_scheme
+from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 
 ALL_STRUCTURES = "all"
 # CSF outside the ventricles has no edge that raters agree on; background is no structure.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import EvaluationError
+from trinat.segmentation.errors import EvaluationError
 
 Counts = NDArray[np.int64]
 Values = NDArray[np.float64]

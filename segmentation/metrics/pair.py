@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.errors import EvaluationError
-from segmentation.io.volume import Scan, Volume
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.metrics import overlap, surface
-from segmentation.metrics.common_grid import labelled_slices, on_grid_of
-from segmentation.metrics.counted import ALL_STRUCTURES, Made, members_of_groups
-from segmentation.metrics.definitions import (
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.io.volume import Scan, Volume
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.metrics import overlap, surface
+from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of
+from trinat.segmentation.metrics.counted import ALL_STRUCTURES, Made, members_of_groups
+from trinat.segmentation.metrics.definitions import (
     BOUNDARY_WIDTH_MM,
     METRICS,
     NOT_PREDICTED,

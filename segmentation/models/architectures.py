@@ -12,8 +12,8 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from segmentation.models.base import Classifier, Network, NetworkConfig
-from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+from trinat.segmentation.models.base import Classifier, Network, NetworkConfig
+from trinat.segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
 
 __all__ = ["FAST", "PUBLISHED", "Architecture", "build"]
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
-from segmentation.models.blocks import Layer
+from trinat.segmentation.models.blocks import Layer
 
 
 def odd(number: int) -> int:

@@ -21,13 +21,13 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from segmentation.errors import LabelError, ModelError, first_mistake
-from segmentation.io.files import atomic_write, not_written, read_bytes
-from segmentation.io.plain_yaml import parse_yaml
-from segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
-from segmentation.models.architectures import build
-from segmentation.models.base import Network, NetworkConfig
-from segmentation.models.model_info import (
+from trinat.segmentation.errors import LabelError, ModelError, first_mistake
+from trinat.segmentation.io.files import atomic_write, not_written, read_bytes
+from trinat.segmentation.io.plain_yaml import parse_yaml
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.base import Network, NetworkConfig
+from trinat.segmentation.models.model_info import (
     FORMAT,
     PRIOR_FILE,
     Description,
@@ -37,8 +37,8 @@ from segmentation.models.model_info import (
     Template,
     weights_file,
 )
-from segmentation.models.zoo import MODEL_FILE, find_model
-from segmentation.space.views import View, chosen_views
+from trinat.segmentation.models.zoo import MODEL_FILE, find_model
+from trinat.segmentation.space.views import View, chosen_views
 
 _MAX_YAML_BYTES = 1 << 20
 # Far beyond any model's; a sparse file on disk may be of any size.

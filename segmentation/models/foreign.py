@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor
 
-from segmentation.errors import ModelError, first_mistake
-from segmentation.models.checkpoint import save_model
-from segmentation.models.model_info import Description, ModelInfo, Preprocessing, Training
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.models.unpickling import Stub, read_torch_file
-from segmentation.space.views import SliceAxes, View
+from trinat.segmentation.errors import ModelError, first_mistake
+from trinat.segmentation.models.checkpoint import save_model
+from trinat.segmentation.models.model_info import Description, ModelInfo, Preprocessing, Training
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.models.unpickling import Stub, read_torch_file
+from trinat.segmentation.space.views import SliceAxes, View
 
 # The port reads FreeSurfer's conformed orig.mgz: 256 x 256 x 256 voxels of 1 mm whose axes run to
 # the Left, Inferior and Anterior. It scales the volume's minimum to 0 and its maximum to 1, and

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from segmentation.errors import DeviceError
+from trinat.segmentation.errors import DeviceError
 
 # torch's other kinds of GPU have the same functions under another name, such as xpu.
 GPU = "cuda"

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from segmentation.labels.scheme import IGNORE
+from trinat.segmentation.labels.scheme import IGNORE
 
 if TYPE_CHECKING:
     import numpy as np

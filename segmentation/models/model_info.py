@@ -22,10 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from segmentation.errors import ModelError
-from segmentation.models.architectures import Architecture
-from segmentation.space.grid import world_axes
-from segmentation.space.views import SliceAxes, View, slice_axes
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models.architectures import Architecture
+from trinat.segmentation.space.grid import world_axes
+from trinat.segmentation.space.views import SliceAxes, View, slice_axes
 
 FORMAT = 1
 PRIOR_FILE = "prior.npz"

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, pixel_unshuffle
 
-from segmentation.models.base import Classifier, Network, NetworkConfig, odd
-from segmentation.models.blocks import (
+from trinat.segmentation.models.base import Classifier, Network, NetworkConfig, odd
+from trinat.segmentation.models.blocks import (
     Activation,
     DenseBlock,
     Order,

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from segmentation.errors import InputError, ModelError
-from segmentation.io.files import open_regular
+from trinat.segmentation.errors import InputError, ModelError
+from trinat.segmentation.io.files import open_regular
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.definitions import METRICS
-from segmentation.metrics.statistics import robust_z
-from segmentation.report.figures import Drawing, z_score_plot
-from segmentation.report.page import (
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.metrics.statistics import robust_z
+from trinat.segmentation.report.figures import Drawing, z_score_plot
+from trinat.segmentation.report.page import (
     Cell,
     Column,
     Columns,

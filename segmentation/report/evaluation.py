@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from segmentation.io.files import spreadsheet_safe
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.definitions import METRICS
-from segmentation.metrics.statistics import FEWEST_PERSONS
-from segmentation.report import figures, summary, tables
-from segmentation.report.figures import Drawing
-from segmentation.report.page import asset, count, render, short_name
-from segmentation.report.pictures import ERROR_COLORS, CaseView
-from segmentation.report.summary import HEADLINE, Evaluation
+from trinat.segmentation.io.files import spreadsheet_safe
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
+from trinat.segmentation.report import figures, summary, tables
+from trinat.segmentation.report.figures import Drawing
+from trinat.segmentation.report.page import asset, count, render, short_name
+from trinat.segmentation.report.pictures import ERROR_COLORS, CaseView
+from trinat.segmentation.report.summary import HEADLINE, Evaluation
 
 _HEAT = HEADLINE[:4]
 _PLOTTED = (*_HEAT, "assd", "boundary_iou", "volume_difference")

@@ -20,10 +20,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 
-from segmentation.io.files import write_whole
-from segmentation.metrics.definitions import METRICS
-from segmentation.report.page import short_name
-from segmentation.report.summary import by_person, by_scan, confusion, models_of, structures_of
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.report.page import short_name
+from trinat.segmentation.report.summary import (
+    by_person,
+    by_scan,
+    confusion,
+    models_of,
+    structures_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +111,7 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
 
 def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]) -> Drawing:
     """Small multiples: difference of volumes over their mean, with bias and limits."""
-    from segmentation.metrics.statistics import bland_altman
+    from trinat.segmentation.metrics.statistics import bland_altman
 
     predicted, true = (by_person(frame, model, m) for m in ("volume", "truth_volume"))
     structures = [s for s in structures if s in predicted.columns]

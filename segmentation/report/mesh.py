@@ -15,10 +15,10 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import FormatError
-from segmentation.io.files import atomic_write
-from segmentation.metrics.surface import corner_codes
-from segmentation.space.grid import moved
+from trinat.segmentation.errors import FormatError
+from trinat.segmentation.io.files import atomic_write
+from trinat.segmentation.metrics.surface import corner_codes
+from trinat.segmentation.space.grid import moved
 
 
 @dataclass(frozen=True, eq=False)

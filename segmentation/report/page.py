@@ -171,7 +171,7 @@ def _environment() -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("segmentation.report", "templates"),
+        loader=jinja2.PackageLoader("trinat.segmentation.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -211,7 +211,7 @@ def _contents(sections: str) -> list[tuple[str, str]]:
 
 def asset(name: str) -> str:
     """A file of `templates`, as it is."""
-    return (resources.files("segmentation.report") / "templates" / name).read_text("utf-8")
+    return (resources.files("trinat.segmentation.report") / "templates" / name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:

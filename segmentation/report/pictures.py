@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.errors import GeometryError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme
-from segmentation.report.page import data_uri
-from segmentation.space.grid import Box, Shape, grown, is_empty, to_shape, whole
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import View, reoriented, to_slices
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.report.page import data_uri
+from trinat.segmentation.space.grid import Box, Shape, grown, is_empty, to_shape, whole
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, reoriented, to_slices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

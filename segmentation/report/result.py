@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import LabelError
-from segmentation.inference import segmenter
-from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, total_brain_mm3
-from segmentation.inference.segmentation import Segmentation
-from segmentation.io.volume import Scan, Volume
-from segmentation.labels.scheme import Label
-from segmentation.models.checkpoint import Model
-from segmentation.report.mesh import Surface, surface_net
-from segmentation.report.page import data_uri
-from segmentation.report.pictures import draw_mosaic, encoded
-from segmentation.space.grid import grown
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import View, reoriented
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.inference import segmenter
+from trinat.segmentation.inference.quality import (
+    LIMITS,
+    Grade,
+    Limits,
+    grade,
+    limits_of,
+    total_brain_mm3,
+)
+from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.io.volume import Scan, Volume
+from trinat.segmentation.labels.scheme import Label
+from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.report.mesh import Surface, surface_net
+from trinat.segmentation.report.page import data_uri
+from trinat.segmentation.report.pictures import draw_mosaic, encoded
+from trinat.segmentation.space.grid import grown
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, reoriented
 
 if TYPE_CHECKING:
     import pandas as pd

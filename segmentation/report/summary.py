@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.counted import members_of_groups
-from segmentation.metrics.definitions import METRICS, NOT_PREDICTED
-from segmentation.metrics.statistics import (
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.counted import members_of_groups
+from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED
+from trinat.segmentation.metrics.statistics import (
     bland_altman,
     holm,
     icc_2_1,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from segmentation.io.files import atomic_text, spreadsheet_safe
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.definitions import METRICS, Metric
-from segmentation.metrics.pair import Measurement
-from segmentation.report import summary
-from segmentation.report.page import Cell, Column, Columns, Table, number, short_name, table
-from segmentation.report.summary import HEADLINE, Evaluation
+from trinat.segmentation.io.files import atomic_text, spreadsheet_safe
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.definitions import METRICS, Metric
+from trinat.segmentation.metrics.pair import Measurement
+from trinat.segmentation.report import summary
+from trinat.segmentation.report.page import Cell, Column, Columns, Table, number, short_name, table
+from trinat.segmentation.report.summary import HEADLINE, Evaluation
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.errors import FormatError, GeometryError
-from segmentation.io.volume import Volume
-from segmentation.space.grid import Box, Grid, Shape, is_empty, to_shape
-from segmentation.space.resample import (
+from trinat.segmentation.errors import FormatError, GeometryError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.grid import Box, Grid, Shape, is_empty, to_shape
+from trinat.segmentation.space.resample import (
     GridMap,
     occupied_box,
     resample_image,

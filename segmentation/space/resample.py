@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from segmentation.errors import LabelError
-from segmentation.space.grid import Box, Grid, Shape, grown, is_empty, moved
-from segmentation.space.views import turned
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.space.grid import Box, Grid, Shape, grown, is_empty, moved
+from trinat.segmentation.space.views import turned
 
 # Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
 _SAME_VOXELS = 0.01

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.errors import ConfigError
-from segmentation.space.grid import world_axes
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.space.grid import world_axes
 
 if TYPE_CHECKING:
     import torch
 
-    from segmentation.io.volume import Volume
+    from trinat.segmentation.io.volume import Volume
 
 _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 

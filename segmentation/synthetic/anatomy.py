@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.scheme import load_scheme
 
 ANATOMY_FILE = "anatomy.npz"
 MIXED = 255
@@ -41,7 +41,7 @@ class Anatomy:
 @cache
 def load_anatomy(spacing_mm: int = 1) -> Anatomy:
     """The anatomy on a grid of 1, 2, ... mm; arrays are shared, and read-only."""
-    with resources.files("segmentation.synthetic").joinpath(ANATOMY_FILE).open("rb") as file:
+    with resources.files("trinat.segmentation.synthetic").joinpath(ANATOMY_FILE).open("rb") as file:
         stored = dict(np.load(file, allow_pickle=False))
     packed = lzma.decompress(stored["tissues_xz"].tobytes())
     tissues = np.frombuffer(packed, np.uint8).reshape(stored["shape"])

@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segmentation.errors import DatasetError, IntegrityError
-from segmentation.io.files import atomic_write, open_regular
-from segmentation.io.streams import refuse_bomb
-from segmentation.io.volume import Volume
-from segmentation.labels.folding import (
+from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.io.files import atomic_write, open_regular
+from trinat.segmentation.io.streams import refuse_bomb
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import (
     GENERATION_BETWEEN,
     GENERATION_FIRST_OUTSIDE,
     GENERATION_FOLDED,
     GENERATION_NECK_FLUID,
     GENERATION_SURROUNDINGS,
 )
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import View, reoriented
-from segmentation.synthetic.anatomy import load_anatomy
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, reoriented
+from trinat.segmentation.synthetic.anatomy import load_anatomy
 
 _DAMAGE = (
     *(ValueError, KeyError, TypeError, EOFError, RuntimeError),

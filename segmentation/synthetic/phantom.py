@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates, uniform_filter
 from torch.nn import functional
 
-from segmentation.errors import ConfigError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.grid import Grid, world_axes
-from segmentation.synthetic.anatomy import MIXED, Anatomy, load_anatomy
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.grid import Grid, world_axes
+from trinat.segmentation.synthetic.anatomy import MIXED, Anatomy, load_anatomy
 
 Floats = NDArray[np.float64]
 

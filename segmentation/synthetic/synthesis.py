@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import conv2d, interpolate
 
-from segmentation.labels.scheme import IGNORE
-from segmentation.space.views import View, slice_axes
-from segmentation.synthetic.heads import Heads
+from trinat.segmentation.labels.scheme import IGNORE
+from trinat.segmentation.space.views import View, slice_axes
+from trinat.segmentation.synthetic.heads import Heads
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0)]

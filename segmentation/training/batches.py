@@ -12,17 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segmentation.data.augmentation import Augmenter
-from segmentation.data.dataset import BalancedSampler, Place, SliceReaders, StoredSlice, open_slices
-from segmentation.data.splits import read_split
-from segmentation.data.store import Store
-from segmentation.errors import DatasetError
-from segmentation.labels.scheme import LabelScheme
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, aim
-from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
-from segmentation.training.config import StoreConfig
-from segmentation.training.validation import Scan
+from trinat.segmentation.data.augmentation import Augmenter
+from trinat.segmentation.data.dataset import (
+    BalancedSampler,
+    Place,
+    SliceReaders,
+    StoredSlice,
+    open_slices,
+)
+from trinat.segmentation.data.splits import read_split
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps, aim
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.validation import Scan
 
 
 @dataclass(frozen=True, eq=False)

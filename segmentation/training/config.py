@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from segmentation.data.augmentation import AugmentationConfig
-from segmentation.models.architectures import PUBLISHED, Architecture
-from segmentation.models.losses import LossConfig
-from segmentation.models.model_info import Precision
-from segmentation.space.views import View
-from segmentation.synthetic.heads import Variant
-from segmentation.synthetic.synthesis import SynthesisConfig
+from trinat.segmentation.data.augmentation import AugmentationConfig
+from trinat.segmentation.models.architectures import PUBLISHED, Architecture
+from trinat.segmentation.models.losses import LossConfig
+from trinat.segmentation.models.model_info import Precision
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import Variant
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig
 
 Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
 

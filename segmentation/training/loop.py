@@ -14,17 +14,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from segmentation import timing
-from segmentation.errors import DeviceError, TrainingError, TrinatError
-from segmentation.models.hardware import bfloat16_hardware, training_layout
-from segmentation.models.losses import build_loss
-from segmentation.space.views import View
-from segmentation.training.batches import Batch, Source, SyntheticSource
-from segmentation.training.config import Recipe, StageConfig
-from segmentation.training.memory import smaller_batch
-from segmentation.training.network import ViewsNet, update_average
-from segmentation.training.state import Counters, Position, State, learning_rate, progress, seeded
-from segmentation.training.workers import ALONE, Workers
+from trinat.segmentation import timing
+from trinat.segmentation.errors import DeviceError, TrainingError, TrinatError
+from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
+from trinat.segmentation.models.losses import build_loss
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.batches import Batch, Source, SyntheticSource
+from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.memory import smaller_batch
+from trinat.segmentation.training.network import ViewsNet, update_average
+from trinat.segmentation.training.state import (
+    Counters,
+    Position,
+    State,
+    learning_rate,
+    progress,
+    seeded,
+)
+from trinat.segmentation.training.workers import ALONE, Workers
 
 # Batches announced to the source beside the present one, since a disk may be slow at times.
 AHEAD = 4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from segmentation.models.architectures import build
-from segmentation.models.base import NetworkConfig
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.base import NetworkConfig
 
 # Weights, their gradients, two moments of the optimiser, and the running average.
 _COPIES_OF_WEIGHTS = 5

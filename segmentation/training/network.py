@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from segmentation.labels.scheme import LabelScheme
-from segmentation.models.architectures import build
-from segmentation.models.base import Classifier, Network, NetworkConfig
-from segmentation.space.views import View
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.base import Classifier, Network, NetworkConfig
+from trinat.segmentation.space.views import View
 
 
 class ViewsNet(nn.Module):

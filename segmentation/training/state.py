@@ -23,9 +23,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from segmentation.errors import IntegrityError, TrainingError
-from segmentation.io.files import atomic_write, read_bytes
-from segmentation.training.config import ScheduleConfig
+from trinat.segmentation.errors import IntegrityError, TrainingError
+from trinat.segmentation.io.files import atomic_write, read_bytes
+from trinat.segmentation.training.config import ScheduleConfig
 
 _MAGIC = b"trinat-state 1 "
 _NAME = re.compile(r"state-(\d{9})\.state")

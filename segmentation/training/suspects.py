@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
-from segmentation.labels.scheme import IGNORE
-from segmentation.metrics.overlap import dice, joint_histogram, side_swap
-from segmentation.metrics.statistics import robust_z
-from segmentation.models.base import Classifier, Network
+from trinat.segmentation.labels.scheme import IGNORE
+from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
+from trinat.segmentation.metrics.statistics import robust_z
+from trinat.segmentation.models.base import Classifier, Network
 
 Values = NDArray[np.float64]
 

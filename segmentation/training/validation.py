@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from segmentation.errors import TrainingError
-from segmentation.inference.network import thick
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.overlap import dice, iou, joint_histogram
-from segmentation.space.views import View, to_slices
-from segmentation.synthetic.heads import HeadMaps, aim
-from segmentation.synthetic.synthesis import SynthesisConfig, synthesise_volume
-from segmentation.training.state import seeded
+from trinat.segmentation.errors import TrainingError
+from trinat.segmentation.inference.network import thick
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.overlap import dice, iou, joint_histogram
+from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.synthetic.heads import HeadMaps, aim
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise_volume
+from trinat.segmentation.training.state import seeded
 
 _BATCH = 8
 _SHOWN = 3  # slices of a view

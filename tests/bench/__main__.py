@@ -7,8 +7,8 @@ import pkgutil
 import sys
 
 import bench
-from pipelines.common.exits import Exit
-from pipelines.common.process import prepare_process
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.process import prepare_process
 
 
 def main(arguments: list[str]) -> int:

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from bench._damage_kinds import KINDS, UNSEEN, Damaged, Head, Kind, as_scan
-from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme
-from segmentation.metrics.common_grid import on_grid_of
-from segmentation.metrics.overlap import dice, joint_histogram
-from segmentation.models.zoo import find_model
-from segmentation.space.grid import grown
-from segmentation.space.resample import occupied_box
-from segmentation.space.views import reoriented
-from segmentation.synthetic.phantom import phantom
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.metrics.overlap import dice, joint_histogram
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.space.grid import grown
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import reoriented
+from trinat.segmentation.synthetic.phantom import phantom
 
 _CHOOSING_HEADS = ("sub-01", "sub-02")
 HOLDING_HEADS = ("sub-03", "sub-04", "sub-06")

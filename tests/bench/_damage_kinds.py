@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.io.volume import Volume
+from trinat.segmentation.io.volume import Volume
 
 Floats = NDArray[np.float32]
 

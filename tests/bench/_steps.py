@@ -28,7 +28,7 @@ def step_of(
     """Forward, loss, backward and update of `network` on one batch, as training does them."""
     import torch
 
-    from segmentation.models.losses import LossConfig, build_loss
+    from trinat.segmentation.models.losses import LossConfig, build_loss
 
     loss = build_loss(LossConfig(), torch.ones(33)).to(slices.device)
     optimiser = torch.optim.AdamW(network.parameters(), 1e-3)

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from segmentation.inference.network import Room, ViewNetwork
-from segmentation.inference.segmenter import Segmenter
-from segmentation.models.architectures import PUBLISHED, build
-from segmentation.space.conform import conform
-from segmentation.space.views import View
-from segmentation.synthetic.phantom import phantom
+from trinat.segmentation.inference.network import Room, ViewNetwork
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.models.architectures import PUBLISHED, build
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.phantom import phantom
 
 __all__ = ["Counted", "count", "on_meta", "run"]
 

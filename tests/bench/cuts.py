@@ -15,12 +15,12 @@ from scipy import ndimage
 
 from bench._damage_cache import HOLDING_HEADS, Heads
 from bench._damage_kinds import KINDS, Damaged, Head, as_scan
-from segmentation.inference.checks.evidence import Evidence
-from segmentation.inference.checks.field import check_field_of_view, find_cut
-from segmentation.inference.checks.limits import LIMITS
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.conform import conform
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.field import check_field_of_view, find_cut
+from trinat.segmentation.inference.checks.limits import LIMITS
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.conform import conform
 
 __all__ = ["run"]
 

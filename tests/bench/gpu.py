@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from bench._steps import operations, step_of
-from pipelines.common.process import prepare_training
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.architectures import FAST, PUBLISHED, build
-from segmentation.models.base import Network, NetworkConfig
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads
-from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
-from segmentation.training.state import seeded
+from trinat.pipelines.common.process import prepare_training
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.architectures import FAST, PUBLISHED, build
+from trinat.segmentation.models.base import Network, NetworkConfig
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+from trinat.segmentation.training.state import seeded
 
 Figures = dict[str, float | str]
 SCHEME = load_scheme("quicknat33")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from segmentation.metrics.statistics import mean_interval, students_t_interval
+from trinat.segmentation.metrics.statistics import mean_interval, students_t_interval
 
 __all__ = ["DISTRIBUTIONS", "METHODS", "coverage", "run"]
 

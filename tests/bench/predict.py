@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 from bench._steps import in_process
-from segmentation.space.conform import conform
-from segmentation.synthetic.phantom import phantom
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.synthetic.phantom import phantom
 
 _SLICES = 3 * 256
 _BASELINE = """
 import json, torch
 from bench._steps import timing
-from segmentation.models.architectures import PUBLISHED, build
+from trinat.segmentation.models.architectures import PUBLISHED, build
 torch.set_num_threads({threads})
 network = build(PUBLISHED).eval().to(memory_format=torch.contiguous_format)
 slice_ = torch.randn(1, 1, 256, 256)
@@ -67,7 +67,7 @@ def _measure(*command: str) -> tuple[float, float, float]:
     """Seconds from start to end of a command, processor seconds, and the largest process' GiB."""
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from pipelines.cli import main; main()", *command]
+        [sys.executable, "-c", "from trinat.pipelines.cli import main; main()", *command]
     )
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.models.calibrate import bias, noise
-from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.io.volume import Volume
-from segmentation.metrics.common_grid import on_grid_of
-from segmentation.space.grid import Grid
-from segmentation.space.resample import GridMap, resample_image, resample_labels
+from trinat.pipelines.models.calibrate import bias, noise
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.space.grid import Grid
+from trinat.segmentation.space.resample import GridMap, resample_image, resample_labels
 
 __all__ = ["made_raw", "run"]
 

@@ -10,7 +10,7 @@ from helpers.overfitted import miniature
 from nibabel.affines import apply_affine
 
 from bench.raw import made_raw, run
-from segmentation.io.volume import Volume
+from trinat.segmentation.io.volume import Volume
 
 
 def test_a_head_made_raw_keeps_its_place_in_other_voxels() -> None:

@@ -32,12 +32,12 @@ from helpers.miniatures import (
 )
 from helpers.overfitted import overfitted_model
 
-from pipelines.common.ratings import Rating, save_rating
-from segmentation.io.volume import Volume
-from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.model_info import Description
-from segmentation.space.views import View
-from segmentation.synthetic.heads import phantom_heads
+from trinat.pipelines.common.ratings import Rating, save_rating
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import phantom_heads
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]

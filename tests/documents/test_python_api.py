@@ -18,8 +18,8 @@ from helpers.miniatures import head_image, head_labels, write_nifti
 from matplotlib import pyplot
 
 import trinat
-from pipelines.demo import GEOMETRIES
-from segmentation.synthetic.phantom import phantom
+from trinat.pipelines.demo import GEOMETRIES
+from trinat.segmentation.synthetic.phantom import phantom
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = [name for name in trinat.__all__ if inspect.isfunction(getattr(trinat, name))]

@@ -19,12 +19,12 @@ import typer
 from typer.testing import CliRunner
 
 import trinat
-from pipelines.cli import app
-from pipelines.predict.ledger import Entry
-from pipelines.predict.tables import write_tables
-from segmentation.labels.scheme import load_scheme
-from segmentation.report.tables import METRICS_COLUMNS
-from segmentation.training.config import Recipe
+from trinat.pipelines.cli import app
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.tables import write_tables
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.tables import METRICS_COLUMNS
+from trinat.segmentation.training.config import Recipe
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -14,8 +14,8 @@ import pytest
 from oracle import fuzz
 from oracle.fuzz import Tally, fuzz_cuts, fuzz_flips, fuzz_headers, odd_scan
 
-from segmentation.errors import InputError, IntegrityError
-from segmentation.io.volume import Volume
+from trinat.segmentation.errors import InputError, IntegrityError
+from trinat.segmentation.io.volume import Volume
 
 
 def test_flipped_bits_are_never_read_as_good(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_bomb_of_one_megabyte_allocates_next_to_nothing(tmp_path: Path) -> Non
     assert (tmp_path / "bomb.nii.gz").stat().st_size < 1.2e6
     probe = (
         "import resource, sys\n"
-        "from segmentation.errors import InputError\n"
-        "from segmentation.io.volume import Volume\n"
+        "from trinat.segmentation.errors import InputError\n"
+        "from trinat.segmentation.io.volume import Volume\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: Volume.read(sys.argv[1], labels=True)\n"
         "except InputError as error: print(error.what)\n"
@@ -132,7 +132,7 @@ class TestTheFuzzerItself:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A reader that stops where the voxels end never sees the checksum.
-        monkeypatch.setattr("segmentation.io.streams.Source.drain", lambda *_, **__: None)
+        monkeypatch.setattr("trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None)
         assert fuzz_flips(50, 2, tmp_path).missed
         assert fuzz_cuts(16, 2, tmp_path).missed
 

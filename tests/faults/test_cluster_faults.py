@@ -19,14 +19,14 @@ from helpers.overfitted import random_model
 from helpers.poison import IN_HAND, segment_poison, segment_without_end
 from helpers.serial import SerialEngine, run_serially, write_scans
 
-from pipelines.cli.predict import engine_on
-from pipelines.common.discovery import Case
-from pipelines.common.exits import Exit
-from pipelines.predict.cluster import DaskEngine
-from pipelines.predict.ledger import Entry, read_entries
-from pipelines.predict.outputs import RunSettings
-from segmentation.errors import ConfigError, InterruptedRunError
-from segmentation.io.files import sha256_of
+from trinat.pipelines.cli.predict import engine_on
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.predict.cluster import DaskEngine
+from trinat.pipelines.predict.ledger import Entry, read_entries
+from trinat.pipelines.predict.outputs import RunSettings
+from trinat.segmentation.errors import ConfigError, InterruptedRunError
+from trinat.segmentation.io.files import sha256_of
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
@@ -236,7 +236,7 @@ def test_an_address_where_no_scheduler_answers_is_told() -> None:
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])
 def test_workers_on_one_machine_share_its_processors(monkeypatch, given, threads: int) -> None:
-    monkeypatch.setattr("pipelines.predict.cluster.cpu_count", lambda: 9)
+    monkeypatch.setattr("trinat.pipelines.predict.cluster.cpu_count", lambda: 9)
     settings = RunSettings(Path(), Path(), "", Path(), threads=given)
     assert DaskEngine(settings, "local:4").settings.threads == threads
 

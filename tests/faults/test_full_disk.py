@@ -10,11 +10,11 @@ import pytest
 from helpers.disks import Disk, may_have_mounts, own_mounts
 from helpers.serial import run_serially, write_scans
 
-from pipelines.data.prepare import PrepareConfig, run
-from pipelines.predict.ledger import read_entries
-from pipelines.predict.outputs import WORK
-from segmentation.errors import DiskFullError
-from segmentation.io.files import sha256_of
+from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.outputs import WORK
+from trinat.segmentation.errors import DiskFullError
+from trinat.segmentation.io.files import sha256_of
 
 Check = Callable[[Path, Disk], None]
 

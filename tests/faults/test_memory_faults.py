@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers.overfitted import miniature, random_model
 
-from segmentation.errors import DeviceError
-from segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.inference.segmenter import Segmenter
 
 
 def short_of_memory(segmenter: Segmenter, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -12,12 +12,12 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
-from pipelines.common.config import read_yaml, with_settings
-from pipelines.common.discovery import find_cases, find_files
-from pipelines.common.exits import Exit
-from pipelines.predict.ledger import read_entries
-from segmentation.errors import ConfigError, IntegrityError
-from segmentation.io.files import remove_leftovers
+from trinat.pipelines.common.config import read_yaml, with_settings
+from trinat.pipelines.common.discovery import find_cases, find_files
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.segmentation.errors import ConfigError, IntegrityError
+from trinat.segmentation.io.files import remove_leftovers
 
 
 def test_a_list_line_that_is_not_utf8_and_a_dangling_link_leave_a_report(tmp_path: Path) -> None:

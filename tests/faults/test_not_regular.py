@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 from helpers.miniatures import write_analyze
 
-from pipelines.common.config import read_yaml
-from pipelines.data.catalogue import ArchiveLimits
-from pipelines.data.unpack import extract
-from pipelines.predict.ledger import read_entries
-from segmentation.data.slices import SubjectFile
-from segmentation.data.splits import read_split
-from segmentation.data.store import Store
-from segmentation.errors import InputError, TrinatError
-from segmentation.io.files import open_regular, read_rows
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.checkpoint import load_model, read_info
-from segmentation.models.unpickling import read_torch_file
-from segmentation.models.zoo import find_model
-from segmentation.synthetic.heads import load_heads
-from segmentation.training.state import read_state
+from trinat.pipelines.common.config import read_yaml
+from trinat.pipelines.data.catalogue import ArchiveLimits
+from trinat.pipelines.data.unpack import extract
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.splits import read_split
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import InputError, TrinatError
+from trinat.segmentation.io.files import open_regular, read_rows
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import load_model, read_info
+from trinat.segmentation.models.unpickling import read_torch_file
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.synthetic.heads import load_heads
+from trinat.segmentation.training.state import read_state
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "scan.nii.gz": Volume.read,

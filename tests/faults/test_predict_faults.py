@@ -20,15 +20,15 @@ from helpers.overfitted import random_model
 from helpers.poison import serve_poison, serve_without_end, start_without_end
 from helpers.serial import run_serially, write_scans
 
-from pipelines.common.discovery import Case
-from pipelines.common.exits import Exit
-from pipelines.common.lock import run_lock
-from pipelines.predict.engine import LocalEngine
-from pipelines.predict.ledger import read_entries
-from pipelines.predict.outputs import WORK, OutputSettings, RunSettings
-from pipelines.predict.run import Plan
-from segmentation.errors import DeviceError, LockedError
-from segmentation.io.files import sha256_of
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.predict.engine import LocalEngine
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.outputs import WORK, OutputSettings, RunSettings
+from trinat.pipelines.predict.run import Plan
+from trinat.segmentation.errors import DeviceError, LockedError
+from trinat.segmentation.io.files import sha256_of
 
 TRINAT = Path(sys.executable).with_name("trinat")
 
@@ -149,7 +149,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipelines.predict.run._GRACE_S", grace_s)
+    monkeypatch.setattr("trinat.pipelines.predict.run._GRACE_S", grace_s)
     scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:

@@ -19,14 +19,14 @@ import psutil
 import pytest
 from helpers.miniatures import freesurfer_subject, head_image, head_labels, write_mgz
 
-import pipelines.data.prepare
-from pipelines.common.exits import Exit
-from pipelines.common.lock import run_lock
-from pipelines.data.prepare import Outcome, PrepareConfig, run
-from segmentation.data.preparing import Cut
-from segmentation.data.sources.base import Subject
-from segmentation.data.store import Store
-from segmentation.errors import DatasetError, LockedError
+import trinat.pipelines.data.prepare
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.data.prepare import Outcome, PrepareConfig, run
+from trinat.segmentation.data.preparing import Cut
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError, LockedError
 
 GRID = (64, 64, 64)
 
@@ -152,7 +152,7 @@ def _prepare(root: Path, out: Path, jobs: int) -> None:
 def _start(root: Path, out: Path, jobs: int = 1) -> multiprocessing.Process:
     """Run prepare in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipelines.data.prepare"])
+    context.set_forkserver_preload(["trinat.pipelines.data.prepare"])
     process = context.Process(target=_prepare, args=(root, out, jobs))
     process.start()
     return process
@@ -214,14 +214,14 @@ def test_an_error_that_nobody_foresaw_is_its_subjects_own(
 ) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
-    real = pipelines.data.prepare.prepare_subject
+    real = trinat.pipelines.data.prepare.prepare_subject
 
     def stumbles(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
         if subject.id == "a":
             raise KeyError("of all things")
         real(subject, path, cut, fingerprint)
 
-    monkeypatch.setattr(pipelines.data.prepare, "prepare_subject", stumbles)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "prepare_subject", stumbles)
     summary = run(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.made, summary.failed) == (1, 1)
     assert summary.rows[0].reason == "KeyError: 'of all things': a fault of trinat"
@@ -257,14 +257,14 @@ def test_two_runs_do_not_share_a_store(tmp_path: Path) -> None:
         run(config_of(tmp_path / "in"), tmp_path / "out")
 
 
-def _dies_on_s2(job: pipelines.data.prepare._Job) -> Outcome:
+def _dies_on_s2(job: trinat.pipelines.data.prepare._Job) -> Outcome:
     """As `_prepare`, but the process that meets s2 is killed, as by a system out of memory."""
     if job.subject.id == "s2":
         os.kill(os.getpid(), signal.SIGKILL)
     return _really_prepare(job)
 
 
-_really_prepare = pipelines.data.prepare._prepare
+_really_prepare = trinat.pipelines.data.prepare._prepare
 
 
 def test_a_worker_that_dies_takes_its_own_subject_alone(
@@ -272,7 +272,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
 ) -> None:
     for number in range(5):
         freesurfer_subject(tmp_path / "in", f"s{number}")
-    monkeypatch.setattr(pipelines.data.prepare, "_prepare", _dies_on_s2)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "_prepare", _dies_on_s2)
     # Workers must find this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
@@ -282,7 +282,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
     assert summary.made == 4
 
 
-def _dies_once_made(job: pipelines.data.prepare._Job) -> Outcome:
+def _dies_once_made(job: trinat.pipelines.data.prepare._Job) -> Outcome:
     """As `_prepare`, but the first process to have made a subject is killed before it says so."""
     outcome = _really_prepare(job)
     try:
@@ -298,7 +298,7 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
 ) -> None:
     for name in ("s0", "s1"):
         freesurfer_subject(tmp_path / "in", name)
-    monkeypatch.setattr(pipelines.data.prepare, "_prepare", _dies_once_made)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "_prepare", _dies_once_made)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     assert (summary.made, summary.current, summary.failed) == (2, 0, 0)

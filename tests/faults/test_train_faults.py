@@ -14,13 +14,13 @@ import yaml
 from helpers.small_store import all_train, damage, small_store
 from helpers.tiny_training import NETWORK
 
-from pipelines.common.exits import Exit, exit_code
-from pipelines.train.job import Watcher
-from pipelines.train.run import read_recipe, train
-from segmentation.errors import IntegrityError, InterruptedRunError
-from segmentation.space.views import View
-from segmentation.training.config import Recipe
-from segmentation.training.state import read_latest
+from trinat.pipelines.common.exits import Exit, exit_code
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.run import read_recipe, train
+from trinat.segmentation.errors import IntegrityError, InterruptedRunError
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.state import read_latest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 JOB = "train/coronal-axial"

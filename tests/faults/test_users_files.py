@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 
-from pipelines.common.discovery import Case
-from pipelines.common.exits import Exit
-from pipelines.predict.ledger import Entry, Ledger, read_entries
-from pipelines.predict.outputs import WORK
-from pipelines.predict.run import Shard, merge
-from segmentation.errors import ConfigError, OutputError
-from segmentation.io.files import read_rows, sha256_of
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.predict.ledger import Entry, Ledger, read_entries
+from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.run import Shard, merge
+from trinat.segmentation.errors import ConfigError, OutputError
+from trinat.segmentation.io.files import read_rows, sha256_of
 
 TABLES = ("summary.tsv", "qc.tsv", "volumes.tsv", "report.html")
 

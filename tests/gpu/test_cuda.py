@@ -12,22 +12,22 @@ from bench._steps import step_of
 from helpers import small_store as stored
 from torch import Tensor
 
-from pipelines.train.job import Watcher
-from pipelines.train.run import read_recipe, train
-from segmentation.data.augmentation import AugmentationConfig
-from segmentation.errors import DeviceError
-from segmentation.inference.fusion import Fusion
-from segmentation.inference.segmenter import Segmenter
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.quicknat import PUBLISHED, QuickNat
-from segmentation.space.views import View
-from segmentation.synthetic.heads import Heads, aim, phantom_heads
-from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
-from segmentation.training.batches import StoreSource, SyntheticSource
-from segmentation.training.config import StoreConfig
-from segmentation.training.loop import Trainer
-from segmentation.training.network import ViewsNet
-from segmentation.training.state import seeded
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.run import read_recipe, train
+from trinat.segmentation.data.augmentation import AugmentationConfig
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.quicknat import PUBLISHED, QuickNat
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import Heads, aim, phantom_heads
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+from trinat.segmentation.training.batches import StoreSource, SyntheticSource
+from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.loop import Trainer
+from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.state import seeded
 
 # Compilers warn of much that is no error.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

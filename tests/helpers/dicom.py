@@ -9,7 +9,7 @@ import numpy as np
 from pydicom import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
-from segmentation.io.volume import Volume
+from trinat.segmentation.io.volume import Volume
 
 CLASSIC = "1.2.840.10008.5.1.4.1.1.4"
 ENHANCED = "1.2.840.10008.5.1.4.1.1.4.1"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.ndimage import binary_dilation
 
-from segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")
 # Structures that are exchanged for one another, and one that is lost or grows.

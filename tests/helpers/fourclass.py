@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.labels.scheme import Label, LabelScheme
 
 
 def label(index: int, name: str, partner: int | None = None, side=None) -> Label:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from segmentation.space.views import View
-from segmentation.training.batches import Batch, Source
-from segmentation.training.state import seeded
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.batches import Batch, Source
+from trinat.segmentation.training.state import seeded
 
 
 class KnownSlices(Source):

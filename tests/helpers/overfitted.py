@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from helpers.miniatures import head_image, head_labels, turned
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.checkpoint import save_model
-from segmentation.models.model_info import Description
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.space.conform import conform
-from segmentation.space.views import View, to_slices
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.views import View, to_slices
 
 STEPS = 60
 # Each step sees a third of the slices, in turn.

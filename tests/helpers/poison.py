@@ -7,17 +7,17 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from pipelines.common.discovery import Case
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import RunSettings
-from pipelines.predict.server import serve
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import RunSettings
+from trinat.pipelines.predict.server import serve
 
 IN_HAND = "in-hand"  # a file that says so
 
 
 def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
     """What a worker of a cluster does with a scan, or a scan with it."""
-    from pipelines.predict.cluster import segment
+    from trinat.pipelines.predict.cluster import segment
 
     if case.stem.startswith("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -43,7 +43,7 @@ def start_without_end(connection: Connection, settings: RunSettings, device: str
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
-    from pipelines.predict import server
+    from trinat.pipelines.predict import server
 
     read = server.read
 

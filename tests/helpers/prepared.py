@@ -15,9 +15,9 @@ from helpers.miniatures import (
     oasis_session,
     write_nifti,
 )
-from pipelines.data.prepare import PrepareConfig, Summary, run
-from segmentation.data.store import Store
-from segmentation.space.views import View, from_slices
+from trinat.pipelines.data.prepare import PrepareConfig, Summary, run
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.space.views import View, from_slices
 
 GRID = (64, 64, 64)
 

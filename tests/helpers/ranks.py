@@ -14,11 +14,11 @@ import torch
 from torch import distributed
 
 from helpers.known import KnownSlices
-from segmentation.space.views import View
-from segmentation.training.config import Recipe
-from segmentation.training.loop import Trainer
-from segmentation.training.network import ViewsNet
-from segmentation.training.workers import Workers
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.loop import Trainer
+from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.workers import Workers
 
 
 def in_both(work: Callable[..., Any], *args: object) -> list[Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from helpers.overfitted import miniature, random_model
-from pipelines.predict.engine import SerialEngine
-from pipelines.predict.outputs import OutputSettings
-from pipelines.predict.run import Outcome, Plan, predict
+from trinat.pipelines.predict.engine import SerialEngine
+from trinat.pipelines.predict.outputs import OutputSettings
+from trinat.pipelines.predict.run import Outcome, Plan, predict
 
 QUICK = OutputSettings(picture=False)
 

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from helpers.miniatures import head_image, head_labels
-from segmentation.io.volume import Volume
+from trinat.segmentation.io.volume import Volume
 
 _START_S = 120
 AT = "/v1/segmentations"
@@ -28,10 +28,10 @@ def quick_model() -> Path:
     import torch
 
     from helpers.overfitted import SMALL
-    from segmentation.models.checkpoint import save_model
-    from segmentation.models.model_info import Description
-    from segmentation.models.quicknat import QuickNat
-    from segmentation.space.views import View
+    from trinat.segmentation.models.checkpoint import save_model
+    from trinat.segmentation.models.model_info import Description
+    from trinat.segmentation.models.quicknat import QuickNat
+    from trinat.segmentation.space.views import View
 
     folder = Path(tempfile.mkdtemp(prefix="trinat-quick-"))
     with torch.random.fork_rng([]):

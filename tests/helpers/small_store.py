@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from segmentation.data.slices import quantise, scheme_table, write_subject
-from segmentation.data.sources.base import Subject
-from segmentation.data.splits import Split
-from segmentation.data.store import (
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import (
     FileStamp,
     Store,
     StoredSubject,
@@ -19,8 +19,8 @@ from segmentation.data.store import (
     subject_path,
     write_participants,
 )
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
 
 TISSUE4 = load_scheme("tissue4")
 VIEWS = (View.CORONAL, View.AXIAL)

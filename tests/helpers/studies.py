@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.predict.ledger import Entry, Ledger
-from pipelines.predict.outputs import TABLES
-from pipelines.predict.tables import write_label_table, write_tables
-from segmentation.io.files import sha256_of
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
+from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.pipelines.predict.outputs import TABLES
+from trinat.pipelines.predict.tables import write_label_table, write_tables
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 
 AFFINE = np.diag([4.0, 4.0, 4.0, 1.0])
 GRADES = ("pass", "look", "reject")

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from pipelines.train.job import Watcher
-from pipelines.train.run import read_recipe
-from segmentation.synthetic.heads import phantom_heads
-from segmentation.training.config import Recipe
-from segmentation.training.state import read_latest
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.run import read_recipe
+from trinat.segmentation.synthetic.heads import phantom_heads
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.state import read_latest
 
 NETWORK = {
     "filters": 4,

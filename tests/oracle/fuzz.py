@@ -26,8 +26,8 @@ import numpy as np
 from helpers.limits import limit_memory, time_limit
 from oracle.careful import MGH, NIFTI1, NIFTI2, Fields, Reading, read_mgh, read_nifti
 
-from segmentation.errors import InputError
-from segmentation.io.volume import Volume
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.io.volume import Volume
 
 FLIPS, CUTS, HEADERS = 2000, 500, 5000
 _MEMORY_MIB = 1024

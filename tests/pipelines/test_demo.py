@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from helpers.overfitted import random_model
 
-from pipelines.common.exits import Exit
-from pipelines.demo import GEOMETRIES, Geometry, run_demo
-from segmentation.io.volume import Volume
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.demo import GEOMETRIES, Geometry, run_demo
+from trinat.segmentation.io.volume import Volume
 
 COARSE = Geometry("sub-coarse", (3.0, 3.0, 4.0), "LIP", 10)
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pipelines import doctor
-from pipelines.common.exits import Exit
+from trinat.pipelines import doctor
+from trinat.pipelines.common.exits import Exit
 
 
 def test_a_missing_package_is_wrong_and_the_remedy_installs_it() -> None:

@@ -19,11 +19,11 @@ from helpers.overfitted import overfitted_model
 from helpers.tiny_training import NETWORK
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.common.exits import Exit
-from segmentation.io.files import sha256_of
-from segmentation.models.checkpoint import read_info
-from segmentation.space.views import View
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.space.views import View
 
 GRID = "grid: [48, 48, 48]\n"
 

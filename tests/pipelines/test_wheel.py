@@ -17,22 +17,30 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.important
 def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for folder in ("segmentation", "pipelines", "configs"):
-        shutil.copytree(ROOT / folder, source / folder)
-    for name in ("trinat.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+    for folder in ("segmentation", "pipelines", "configs", "trinat"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
     build += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, timeout=200)
     (wheel,) = tmp_path.glob("trinat-*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
+    # One name is installed, beside what pip knows of it.
+    tops = {name.split("/")[0] for name in held}
+    assert tops == {"trinat", next(top for top in tops if top.endswith(".dist-info"))}
     shipped = ROOT / "segmentation" / "models" / "zoo"
-    wanted = {str(path.relative_to(ROOT)) for path in shipped.rglob("*.*") if path.suffix != ".pyc"}
+    wanted = {in_wheel(path) for path in shipped.rglob("*.*") if path.suffix != ".pyc"}
     assert len(wanted) > 5
     page = ROOT / "pipelines" / "view" / "page"
-    wanted |= {str(path.relative_to(ROOT)) for path in page.rglob("*.*")}
-    assert "pipelines/view/page/niivue/LICENSE.txt" in wanted
+    wanted |= {in_wheel(path) for path in page.rglob("*.*")}
+    assert "trinat/pipelines/view/page/niivue/LICENSE.txt" in wanted
     assert not wanted - held
-    assert {"trinat.py", "segmentation/synthetic/anatomy.npz"} <= held
-    assert "configs/train/fast.yaml" in held
+    assert {"trinat/__init__.py", "trinat/py.typed"} <= held
+    assert "trinat/segmentation/synthetic/anatomy.npz" in held
+    assert "trinat/configs/train/fast.yaml" in held
     assert {Path(name).name for name in held if ".dist-info/" in name} >= {"LICENSE", "NOTICE"}
+
+
+def in_wheel(path: Path) -> str:
+    return f"trinat/{path.relative_to(ROOT)}"

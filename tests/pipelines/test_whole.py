@@ -15,10 +15,10 @@ from helpers.loopback import Server, serve
 from helpers.miniatures import freesurfer_subject, pack
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.common.exits import Exit
-from pipelines.data.catalogue import load_catalogue
-from segmentation.models.hardware import count_gpus
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.data.catalogue import load_catalogue
+from trinat.segmentation.models.hardware import count_gpus
 
 DISC = "oasis_cs_freesurfer_disc1"
 RECIPE = {
@@ -68,7 +68,7 @@ def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     small = {"md5": md5, "plausible_bytes": (1, 10**9)}
     local = part.model_copy(update={"urls": (url,), **small})
     entry = catalogue["oasis1"].model_copy(update={"archives": (local,)})
-    monkeypatch.setattr("pipelines.data.catalogue.load_catalogue", lambda: {"oasis1": entry})
+    monkeypatch.setattr("trinat.pipelines.data.catalogue.load_catalogue", lambda: {"oasis1": entry})
     yield
     server.close()
 

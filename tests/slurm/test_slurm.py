@@ -15,9 +15,9 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.serial import write_scans
 
-from pipelines.predict.ledger import read_entries
-from pipelines.predict.run import merge
-from segmentation.io.files import sha256_of
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.run import merge
+from trinat.segmentation.io.files import sha256_of
 
 ARRAY = Path(__file__).parents[2] / "scripts/slurm/array.sh"
 

@@ -16,11 +16,11 @@ from helpers.limits import limit_memory
 from oracle.careful import MGH, NIFTI1
 from oracle.fuzz import odd_scan
 
-from segmentation.errors import TrinatError
-from segmentation.io.volume import Volume
 from torture.scans import mgh, nifti
 from torture.verdicts import wrong
 from torture.workshop import Try, time_limit
+from trinat.segmentation.errors import TrinatError
+from trinat.segmentation.io.volume import Volume
 
 
 def bombs(attempt: Try) -> None:

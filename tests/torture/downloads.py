@@ -13,12 +13,12 @@ from pathlib import Path
 
 from helpers.loopback import Behaviour, Server, cut, serve
 
-from pipelines.data.catalogue import ArchiveLimits, RemoteFile
-from pipelines.data.download import Policy, fetch
-from pipelines.data.unpack import extract
-from segmentation.errors import TrinatError
 from torture.verdicts import executed, wrong
 from torture.workshop import Try, digests, happens, time_limit, unchanged
+from trinat.pipelines.data.catalogue import ArchiveLimits, RemoteFile
+from trinat.pipelines.data.download import Policy, fetch
+from trinat.pipelines.data.unpack import extract
+from trinat.segmentation.errors import TrinatError
 
 _NAMES = (
     "../out", "a/../../out", "/tmp/torture-out", "a\\..\\..\\out", "//host/out", "./../out",

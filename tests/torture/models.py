@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from segmentation.models.checkpoint import load_model
-from segmentation.models.unpickling import read_torch_file
 from torture.verdicts import executed, wrong
 from torture.workshop import Try, copy, happens, time_limit
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.unpickling import read_torch_file
 
 
 class _Canary:

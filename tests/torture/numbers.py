@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.common.discovery import find_files
-from pipelines.evaluate.pairing import pair_files
-from pipelines.predict import ledger
-from segmentation.io.files import read_rows
-from segmentation.io.volume import Volume
 from torture.jobs import JOBS, Bench
 from torture.verdicts import Refused, wrong
 from torture.workshop import Done, Try, checked, digests, happens, tiny_scan, unchanged
+from trinat.pipelines.common.discovery import find_files
+from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.predict import ledger
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.volume import Volume
 
 # Pairing ------------------------------------------------------------------------------------
 

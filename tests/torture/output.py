@@ -12,10 +12,10 @@ import nibabel as nib
 import numpy as np
 from helpers.dicom import write_classic
 
-from segmentation.io.volume import Volume
 from torture.jobs import Bench
 from torture.verdicts import Refused, lost, wrong
 from torture.workshop import Try, checked, tiny_scan
+from trinat.segmentation.io.volume import Volume
 
 _MINE = b"written by hand"
 

@@ -18,11 +18,11 @@ from oracle import fuzz
 from oracle.careful import MGH, NIFTI1
 from oracle.fuzz import odd_scan
 
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.conform import conform, restore
 from torture.verdicts import wrong
 from torture.workshop import READ_S, Try, time_limit
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.conform import conform, restore
 
 _AXES = [
     "".join(letters)

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from segmentation.io.files import atomic_text
 from torture import jobs
 from torture.verdicts import GOOD, Verdict, judged
 from torture.workshop import PATIENCE_S, Try, make_sound, time_limit
+from trinat.segmentation.io.files import atomic_text
 
 Attack = Callable[[Try], None]
 
@@ -38,19 +38,19 @@ _PRELOADED = (
     "scipy.ndimage",
     "matplotlib.figure",
     "torch._dynamo",
-    "pipelines.cli",
-    "pipelines.predict.case",
-    "pipelines.predict.tables",
-    "pipelines.evaluate.run",
-    "pipelines.evaluate.cohort",
-    "pipelines.data.prepare",
-    "pipelines.data.report",
-    "pipelines.models.bundle",
-    "pipelines.serve.app",
-    "pipelines.web.start",
-    "pipelines.train.launch",
-    "pipelines.train.log",
-    "segmentation.report.evaluation",
+    "trinat.pipelines.cli",
+    "trinat.pipelines.predict.case",
+    "trinat.pipelines.predict.tables",
+    "trinat.pipelines.evaluate.run",
+    "trinat.pipelines.evaluate.cohort",
+    "trinat.pipelines.data.prepare",
+    "trinat.pipelines.data.report",
+    "trinat.pipelines.models.bundle",
+    "trinat.pipelines.serve.app",
+    "trinat.pipelines.web.start",
+    "trinat.pipelines.train.launch",
+    "trinat.pipelines.train.log",
+    "trinat.segmentation.report.evaluation",
     "helpers.serial",
 )
 

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.common.naming import RESULT_ENDINGS
-from pipelines.predict import ledger
-from segmentation.io.volume import Volume
 from torture.jobs import JOBS, Bench, checked_zero
 from torture.verdicts import Bad, Refused, Verdict, executed, lost, raw, raw_in, wrong
 from torture.workshop import Try, checked, digests, happens, python, tiny_scan, unchanged
+from trinat.pipelines.common.naming import RESULT_ENDINGS
+from trinat.pipelines.predict import ledger
+from trinat.segmentation.io.volume import Volume
 
 _PARTS = (
     "a", "é", "e\u0301", "日本", "\u202egnp", "\x1b[31m", "\n", "\t", "\r", " ", "=1+1",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from segmentation.errors import InputError
 from torture import mutate, scans
 from torture.suite import Suite, families
 from torture.verdicts import Verdict, lost, raw_in, wrong
 from torture.workshop import Done, Try, checked, time_limit
+from trinat.segmentation.errors import InputError
 
 
 def right(attempt: Try) -> None:
@@ -82,7 +82,7 @@ def test_a_reader_that_takes_damage_for_a_scan_is_found(
     tmp_path: Path, attack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A reader that stops where the voxels end never sees the checksum.
-    monkeypatch.setattr("segmentation.io.streams.Source.drain", lambda *_, **__: None)
+    monkeypatch.setattr("trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None)
     monkeypatch.setattr("gzip._GzipReader._read_eof", lambda self: None)
     suite = Suite(tmp_path / "state.json", 1, tmp_path)
     found = {suite.attempt("family", attack, number)[0] for number in range(70)}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from faults.test_not_regular import READERS
 
-from pipelines.predict.ledger import Entry
-from segmentation.labels.scheme import load_scheme
 from torture.workshop import READ_S, Try, time_limit
+from trinat.pipelines.predict.ledger import Entry
+from trinat.segmentation.labels.scheme import load_scheme
 
 
 @functools.cache

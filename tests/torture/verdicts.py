@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-from segmentation.errors import TrinatError
+from trinat.segmentation.errors import TrinatError
 
 
 class Verdict(StrEnum):

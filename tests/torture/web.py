@@ -54,11 +54,11 @@ def http_requests(attempt: Try) -> None:
 @cache
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
-    from pipelines.predict.run import Plan
-    from pipelines.serve.app import make_app, read_scheme
-    from pipelines.serve.queue import Queue
-    from pipelines.serve.worker import Worker
-    from pipelines.web import guard, start
+    from trinat.pipelines.predict.run import Plan
+    from trinat.pipelines.serve.app import make_app, read_scheme
+    from trinat.pipelines.serve.queue import Queue
+    from trinat.pipelines.serve.worker import Worker
+    from trinat.pipelines.web import guard, start
 
     logging.getLogger("python_multipart").disabled = True
     guard._PATIENCE_S = start._HEAD_S = 1.0

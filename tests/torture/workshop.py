@@ -178,14 +178,14 @@ def _interrupted(*_: object) -> NoReturn:
 
 def _command(arguments: list[str], before: Callable[[], object], serial: bool) -> int:
     """What `trinat` on the command line does, in this process."""
-    from pipelines.cli import main
+    from trinat.pipelines.cli import main
 
     # Workers are spawned anew, and must not begin with importing the suite.
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["trinat", *arguments]
     if serial:
-        from pipelines.predict.engine import SerialEngine
-        from pipelines.predict.run import Plan
+        from trinat.pipelines.predict.engine import SerialEngine
+        from trinat.pipelines.predict.run import Plan
 
         Plan.local_engine = lambda self, settings: SerialEngine(settings)  # type: ignore[method-assign]
     before()
@@ -252,11 +252,11 @@ def make_sound(folder: Path) -> None:
     from helpers.overfitted import SMALL
     from helpers.tiny_training import write_recipe
 
-    from segmentation.io.volume import Volume
-    from segmentation.models.checkpoint import save_model
-    from segmentation.models.model_info import Description
-    from segmentation.models.quicknat import QuickNat
-    from segmentation.space.views import View
+    from trinat.segmentation.io.volume import Volume
+    from trinat.segmentation.models.checkpoint import save_model
+    from trinat.segmentation.models.model_info import Description
+    from trinat.segmentation.models.quicknat import QuickNat
+    from trinat.segmentation.space.views import View
 
     torch.manual_seed(3)
     network = QuickNat(SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33}))

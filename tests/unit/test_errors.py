@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segmentation.errors import reason_of
+from trinat.segmentation.errors import reason_of
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 import trinat
-from segmentation.errors import ConfigError, FormatError, GeometryError, IntegrityError
-from segmentation.space.views import View
+from trinat.segmentation.errors import ConfigError, FormatError, GeometryError, IntegrityError
+from trinat.segmentation.space.views import View
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +57,14 @@ def test_in_python_too_waiting_threads_leave_processors_to_others(own: str | Non
         env=given | ({"OMP_WAIT_POLICY": own} if own else {}),
     )
     assert done.stdout.split() == [own or "PASSIVE"]
+
+
+def test_importing_trinat_sets_no_environment_variable() -> None:
+    probe = "import os; before = dict(os.environ); import trinat; print(before == dict(os.environ))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "True\n"
 
 
 def test_python_m_trinat_is_the_command_line() -> None:

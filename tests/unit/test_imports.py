@@ -43,8 +43,8 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def stage_of(module: str) -> int:
-    """The stage of segmentation.<name>[...]; the package itself comes before all."""
-    parts = module.split(".")
+    """The stage of trinat.segmentation.<name>[...]; the package itself comes before all."""
+    parts = module.removeprefix("trinat.").split(".")
     if parts[0] != "segmentation" or len(parts) < 2 or parts[1] == "__init__":
         return -1
     for position, members in enumerate(STAGES):
@@ -65,7 +65,7 @@ def relative(path: Path) -> str:
 def test_the_library_imports_nothing_that_stands_above_or_after_it(path: Path) -> None:
     own = stage_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
     for module in sorted(imported_modules(path)):
-        top = module.split(".")[0]
+        top = module.removeprefix("trinat.").split(".")[0]
         assert top not in {"pipelines", "scripts", "tests", "typer", "rich", "argparse"}
         assert stage_of(module) <= own, f"{relative(path)} imports {module}, a later stage"
 
@@ -92,8 +92,15 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("trinat", *path.relative_to(ROOT).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("folder", ["segmentation", "pipelines", "tests", "docs"])
+def test_folders_are_imported_by_the_one_name_that_is_installed(folder: str) -> None:
+    for path in python_files(folder):
+        tops = {module.split(".")[0] for module in imported_modules(path)}
+        assert tops.isdisjoint({"segmentation", "pipelines", "configs"}), relative(path)
 
 
 @pytest.mark.parametrize("path", python_files("pipelines"), ids=relative)
@@ -107,7 +114,8 @@ def test_one_module_knows_which_networks_there_are() -> None:
         relative(path)
         for path in (*python_files("segmentation"), *python_files("pipelines"))
         if any(
-            module.startswith("segmentation.models.quicknat") for module in imported_modules(path)
+            module.startswith("trinat.segmentation.models.quicknat")
+            for module in imported_modules(path)
         )
     }
     # The importer of the authors' weights makes that very network of them.
@@ -116,14 +124,14 @@ def test_one_module_knows_which_networks_there_are() -> None:
 
 @pytest.mark.parametrize("path", python_files("pipelines/common"), ids=relative)
 def test_what_jobs_share_imports_no_job(path: Path) -> None:
-    jobs = {module for module in imported_modules(path) if module.startswith("pipelines.")}
-    assert all(module.startswith("pipelines.common") for module in jobs)
+    jobs = {module for module in imported_modules(path) if module.startswith("trinat.pipelines.")}
+    assert all(module.startswith("trinat.pipelines.common") for module in jobs)
 
 
 def test_the_help_page_imports_nothing_heavy() -> None:
     probe = (
         "import sys; sys.argv = ['trinat', '--help']\n"
-        "from pipelines.cli import main\n"
+        "from trinat.pipelines.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'monai', 'torchio', 'matplotlib', 'scipy', 'pandas', 'nibabel',"

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from segmentation.timing import Clock, stage, timed, together
+from trinat.segmentation.timing import Clock, stage, timed, together
 
 
 def busy(seconds: float) -> None:
@@ -78,7 +78,7 @@ def test_of_processes_side_by_side_wall_time_counts_once() -> None:
 
 def test_the_table_of_a_process_adds_up_from_its_creation() -> None:
     code = (
-        "import time; from segmentation.timing import as_table, stage, time_process\n"
+        "import time; from trinat.segmentation.timing import as_table, stage, time_process\n"
         "clock = time_process()\n"
         "with stage('work'): time.sleep(0.3)\n"
         "print(as_table(clock.take()))"

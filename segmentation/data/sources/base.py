@@ -11,9 +11,9 @@ from pathlib import Path
 
 from natsort import natsort_keygen
 
-from segmentation.errors import DatasetError
-from segmentation.io.files import read_rows
-from segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.streams import SCAN_SUFFIXES
 
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from segmentation.data.sources.base import (
+from trinat.segmentation.data.sources.base import (
     Exclusion,
     Facts,
     Found,
@@ -18,8 +18,8 @@ from segmentation.data.sources.base import (
     safe_name,
     without_suffix,
 )
-from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.errors import DatasetError
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.errors import DatasetError
 
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # What tells the scans of a person apart; a label map has the same.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from segmentation.data.sources.base import (
+from trinat.segmentation.data.sources.base import (
     Exclusion,
     Found,
     Source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from segmentation.data.sources.base import (
+from trinat.segmentation.data.sources.base import (
     Exclusion,
     Found,
     Source,
@@ -13,7 +13,7 @@ from segmentation.data.sources.base import (
     Subject,
     natural_order,
 )
-from segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 
 _LICENCE = "CC BY-SA 3.0"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from segmentation.data.sources.base import (
+from trinat.segmentation.data.sources.base import (
     Exclusion,
     Found,
     Source,
@@ -14,7 +14,7 @@ from segmentation.data.sources.base import (
     first_existing,
     natural_order,
 )
-from segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError
 
 _LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 

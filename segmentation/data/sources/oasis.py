@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from segmentation.data.sources.base import (
+from trinat.segmentation.data.sources.base import (
     Exclusion,
     Found,
     Source,
@@ -19,9 +19,9 @@ from segmentation.data.sources.base import (
     Subject,
     natural_order,
 )
-from segmentation.data.sources.freesurfer import find_image, find_labels
-from segmentation.errors import ConfigError, DatasetError
-from segmentation.io.files import read_text
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.io.files import read_text
 
 _SESSION = re.compile(r"(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
 _LICENCE = "OASIS data use agreement"

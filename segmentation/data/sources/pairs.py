@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segmentation.data.sources.base import (
+from trinat.segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
     Found,
@@ -15,9 +15,9 @@ from segmentation.data.sources.base import (
     safe_name,
     without_suffix,
 )
-from segmentation.errors import DatasetError
-from segmentation.io.files import read_rows
-from segmentation.labels.folding import (
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_FOLDED,
     GENERATION_SURROUNDINGS,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from segmentation.data.sources import bids, freesurfer, ixi, neurite, oasis, pairs
-from segmentation.data.sources.base import Exclusion, Listing, Source, SourceOptions
-from segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.data.sources import bids, freesurfer, ixi, neurite, oasis, pairs
+from trinat.segmentation.data.sources.base import Exclusion, Listing, Source, SourceOptions
+from trinat.segmentation.errors import ConfigError, DatasetError
 
 SOURCES: Mapping[str, Source] = {
     "oasis1": oasis.SOURCE,

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.inference.checks.blocks import VOXELS, block_sums, smoothed
-from segmentation.inference.checks.evidence import Evidence, Finding, above, below
-from segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.checks.blocks import VOXELS, block_sums, smoothed
+from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above, below
+from trinat.segmentation.inference.checks.limits import Limits
 
 # From here on white matter and cortex differ enough to compare with.
 _LEAST_DIFFERENCE = 1e-3

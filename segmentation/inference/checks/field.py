@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from segmentation.inference.checks.evidence import Evidence, Finding, above, some
-from segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above, some
+from trinat.segmentation.inference.checks.limits import Limits
 
 Points = NDArray[np.float32]
 

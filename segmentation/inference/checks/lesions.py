@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segmentation.inference.checks.blocks import BLOCK, VOXELS, block_sums, smoothed
-from segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, some
-from segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.checks.blocks import BLOCK, VOXELS, block_sums, smoothed
+from trinat.segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, some
+from trinat.segmentation.inference.checks.limits import Limits
 
 Mask = NDArray[np.bool_]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, below
-from segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, below
+from trinat.segmentation.inference.checks.limits import Limits
 
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:

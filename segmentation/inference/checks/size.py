@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, above, below, some
-from segmentation.inference.checks.limits import Limits
-from segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.inference.checks.evidence import (
+    NO_TISSUE,
+    Evidence,
+    Finding,
+    above,
+    below,
+    some,
+)
+from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.labels.scheme import LabelScheme
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from segmentation.errors import ModelError
+from trinat.segmentation.errors import ModelError
 
 __all__ = ["MODEL_FILE", "NOT_YET", "default_model", "find_model", "shipped_models"]
 

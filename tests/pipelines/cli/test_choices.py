@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.predict import split_devices
-from pipelines.predict.run import Plan
-from segmentation.errors import ConfigError
+from trinat.pipelines.cli.predict import split_devices
+from trinat.pipelines.predict.run import Plan
+from trinat.segmentation.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,19 @@ from textwrap import dedent
 import pytest
 from typer.main import get_command
 
-from pipelines.cli import app
-from pipelines.common.exits import Exit, batch_exit, exit_code
-from segmentation import errors
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit, batch_exit, exit_code
+from trinat.segmentation import errors
 
 
 def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("from pipelines.cli import main; main()", *arguments)
+    return python("from trinat.pipelines.cli import main; main()", *arguments)
 
 
 def command(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command line whose one command is this line of Python."""
     code = (
-        "import typer\nfrom pipelines.cli import run\n"
+        "import typer\nfrom trinat.pipelines.cli import run\n"
         "app = typer.Typer(pretty_exceptions_enable=False)\n"
         f"@app.command()\ndef only():\n    {line}\nrun(app)"
     )
@@ -130,7 +130,7 @@ def test_whatever_ends_a_command_is_one_line(error: str, line: str) -> None:
 )
 def test_a_log_level_stands_anywhere_in_the_line(arguments: list[str], said: str) -> None:
     code = (
-        "import typer\nfrom pipelines.cli import run\napp = typer.Typer()\n"
+        "import typer\nfrom trinat.pipelines.cli import run\napp = typer.Typer()\n"
         "@app.command()\ndef loud(quiet: bool = False):\n    print(quiet)\n"
         "@app.command()\ndef plain():\n    print('plain')\nrun(app)"
     )
@@ -158,7 +158,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
 
 def test_a_shell_is_told_what_completes_a_word() -> None:
     words = {"_TRINAT_COMPLETE": "complete_bash", "COMP_WORDS": "trinat pre", "COMP_CWORD": "1"}
-    code = "import sys; sys.argv = ['trinat']; from pipelines.cli import main; main()"
+    code = "import sys; sys.argv = ['trinat']; from trinat.pipelines.cli import main; main()"
     assert python(code, **words).stdout.split() == ["predict", "prepare"]
 
 
@@ -174,7 +174,7 @@ def test_a_shell_is_told_what_completes_a_word() -> None:
     ],
 )
 def test_a_cluster_sets_device_and_threads(variable: str, value: str, said: str) -> None:
-    code = "from pipelines.cli import main; main()"
+    code = "from trinat.pipelines.cli import main; main()"
     done = python(code, "predict", "no.nii.gz", "--out", "out", **{variable: value})
     assert done.returncode == Exit.USAGE
     assert done.stderr.startswith(said)
@@ -185,7 +185,7 @@ def test_waiting_threads_leave_processors_to_others_unless_the_user_chose(own: s
     # libgomp reads it once, when torch is imported.
     code = """
         import atexit, os, sys
-        from pipelines.cli import main
+        from trinat.pipelines.cli import main
         atexit.register(lambda: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
         main()
     """

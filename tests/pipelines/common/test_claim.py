@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.lock import claimed
-from segmentation.errors import OutputError
+from trinat.pipelines.common.lock import claimed
+from trinat.segmentation.errors import OutputError
 
 
 def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(tmp_path: Path) -> None:

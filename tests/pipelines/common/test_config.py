@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.config import read_yaml, with_settings
-from segmentation.errors import ConfigError
+from trinat.pipelines.common.config import read_yaml, with_settings
+from trinat.segmentation.errors import ConfigError
 
 
 @pytest.mark.parametrize(

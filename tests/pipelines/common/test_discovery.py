@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.discovery import Found, find_cases
-from segmentation.errors import ConfigError, InputError
+from trinat.pipelines.common.discovery import Found, find_cases
+from trinat.segmentation.errors import ConfigError, InputError
 
 
 def touch(root: Path, *names: str) -> Path:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.lock import run_lock
-from segmentation.errors import LockedError, OutputError
+from trinat.pipelines.common.lock import run_lock
+from trinat.segmentation.errors import LockedError, OutputError
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from pipelines.common.lock import run_lock
+from trinat.pipelines.common.lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

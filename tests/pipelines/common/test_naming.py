@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipelines.common.naming import bids_name
-from pipelines.predict.tables import format_aseg_stats
-from segmentation.data.sources.bids import entities
-from segmentation.labels.scheme import load_scheme
+from trinat.pipelines.common.naming import bids_name
+from trinat.pipelines.predict.tables import format_aseg_stats
+from trinat.segmentation.data.sources.bids import entities
+from trinat.segmentation.labels.scheme import load_scheme
 
 
 def test_all_entities_are_kept_and_ours_stand_where_the_schema_wants_them() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.common.progress import progress
+from trinat.pipelines.common.progress import progress
 
 
 class Clock:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from pipelines.common.ratings import (
+from trinat.pipelines.common.ratings import (
     VERDICTS,
     Rating,
     agreement_table,
@@ -16,8 +16,8 @@ from pipelines.common.ratings import (
     rejections,
     save_rating,
 )
-from segmentation.errors import DatasetError
-from segmentation.inference.quality import GradeName
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.inference.quality import GradeName
 
 
 def rating(scan: str = "a", rater: str = "anna", **facts: str) -> Rating:

@@ -12,16 +12,16 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.prepared import build, prepare
 
-from pipelines.common.discovery import Case, Found
-from pipelines.common.exits import Exit
-from pipelines.common.stored import stored_cases, stored_files
-from pipelines.evaluate.run import Settings, evaluate
-from pipelines.predict.case import CaseWorker
-from pipelines.predict.outputs import RunSettings, read
-from segmentation.data.splits import Split
-from segmentation.data.store import SPLIT, Store
-from segmentation.errors import DatasetError, TrinatError
-from segmentation.io.volume import Volume
+from trinat.pipelines.common.discovery import Case, Found
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.stored import stored_cases, stored_files
+from trinat.pipelines.evaluate.run import Settings, evaluate
+from trinat.pipelines.predict.case import CaseWorker
+from trinat.pipelines.predict.outputs import RunSettings, read
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import SPLIT, Store
+from trinat.segmentation.errors import DatasetError, TrinatError
+from trinat.segmentation.io.volume import Volume
 
 SOURCES = ["oasis1", "oasis1-freesurfer", "neurite", "ixi", "freesurfer", "bids", "pairs"]
 

@@ -13,11 +13,11 @@ from helpers.miniatures import freesurfer_subject
 from PIL import Image
 from typer.testing import CliRunner
 
-import pipelines.data.catalogue
-from pipelines.cli import app
-from pipelines.common.exits import Exit
-from pipelines.data.catalogue import Archive, ArchiveLimits, Dataset
-from segmentation.errors import ConfigError
+import trinat.pipelines.data.catalogue
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.data.catalogue import Archive, ArchiveLimits, Dataset
+from trinat.segmentation.errors import ConfigError
 
 CONTENT = bytes(range(256)) * 8
 
@@ -53,7 +53,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         citation="nobody",
         archives=(archive,),
     )
-    monkeypatch.setattr(pipelines.data.catalogue, "load_catalogue", lambda: {"mini": dataset})
+    catalogue = {"mini": dataset}
+    monkeypatch.setattr(trinat.pipelines.data.catalogue, "load_catalogue", lambda: catalogue)
     yield running
     running.close()
 

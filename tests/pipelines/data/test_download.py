@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from helpers.loopback import Behaviour, Handler, Server, cut, serve
 
-from pipelines.data.catalogue import RemoteFile, archives_of, load_catalogue
-from pipelines.data.download import CHECKSUMS, Policy, SafeRedirects, fetch
-from segmentation.errors import ConfigError, DownloadError, LockedError
+from trinat.pipelines.data.catalogue import RemoteFile, archives_of, load_catalogue
+from trinat.pipelines.data.download import CHECKSUMS, Policy, SafeRedirects, fetch
+from trinat.segmentation.errors import ConfigError, DownloadError, LockedError
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.demo import write_phantoms
-from segmentation.errors import ConfigError
-from segmentation.io.volume import Volume
+from trinat.pipelines.cli import app
+from trinat.pipelines.demo import write_phantoms
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.volume import Volume
 
 COARSE = (4.0, 4.0, 4.0)
 

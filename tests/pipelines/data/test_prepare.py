@@ -25,15 +25,15 @@ from helpers.miniatures import (
 from helpers.overfitted import random_model
 from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 
-from pipelines.common.exits import Exit
-from pipelines.data.catalogue import load_catalogue
-from pipelines.data.download import Policy, fetch
-from pipelines.data.prepare import PrepareConfig, run
-from segmentation.data.store import Store
-from segmentation.errors import DatasetError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.data.catalogue import load_catalogue
+from trinat.pipelines.data.download import Policy, fetch
+from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
 
 SOURCES = ["oasis1", "oasis1-freesurfer", "neurite", "ixi", "freesurfer", "bids", "pairs"]
 

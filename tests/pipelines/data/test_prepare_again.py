@@ -17,12 +17,12 @@ from helpers.miniatures import (
 )
 from helpers.prepared import prepare
 
-from segmentation.data.dataset import open_slices
-from segmentation.data.splits import read_split
-from segmentation.data.store import split_store
-from segmentation.errors import DatasetError, IntegrityError
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
+from trinat.segmentation.data.dataset import open_slices
+from trinat.segmentation.data.splits import read_split
+from trinat.segmentation.data.store import split_store
+from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
 
 ROOT = Path(__file__).parents[3]
 

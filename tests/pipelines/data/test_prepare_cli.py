@@ -11,13 +11,13 @@ from helpers.prepared import prepare
 from helpers.small_store import small_store
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.common.exits import Exit
-from pipelines.data.prepare import read_config
-from segmentation.data.store import Store
-from segmentation.errors import ConfigError, LabelError
-from segmentation.models import hardware
-from segmentation.space.views import View
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.data.prepare import read_config
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ConfigError, LabelError
+from trinat.segmentation.models import hardware
+from trinat.segmentation.space.views import View
 
 
 def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> None:

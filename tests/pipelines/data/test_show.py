@@ -11,17 +11,17 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
 from PIL import Image
 
-from pipelines.data.prepare import PrepareConfig, run
-from pipelines.data.report import (
+from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.pipelines.data.report import (
     find_outliers,
     read_augmentation,
     show_augmented,
     show_subject,
     write_report,
 )
-from segmentation.data.slices import Statistics
-from segmentation.data.store import Store
-from segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.data.slices import Statistics
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ConfigError, DatasetError
 
 GRID = (64, 64, 64)
 

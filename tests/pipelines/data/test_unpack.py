@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.data.catalogue import ArchiveLimits
-from pipelines.data.unpack import extract
-from segmentation.errors import DatasetError, IntegrityError
+from trinat.pipelines.data.catalogue import ArchiveLimits
+from trinat.pipelines.data.unpack import extract
+from trinat.segmentation.errors import DatasetError, IntegrityError
 
 ROOMY = ArchiveLimits(members=100, bytes=10**6)
 

@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 from helpers.miniatures import without_orientation
 
-from pipelines.common.exits import Exit
-from pipelines.evaluate.cohort import Settings, read_ranges, report
-from pipelines.predict.ledger import Entry, Ledger
-from segmentation.errors import ConfigError, EvaluationError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate.cohort import Settings, read_ranges, report
+from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 
 AFFINE = np.diag([1.0, 1.0, 2.0, 1.0])
 SCANS = 9

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipelines.common.discovery import ScanFile
-from pipelines.evaluate.pairing import Mappings, Pair, Task, measure_all
+from trinat.pipelines.common.discovery import ScanFile
+from trinat.pipelines.evaluate.pairing import Mappings, Pair, Task, measure_all
 
 
 class Deadly(str):

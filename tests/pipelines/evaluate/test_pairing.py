@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.discovery import find_files
-from pipelines.evaluate.pairing import Pairing, pair_files
-from segmentation.errors import ConfigError, EvaluationError
+from trinat.pipelines.common.discovery import find_files
+from trinat.pipelines.evaluate.pairing import Pairing, pair_files
+from trinat.segmentation.errors import ConfigError, EvaluationError
 
 
 def folder(root: Path, *names: str) -> Path:

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from helpers.studies import write_study
 
-from pipelines.common.exits import Exit
-from pipelines.common.ratings import Rating, save_rating
-from pipelines.evaluate import cohort, run
-from segmentation.errors import ConfigError
-from segmentation.io.files import sha256_of
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.ratings import Rating, save_rating
+from trinat.pipelines.evaluate import cohort, run
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.files import sha256_of
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium, print_to_pdf
 
-from pipelines.evaluate.run import Settings, evaluate, named_models
-from segmentation.io.volume import Volume
+from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+from trinat.segmentation.io.volume import Volume
 
 pytestmark = pytest.mark.browser
 

@@ -18,15 +18,15 @@ import pytest
 from helpers.miniatures import without_orientation
 from helpers.serial import run_serially, write_scans
 
-from pipelines.common.exits import Exit
-from pipelines.evaluate.pairing import read_mapping
-from pipelines.evaluate.run import Settings, evaluate, named_models
-from pipelines.predict.ledger import Entry, Ledger
-from segmentation.errors import ConfigError, EvaluationError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.metrics.pair import evaluate as measure
-from segmentation.report.evaluation import code_of
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate.pairing import read_mapping
+from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.pair import evaluate as measure
+from trinat.segmentation.report.evaluation import code_of
 
 AFFINE = np.diag([2.0, 2.0, 2.0, 1.0])
 # Centres and radii in voxels of a few structures, by FreeSurfer number.
@@ -356,7 +356,7 @@ def test_no_jobs_are_refused(pair: Settings) -> None:
 
 
 def test_the_command_reads_like_its_help(study: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "evaluate"]
+    command = [sys.executable, "-c", "from trinat.pipelines.cli import main; main()", "evaluate"]
     command += ["--truth", str(study / "truth"), "--pred", str(study / "a"), "--out"]
     done = subprocess.run(
         [*command, str(tmp_path / "out"), "--jobs", "1", "--tables-only"],

@@ -10,12 +10,12 @@ from helpers.overfitted import random_model
 from helpers.tiny_training import SILENT, tiny_recipe
 from torch.optim.swa_utils import update_bn
 
-from pipelines.models.average import average, mean_of, soup
-from pipelines.train.run import train
-from segmentation.errors import ConfigError
-from segmentation.models.checkpoint import load_model
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.space.views import View
+from trinat.pipelines.models.average import average, mean_of, soup
+from trinat.pipelines.train.run import train
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.space.views import View
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,21 @@ import yaml
 from helpers.overfitted import SMALL
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.models.bundle import bundle
-from segmentation.errors import ConfigError, ModelError, TrinatError
-from segmentation.inference.segmenter import Segmenter
-from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.foreign import PORT_PREPROCESSING
-from segmentation.models.model_info import Description, Fusion, Preprocessing, Quality, Training
-from segmentation.models.quicknat import QuickNat
-from segmentation.space.views import View
+from trinat.pipelines.cli import app
+from trinat.pipelines.models.bundle import bundle
+from trinat.segmentation.errors import ConfigError, ModelError, TrinatError
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.foreign import PORT_PREPROCESSING
+from trinat.segmentation.models.model_info import (
+    Description,
+    Fusion,
+    Preprocessing,
+    Quality,
+    Training,
+)
+from trinat.segmentation.models.quicknat import QuickNat
+from trinat.segmentation.space.views import View
 
 C, A, S = View
 

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 from helpers.overfitted import miniature, random_model
 
-from pipelines.models import calibrate as module
-from pipelines.models.calibrate import CASES, Case, Point, calibrate, cut, find_limits, noise, rates
-from segmentation.errors import ConfigError, DatasetError, EvaluationError
-from segmentation.models.checkpoint import read_info
+from trinat.pipelines.models import calibrate as module
+from trinat.pipelines.models.calibrate import (
+    CASES,
+    Case,
+    Point,
+    calibrate,
+    cut,
+    find_limits,
+    noise,
+    rates,
+)
+from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
+from trinat.segmentation.models.checkpoint import read_info
 
 POINTS = [
     *(Point(agreement=n / 10, dice=0.4) for n in range(1, 10)),  # 0.1 to 0.9

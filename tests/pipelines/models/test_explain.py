@@ -12,16 +12,16 @@ from scipy.stats import spearmanr
 
 pytest.importorskip("captum")
 
-from pipelines.models.explain import METHODS, Explanation, attribute, explain
-from segmentation.errors import InputError
-from segmentation.inference.network import thick
-from segmentation.io.volume import Volume
-from segmentation.models.architectures import build
-from segmentation.models.base import Network
-from segmentation.models.checkpoint import load_model
-from segmentation.space.conform import conform
-from segmentation.space.views import View, to_slices
-from segmentation.synthetic.phantom import phantom
+from trinat.pipelines.models.explain import METHODS, Explanation, attribute, explain
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.inference.network import thick
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.synthetic.phantom import phantom
 
 STRUCTURE = "left-cerebral-white-matter"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.overfitted import random_model
 
-from pipelines.models.export import export_model, share_of_equal_labels
-from segmentation.errors import ConfigError, ModelError
-from segmentation.models.checkpoint import load_model
-from segmentation.models.quicknat import QuickNat
-from segmentation.space.views import View
+from trinat.pipelines.models.export import export_model, share_of_equal_labels
+from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.quicknat import QuickNat
+from trinat.segmentation.space.views import View
 
 pytest.importorskip("onnxruntime")
 
@@ -41,7 +41,7 @@ def test_a_network_that_gives_other_labels_is_not_written(tmp_path: Path, monkey
         opset = helper.make_opsetid("", 20)
         save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
 
-    monkeypatch.setattr("pipelines.models.export.export_network", export_nothing)
+    monkeypatch.setattr("trinat.pipelines.models.export.export_network", export_nothing)
     before = tmp_path / "coronal.onnx"
     before.write_bytes(b"of an earlier export")
     with pytest.raises(ModelError, match=r"coronal\.onnx: .* not written"):

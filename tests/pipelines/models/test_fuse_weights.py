@@ -11,14 +11,14 @@ from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import overfitted_model, random_model
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.common.exits import Exit
-from pipelines.models.bundle import bundle
-from pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
-from segmentation.errors import ConfigError, EvaluationError
-from segmentation.models.checkpoint import load_model, read_info, save_model
-from segmentation.models.model_info import Description, Fusion
-from segmentation.space.views import View
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.models.bundle import bundle
+from trinat.pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
+from trinat.segmentation.models.model_info import Description, Fusion
+from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,7 +105,7 @@ def test_a_file_of_weights_leaves_the_model_and_fits_into_a_bundle(
 def test_weights_that_gain_too_little_are_not_kept(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.models.fuse_weights._WORTHWHILE", 2.0)
+    monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", 2.0)
     before = (lame / "model.yaml").read_bytes()
     scans = data / "scans/sub-02_T1w.nii.gz"
     settings = Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
@@ -120,7 +120,7 @@ def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whatever is less simple is good enough: of one person, the views' weights in that mean.
-    monkeypatch.setattr("pipelines.models.fuse_weights._WORTHWHILE", -1.0)
+    monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", -1.0)
     scans = data / "scans/sub-02_T1w.nii.gz"
     found = fuse_weights(
         Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")

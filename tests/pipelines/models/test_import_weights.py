@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from segmentation.errors import ModelError
-from segmentation.models.checkpoint import load_model
-from segmentation.models.foreign import _BLOCKS, _PARTS, PORT_PREPROCESSING
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.space.views import View
+from trinat.pipelines.cli import app
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.foreign import _BLOCKS, _PARTS, PORT_PREPROCESSING
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.space.views import View
 
 SMALL = QuickNatConfig(filters=4)
 

@@ -10,13 +10,13 @@ import torch
 from helpers.overfitted import random_model
 from helpers.tiny_training import write_recipe
 
-from pipelines.models import profile
-from pipelines.models.profile import count_flops, profile_network, write_profile
-from pipelines.train.run import read_recipe
-from segmentation.errors import DeviceError, InputError
-from segmentation.models.architectures import PUBLISHED, build
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.training.memory import StepMemory
+from trinat.pipelines.models import profile
+from trinat.pipelines.models.profile import count_flops, profile_network, write_profile
+from trinat.pipelines.train.run import read_recipe
+from trinat.segmentation.errors import DeviceError, InputError
+from trinat.segmentation.models.architectures import PUBLISHED, build
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.training.memory import StepMemory
 
 
 def test_the_published_network_takes_121_gflop_for_a_slice() -> None:

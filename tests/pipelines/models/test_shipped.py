@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import yaml
 
-from pipelines.cli.models import models
-from pipelines.common.exits import Exit
-from segmentation.errors import ModelError
-from segmentation.models.model_info import Template
-from segmentation.models.zoo import MODEL_FILE, NOT_YET, shipped_models
+from trinat.pipelines.cli.models import models
+from trinat.pipelines.common.exits import Exit
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models.model_info import Template
+from trinat.segmentation.models.zoo import MODEL_FILE, NOT_YET, shipped_models
 
 
 def test_every_shipped_model_and_every_promise_is_listed(capsys) -> None:
@@ -38,7 +38,7 @@ def test_what_a_model_says_of_itself_is_neither_markup_nor_obeyed(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
     folder = hostile(tmp_path / "own", metrics={"[/b]": "[red]x\x1b[2J"})
-    monkeypatch.setattr("segmentation.models.zoo.shipped_models", lambda: {"own": folder})
+    monkeypatch.setattr("trinat.segmentation.models.zoo.shipped_models", lambda: {"own": folder})
     assert models(json_=False) == Exit.OK
     # However wide the terminal is.
     told = "".join(capsys.readouterr().out.split())
@@ -49,7 +49,7 @@ def test_a_broken_model_does_not_hide_the_others(tmp_path: Path, capsys, monkeyp
     good = shipped_models()["fast"]
     broken = hostile(tmp_path / "broken", format=7)
     monkeypatch.setattr(
-        "segmentation.models.zoo.shipped_models", lambda: {"broken": broken, "fast": good}
+        "trinat.segmentation.models.zoo.shipped_models", lambda: {"broken": broken, "fast": good}
     )
     assert models(json_=True) == Exit.SOME_FAILED
     out, err = capsys.readouterr()

@@ -12,11 +12,11 @@ from helpers.overfitted import overfitted_model
 from helpers.prepared import prepare
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.common.exits import Exit
-from segmentation.data.splits import read_split
-from segmentation.errors import ConfigError, DatasetError
-from segmentation.space.views import View
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.segmentation.data.splits import read_split
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.space.views import View
 
 SIDES = {2: 41, 3: 42, 4: 43, 17: 53}
 

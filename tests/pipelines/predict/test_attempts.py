@@ -11,17 +11,17 @@ import pytest
 from helpers.overfitted import miniature
 from helpers.serial import QUICK, run_serially, write_scans
 
-from pipelines.common.exits import Exit
-from pipelines.common.lock import run_lock
-from pipelines.common.naming import ASIDE
-from pipelines.evaluate.cohort import Settings as ReportSettings
-from pipelines.evaluate.cohort import report
-from pipelines.evaluate.run import Settings, evaluate
-from pipelines.predict.ledger import Entry, Ledger, read_entries
-from pipelines.predict.outputs import SLICES, WORK
-from pipelines.predict.run import Shard, merge
-from segmentation.errors import EvaluationError, LockedError
-from segmentation.io.files import read_rows, sha256_of
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.common.naming import ASIDE
+from trinat.pipelines.evaluate.cohort import Settings as ReportSettings
+from trinat.pipelines.evaluate.cohort import report
+from trinat.pipelines.evaluate.run import Settings, evaluate
+from trinat.pipelines.predict.ledger import Entry, Ledger, read_entries
+from trinat.pipelines.predict.outputs import SLICES, WORK
+from trinat.pipelines.predict.run import Shard, merge
+from trinat.segmentation.errors import EvaluationError, LockedError
+from trinat.segmentation.io.files import read_rows, sha256_of
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def status_in(table: Path) -> dict[str, str]:
 
 def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(tmp_path, monkeypatch) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
-    monkeypatch.setattr("pipelines.predict.ledger._now", lambda: "2039-01-01")
+    monkeypatch.setattr("trinat.pipelines.predict.ledger._now", lambda: "2039-01-01")
     run_serially(scans, out)
     monkeypatch.undo()
     (scans / "a.nii.gz").write_bytes(b"damaged")
@@ -238,8 +238,8 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
 
     from helpers.overfitted import random_model
 
-    from pipelines.predict.engine import SerialEngine
-    from pipelines.predict.run import Plan, predict
+    from trinat.pipelines.predict.engine import SerialEngine
+    from trinat.pipelines.predict.run import Plan, predict
 
     plan = Plan([str(scans)], out, str(random_model()), engine=SerialEngine, threads=1)
     assert predict(plan, on_start=beside).done == 1

@@ -13,13 +13,13 @@ from helpers.miniatures import without_orientation
 from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
-from pipelines.cli import bids, main
-from pipelines.common.exits import Exit
-from pipelines.common.lock import run_lock
-from pipelines.predict.ledger import read_entries
-from pipelines.predict.outputs import WORK
-from segmentation.errors import LockedError
-from segmentation.models import zoo
+from trinat.pipelines.cli import bids, main
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.outputs import WORK
+from trinat.segmentation.errors import LockedError
+from trinat.segmentation.models import zoo
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

@@ -19,13 +19,13 @@ from helpers.dicom import enhanced, save, write_classic
 from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially
 
-from pipelines.common.discovery import Case
-from pipelines.common.exits import Exit
-from pipelines.predict.engine import SerialEngine
-from pipelines.predict.ledger import read_entries
-from pipelines.predict.outputs import RunSettings
-from pipelines.predict.progress import listener
-from segmentation.io.volume import Volume
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.predict.engine import SerialEngine
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.outputs import RunSettings
+from trinat.pipelines.predict.progress import listener
+from trinat.segmentation.io.volume import Volume
 
 # How DICOM cuts: axes to which columns, rows and slices grow.
 STRAIGHT = {"axial": "LPS", "sagittal": "PIR", "coronal": "LIP"}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.discovery import Case
-from pipelines.common.naming import LEFT_OUT
-from pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
-from pipelines.predict.outputs import OutputSettings, RunSettings
-from segmentation.errors import DiskFullError, IntegrityError, OutputError
-from segmentation.io.files import sha256_of
+from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.naming import LEFT_OUT
+from trinat.pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
+from trinat.pipelines.predict.outputs import OutputSettings, RunSettings
+from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
+from trinat.segmentation.io.files import sha256_of
 
 DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.lock import run_lock
-from pipelines.predict import ledger
-from pipelines.predict.ledger import Entry, Ledger, read_entries
-from pipelines.predict.outputs import WORK
-from pipelines.predict.run import merge
-from segmentation.errors import InputError, IntegrityError, LockedError
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.predict import ledger
+from trinat.pipelines.predict.ledger import Entry, Ledger, read_entries
+from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.run import merge
+from trinat.segmentation.errors import InputError, IntegrityError, LockedError
 
 FAILED = Entry("a", "failed", "a.nii", "is damaged", attempt=1)
 

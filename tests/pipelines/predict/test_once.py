@@ -13,9 +13,9 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
-from pipelines.predict.case import CaseWorker
-from pipelines.predict.ledger import Entry
-from pipelines.predict.outputs import Job
+from trinat.pipelines.predict.case import CaseWorker
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.outputs import Job
 
 _opened: list[str] | None = None
 

@@ -20,11 +20,11 @@ import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially, write_scans
 
-from pipelines.common.exits import Exit
-from pipelines.predict.ledger import read_entries
-from pipelines.predict.run import Shard, merge
-from segmentation.errors import ConfigError, InputError
-from segmentation.io.files import sha256_of
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.run import Shard, merge
+from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.io.files import sha256_of
 
 
 def statuses(out: Path) -> dict[str, str]:
@@ -118,7 +118,7 @@ def test_a_changed_input_is_done_again(again) -> None:
 def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
     scans, out = again
     miniature("RAS", seed=8)[0].write(scans / "a.nii.gz")
-    monkeypatch.setattr("pipelines.predict.ledger._now", lambda: "2099-01-01")
+    monkeypatch.setattr("trinat.pipelines.predict.ledger._now", lambda: "2099-01-01")
     run_serially(scans, out)
     monkeypatch.undo()
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
@@ -249,7 +249,7 @@ def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(again, monkeypatc
     def stopped() -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
-    monkeypatch.setattr("pipelines.predict.run._stopping", stopped)
+    monkeypatch.setattr("trinat.pipelines.predict.run._stopping", stopped)
     outcome = run_serially(*again)
     assert (outcome.done, outcome.skipped, outcome.failed) == (0, 0, 0)
     assert outcome.exit == Exit.INTERRUPTED

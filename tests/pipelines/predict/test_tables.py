@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 
-from pipelines.predict.ledger import Entry, Ledger
-from pipelines.predict.outputs import MOST_SHOWN, RunSettings, slices_of
-from pipelines.predict.run import _Run
-from pipelines.predict.tables import write_tables
+from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.pipelines.predict.outputs import MOST_SHOWN, RunSettings, slices_of
+from trinat.pipelines.predict.run import _Run
+from trinat.pipelines.predict.tables import write_tables
 
 EVIL = "<script>document.title='broken'</script>"
 SEEN = {

@@ -17,7 +17,7 @@ from helpers.dicom import write_classic
 from helpers.serial import run_serially
 from helpers.service import AT, Service, quick_model, tiny_scan
 
-from segmentation.io.volume import Volume
+from trinat.segmentation.io.volume import Volume
 
 pytestmark = [pytest.mark.slow, pytest.mark.important]
 

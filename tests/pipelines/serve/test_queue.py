@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.predict.ledger import Entry
-from pipelines.serve.queue import FullError, Job, Queue, default_folder
-from segmentation.errors import DiskFullError
+from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.serve.queue import FullError, Job, Queue, default_folder
+from trinat.segmentation.errors import DiskFullError
 
 
 def accepted(queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()) -> Job:
@@ -144,7 +144,7 @@ def test_a_full_disk_does_not_end_the_service_and_loses_nothing(
     queue = Queue(tmp_path)
     first, second = accepted(queue), accepted(queue)
     with monkeypatch.context() as there:
-        there.setattr("segmentation.io.files.sync", full)
+        there.setattr("trinat.segmentation.io.files.sync", full)
         queue.enter(first.id, "reading")
         ended(queue, first)
         # There is no room for its volumes.
@@ -161,7 +161,7 @@ def test_a_full_disk_does_not_end_the_service_and_loses_nothing(
     last = Queue(tmp_path)
     assert [last.jobs[job.id].state for job in (first, second)] == ["failed", "failed"]
     with monkeypatch.context() as there:
-        there.setattr("segmentation.io.files.sync", full)
+        there.setattr("trinat.segmentation.io.files.sync", full)
         with pytest.raises(DiskFullError):
             accepted(queue)
     assert len(queue.jobs) == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.train import job as trainjob
-from pipelines.train.job import JobClock, TimeLimit
+from trinat.pipelines.train import job as trainjob
+from trinat.pipelines.train.job import JobClock, TimeLimit
 
 
 class Clock:

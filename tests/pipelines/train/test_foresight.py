@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.train import foresight
-from pipelines.train.run import plan_jobs, read_recipe
-from segmentation.errors import DeviceError
-from segmentation.training.config import Recipe
+from trinat.pipelines.train import foresight
+from trinat.pipelines.train.run import plan_jobs, read_recipe
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GIB = 2**30

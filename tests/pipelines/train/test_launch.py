@@ -21,14 +21,14 @@ import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
 
-from pipelines.common.process import cpu_count
-from pipelines.train import launch as launching
-from pipelines.train.launch import launch
-from pipelines.train.run import find_device, read_recipe
-from segmentation.errors import ConfigError, DeviceError, TrinatError
-from segmentation.models.checkpoint import load_model
-from segmentation.space.views import View
-from segmentation.training.state import State, read_latest
+from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.train import launch as launching
+from trinat.pipelines.train.launch import launch
+from trinat.pipelines.train.run import find_device, read_recipe
+from trinat.segmentation.errors import ConfigError, DeviceError, TrinatError
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.state import State, read_latest
 
 CLI = (sys.executable, "-m", "trinat")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -179,8 +179,8 @@ def test_an_error_of_one_process_is_one_line_and_no_reason_to_try_again(
 
 FAILING = """
 import sys
-from segmentation.training.loop import Trainer
-from pipelines.cli import main
+from trinat.segmentation.training.loop import Trainer
+from trinat.pipelines.cli import main
 
 def step(self):
     with open({log!r}, "a") as log:

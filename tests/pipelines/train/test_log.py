@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pipelines.train.log import Metrics, append_scores, read_curves, write_page
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
-from segmentation.training.loop import StepReport
-from segmentation.training.validation import Examples, Scores
+from trinat.pipelines.train.log import Metrics, append_scores, read_curves, write_page
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.loop import StepReport
+from trinat.segmentation.training.validation import Examples, Scores
 
 SCHEME = load_scheme("tissue4")
 BLANK = np.zeros((1, 1), np.uint8)

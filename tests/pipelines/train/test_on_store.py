@@ -9,12 +9,12 @@ import pytest
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import SILENT, tiny_recipe
 
-from pipelines.train.run import on_store, train
-from segmentation.data.splits import Split
-from segmentation.data.store import SPLIT, Store
-from segmentation.labels.scheme import LabelScheme
-from segmentation.models.checkpoint import read_info
-from segmentation.space.views import View
+from trinat.pipelines.train.run import on_store, train
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import SPLIT, Store
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.space.views import View
 
 
 def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(tmp_path: Path) -> None:

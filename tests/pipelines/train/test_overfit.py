@@ -7,14 +7,14 @@ import pytest
 import torch
 from helpers.known import KnownSlices
 
-from pipelines.common.process import prepare_process
-from pipelines.train.run import read_recipe
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View, to_slices
-from segmentation.synthetic.phantom import phantom
-from segmentation.training.loop import Trainer
-from segmentation.training.network import ViewsNet
-from segmentation.training.validation import Scan, validate
+from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.train.run import read_recipe
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.synthetic.phantom import phantom
+from trinat.segmentation.training.loop import Trainer
+from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.validation import Scan, validate
 
 SCHEME = load_scheme("quicknat33")
 SPACING_MM = 3.0

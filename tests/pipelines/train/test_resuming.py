@@ -20,19 +20,19 @@ import torch
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import SILENT, tiny_recipe, weights, write_long_recipe, write_recipe
 
-from pipelines.common.exits import Exit, exit_code
-from pipelines.train.job import Job, Watcher
-from pipelines.train.run import read_recipe, train
-from segmentation.data.store import subject_path
-from segmentation.errors import IntegrityError, InterruptedRunError, TrainingError
-from segmentation.models.checkpoint import load_model
-from segmentation.space.views import View
-from segmentation.training.loop import StepReport
-from segmentation.training.state import read_latest
-from segmentation.training.validation import Scan, synthetic_scans
+from trinat.pipelines.common.exits import Exit, exit_code
+from trinat.pipelines.train.job import Job, Watcher
+from trinat.pipelines.train.run import read_recipe, train
+from trinat.segmentation.data.store import subject_path
+from trinat.segmentation.errors import IntegrityError, InterruptedRunError, TrainingError
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.loop import StepReport
+from trinat.segmentation.training.state import read_latest
+from trinat.segmentation.training.validation import Scan, synthetic_scans
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TRINAT = (sys.executable, "-c", "from pipelines.cli import main; main()")
+TRINAT = (sys.executable, "-c", "from trinat.pipelines.cli import main; main()")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -150,7 +150,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     watcher = Watcher(lambda line: None, interrupt)
     if when == "during":
         watcher = SILENT
-        monkeypatch.setattr("pipelines.train.data.synthetic_scans", interrupting)
+        monkeypatch.setattr("trinat.pipelines.train.data.synthetic_scans", interrupting)
     with pytest.raises(InterruptedRunError, match="step 4; its state is saved"):
         train(recipe, broken, watcher)
     monkeypatch.undo()
@@ -258,7 +258,7 @@ def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine a page takes longer than the call.
-    monkeypatch.setattr("pipelines.train.job.write_page", lambda *_: None)
+    monkeypatch.setattr("trinat.pipelines.train.job.write_page", lambda *_: None)
     recipe, run = tiny_recipe(tmp_path, "views=[coronal]"), tmp_path / "run"
     job = run / "train/coronal"
 

@@ -17,24 +17,24 @@ from matplotlib.image import imread
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.common.config import with_settings
-from pipelines.train.data import usual_readers
-from pipelines.train.job import Watcher
-from pipelines.train.log import compare, summarise
-from pipelines.train.run import read_recipe, train
-from segmentation.errors import (
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.config import with_settings
+from trinat.pipelines.train.data import usual_readers
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.log import compare, summarise
+from trinat.pipelines.train.run import read_recipe, train
+from trinat.segmentation.errors import (
     ConfigError,
     DatasetError,
     ModelError,
     TrainingError,
     TrinatError,
 )
-from segmentation.models.checkpoint import load_model, read_info, save_model
-from segmentation.models.model_info import Description, Training
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.space.views import View
-from segmentation.training.config import Recipe
+from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
+from trinat.segmentation.models.model_info import Description, Training
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FROZEN = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.train.log import JobSummary, Metrics, append_scores, summarise
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
-from segmentation.training.loop import StepReport
-from segmentation.training.state import Counters, State, write_state
-from segmentation.training.validation import Examples, Scores
+from trinat.pipelines.train.log import JobSummary, Metrics, append_scores, summarise
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.loop import StepReport
+from trinat.segmentation.training.state import Counters, State, write_state
+from trinat.segmentation.training.validation import Examples, Scores
 
 SCHEME = load_scheme("tissue4")
 BLANK = np.zeros((1, 1, 1), np.uint8)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.cli.train import training_progress
-from pipelines.train.job import Job
-from segmentation.space.views import View
-from segmentation.training.config import StageConfig
-from segmentation.training.loop import StepReport
+from trinat.pipelines.cli.train import training_progress
+from trinat.pipelines.train.job import Job
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import StageConfig
+from trinat.segmentation.training.loop import StepReport
 
 
 def job(view: View) -> Job:

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from helpers.studies import write_study
 
-from pipelines.common.ratings import read_ratings
-from pipelines.view.app import make_app
-from pipelines.view.study import Study
-from segmentation.io.files import sha256_of
-from segmentation.io.volume import Volume
+from trinat.pipelines.common.ratings import read_ratings
+from trinat.pipelines.view.app import make_app
+from trinat.pipelines.view.study import Study
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.studies import write_study
 
-from pipelines.common.ratings import read_ratings, save_rating
-from pipelines.view.app import make_app
-from pipelines.view.study import Study
-from pipelines.web import start
-from segmentation.io.volume import Volume
+from trinat.pipelines.common.ratings import read_ratings, save_rating
+from trinat.pipelines.view.app import make_app
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.web import start
+from trinat.segmentation.io.volume import Volume
 
 EVIL = "sub-<script>document.title='hit'<"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from segmentation.io.files import sha256_of
+from trinat.segmentation.io.files import sha256_of
 
-FOLDER = resources.files("pipelines.view") / "page" / "niivue"
+FOLDER = resources.files("trinat.pipelines.view") / "page" / "niivue"
 
 
 def test_it_is_the_file_that_was_published() -> None:

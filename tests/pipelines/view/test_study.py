@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from helpers.studies import write_study
 
-from pipelines.predict.ledger import Ledger, entries_in
-from pipelines.view.study import Study
-from pipelines.view.voxels import Voxels
-from segmentation.errors import ConfigError, InputError
-from segmentation.io.volume import Volume
+from trinat.pipelines.predict.ledger import Ledger, entries_in
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.io.volume import Volume
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pipelines.web import guard, start
-from pipelines.web.guard import Names, is_loopback, new_token
-from segmentation.errors import ConfigError
+from trinat.pipelines.web import guard, start
+from trinat.pipelines.web.guard import Names, is_loopback, new_token
+from trinat.segmentation.errors import ConfigError
 
 TOKEN = new_token()
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

@@ -9,10 +9,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from segmentation.data.augmentation import Artefact, AugmentationConfig, Augmenter
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
+from trinat.segmentation.data.augmentation import Artefact, AugmentationConfig, Augmenter
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
 
 QUICKNAT = load_scheme("quicknat33")
 LEFT, RIGHT = (QUICKNAT.names.index(f"{side}-Hippocampus") for side in ("Left", "Right"))
@@ -256,9 +256,9 @@ def test_training_runs_without_torchio() -> None:
 
     probe = (
         "import sys\nsys.modules['torchio'] = sys.modules['monai'] = None\nimport torch\n"
-        "from segmentation.data.augmentation import *\n"
-        "from segmentation.labels.scheme import load_scheme\n"
-        "from segmentation.space.views import View\n"
+        "from trinat.segmentation.data.augmentation import *\n"
+        "from trinat.segmentation.labels.scheme import load_scheme\n"
+        "from trinat.segmentation.space.views import View\n"
         "a = Augmenter(AugmentationConfig(), View.AXIAL, load_scheme('quicknat33'))\n"
         "a(torch.rand(2, 1, 32, 32), torch.zeros(2, 32, 32).byte(), torch.Generator())\n"
     )

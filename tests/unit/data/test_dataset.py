@@ -11,20 +11,20 @@ import torch
 from helpers.small_store import stored_subject
 from torch.utils.data import DataLoader
 
-from segmentation.data.dataset import BalancedSampler, SliceDataset, open_slices
-from segmentation.data.slices import quantise, scheme_table, write_subject
-from segmentation.data.sources.base import Subject
-from segmentation.data.splits import Split
-from segmentation.data.store import (
+from trinat.segmentation.data.dataset import BalancedSampler, SliceDataset, open_slices
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import (
     FORMAT,
     Store,
     StoreInfo,
     subject_path,
     write_participants,
 )
-from segmentation.errors import ConfigError, DatasetError
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
 
 TISSUE4 = load_scheme("tissue4")
 N = 20  # axial slices of each subject, 16 x 16
@@ -81,7 +81,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items are slices by number: none is left out."""
-    monkeypatch.setattr("segmentation.data.dataset._KEEP_EVERY", 1)
+    monkeypatch.setattr("trinat.segmentation.data.dataset._KEEP_EVERY", 1)
 
 
 def drawn(sampler: BalancedSampler, epochs: int) -> Counter[int]:
@@ -165,7 +165,7 @@ def test_subjects_that_cannot_train_are_refused(tmp_path: Path, lacking: str) ->
 def test_more_subjects_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import segmentation.data.dataset as module
+    import trinat.segmentation.data.dataset as module
 
     monkeypatch.setattr(module, "_OPEN_FILES", 2)
     names = ("a", "b", "c", "d")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from segmentation.data.sources.base import Facts, facts_of, read_participants
-from segmentation.errors import DatasetError
+from trinat.segmentation.data.sources.base import Facts, facts_of, read_participants
+from trinat.segmentation.errors import DatasetError
 
 IXI = {
     "IXI_ID": ["2", "12", "12", "646"],

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from helpers.small_store import damage, small_store
 
-from segmentation.data.dataset import Place, SliceReaders, SubjectFiles
-from segmentation.data.slices import SubjectFile
-from segmentation.errors import IntegrityError
-from segmentation.space.views import View
+from trinat.segmentation.data.dataset import Place, SliceReaders, SubjectFiles
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.errors import IntegrityError
+from trinat.segmentation.space.views import View
 
 SHAPES = {"a": (16, 18, 20), "b": (17, 15, 13)}
 PLACES = [
@@ -55,7 +55,7 @@ def test_threads_give_what_is_read_here_in_the_order_asked(store: Path) -> None:
 
 
 def test_many_threads_share_few_open_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("segmentation.data.dataset._OPEN_FILES", 1)
+    monkeypatch.setattr("trinat.segmentation.data.dataset._OPEN_FILES", 1)
     readers, places = readers_of(store, 8), 40 * PLACES
     found = [read() for read in readers.order(places)]
     expected = [files_of(store).read(place) for place in PLACES]

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from segmentation.data.slices import SubjectFile, quantise, write_subject
-from segmentation.errors import DatasetError, IntegrityError
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.space.views import View, from_slices
+from trinat.segmentation.data.slices import SubjectFile, quantise, write_subject
+from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.space.views import View, from_slices
 
 QUICKNAT = load_scheme("quicknat33")
 SHAPE = (10, 12, 14)

@@ -14,14 +14,14 @@ from helpers.miniatures import (
     write_nifti,
 )
 
-from segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
-from segmentation.data.sources.freesurfer import person_and_session
-from segmentation.data.sources.neurite import SEG35
-from segmentation.data.sources.oasis import TISSUES, wanted_member
-from segmentation.data.sources.registry import list_subjects
-from segmentation.errors import ConfigError, DatasetError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
+from trinat.segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from trinat.segmentation.data.sources.freesurfer import person_and_session
+from trinat.segmentation.data.sources.neurite import SEG35
+from trinat.segmentation.data.sources.oasis import TISSUES, wanted_member
+from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 
 TISSUE4 = SourceOptions(scheme="tissue4")
 DEFAULT = SourceOptions()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from segmentation.data.splits import (
+from trinat.segmentation.data.splits import (
     PARTS,
     Participant,
     Split,
@@ -16,7 +16,7 @@ from segmentation.data.splits import (
     make_split,
     read_split,
 )
-from segmentation.errors import DatasetError
+from trinat.segmentation.errors import DatasetError
 
 
 def people(count: int) -> list[Participant]:

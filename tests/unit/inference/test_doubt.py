@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.inference.segmentation import Segmentation, clean_up, with_classes
-from segmentation.inference.uncertainty import Samples, dice_of_maps, entropy_of, view_agreement
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import Label, LabelScheme
-from segmentation.space.conform import ConformPlan
-from segmentation.space.grid import Grid
-from segmentation.space.views import View
+from trinat.segmentation.inference.segmentation import Segmentation, clean_up, with_classes
+from trinat.segmentation.inference.uncertainty import (
+    Samples,
+    dice_of_maps,
+    entropy_of,
+    view_agreement,
+)
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.space.conform import ConformPlan
+from trinat.segmentation.space.grid import Grid
+from trinat.segmentation.space.views import View
 
 
 def label(index: int, name: str, partner: int | None = None, side=None) -> Label:

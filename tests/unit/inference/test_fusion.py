@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers.fourclass import SCHEME
 
-from segmentation.errors import ConfigError
-from segmentation.inference.fusion import Fusion, view_weights
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.model_info import Mean
-from segmentation.space.views import View, to_slices
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.inference.fusion import Fusion, view_weights
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.model_info import Mean
+from trinat.segmentation.space.views import View, to_slices
 
 ALL = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 SHAPE = (2, 3, 4)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers.fourclass import SCHEME
 
-from segmentation.inference.fusion import Fusion
-from segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
-from segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
-from segmentation.space.views import View, to_slices
+from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
+from trinat.segmentation.space.views import View, to_slices
 
 C, A, S = View
 SHAPE = (6, 20, 20)

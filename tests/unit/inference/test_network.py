@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers.overfitted import random_model
 
-from segmentation.inference.network import ViewNetwork
-from segmentation.models.checkpoint import load_model
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.space.views import View, slice_axes, to_slices
+from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.space.views import View, slice_axes, to_slices
 
 SHAPE = (40, 12, 56)  # coronal slices of 56 rows and 40 columns
 AXES = slice_axes(View.CORONAL)

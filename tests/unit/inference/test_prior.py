@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from segmentation.errors import ModelError
-from segmentation.inference import prior as module
-from segmentation.inference.prior import apply_prior, build_template, default_prior
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.model_info import Prior, Template
-from segmentation.synthetic.heads import aim, phantom_heads
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.inference import prior as module
+from trinat.segmentation.inference.prior import apply_prior, build_template, default_prior
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.model_info import Prior, Template
+from trinat.segmentation.synthetic.heads import aim, phantom_heads
 
 SCHEME = load_scheme("quicknat33")
 HEADS = phantom_heads(2)

@@ -9,17 +9,24 @@ import pytest
 import torch
 from helpers.overfitted import miniature, overfitted_model
 
-from pipelines.models.calibrate import cut, inverted, middle
-from segmentation.inference.checks.evidence import Evidence
-from segmentation.inference.quality import LIMITS, Grade, Limits, grade, limits_of, tissue_contrast
-from segmentation.inference.segmentation import Segmentation
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import Label, LabelScheme
-from segmentation.models.model_info import Quality
-from segmentation.models.zoo import find_model
-from segmentation.space.conform import ConformPlan
-from segmentation.space.grid import Grid
+from trinat.pipelines.models.calibrate import cut, inverted, middle
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.quality import (
+    LIMITS,
+    Grade,
+    Limits,
+    grade,
+    limits_of,
+    tissue_contrast,
+)
+from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.models.model_info import Quality
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.space.conform import ConformPlan
+from trinat.segmentation.space.grid import Grid
 
 
 def label(index: int, name: str, group: str) -> Label:

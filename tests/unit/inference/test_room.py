@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from segmentation.inference.network import Room, room_around
+from trinat.segmentation.inference.network import Room, room_around
 
 SHAPE = (80, 80, 80)
 LOOKED = list(range(4, 80, 8))  # along the second axis: 4, 12, ..., 76

@@ -12,15 +12,15 @@ import torch
 from helpers.miniatures import head_image, head_labels, turned
 from helpers.overfitted import miniature, overfitted_model, random_model
 
-from segmentation.errors import DeviceError, LabelError, ModelError
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.hardware import choose_device
-from segmentation.models.model_info import Description, Fusion, Mean, Preprocessing
-from segmentation.space.conform import conform
-from segmentation.space.views import View
+from trinat.segmentation.errors import DeviceError, LabelError, ModelError
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.hardware import choose_device
+from trinat.segmentation.models.model_info import Description, Fusion, Mean, Preprocessing
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.views import View
 
 SCHEME = load_scheme("quicknat33")
 LARGE = (2, 3, 41, 42)  # white matter and cortex of either side

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.metrics.overlap import dice, joint_histogram, side_swap
-from segmentation.space.conform import conform
-from segmentation.space.resample import GridMap, occupied_box, resample_labels
-from segmentation.synthetic.anatomy import Anatomy, _cells, load_anatomy
-from segmentation.synthetic.phantom import phantom
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.resample import GridMap, occupied_box, resample_labels
+from trinat.segmentation.synthetic.anatomy import Anatomy, _cells, load_anatomy
+from trinat.segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
 ORIENTATIONS = [

@@ -6,9 +6,9 @@ import pytest
 import torch
 from bench.computed import Counted, count, on_meta
 
-from segmentation.inference.network import Room
-from segmentation.inference.segmenter import Segmenter
-from segmentation.space.views import View, slice_axes
+from trinat.segmentation.inference.network import Room
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.space.views import View, slice_axes
 
 SIDE = 96
 

@@ -31,10 +31,10 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from pipelines.common.discovery import find_cases
-from segmentation.errors import InputError, reason_of
-from segmentation.io.files import sha256_of
-from segmentation.io.volume import Volume
+from trinat.pipelines.common.discovery import find_cases
+from trinat.segmentation.errors import InputError, reason_of
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
 
 SLICES = 17
 # DICOM's three ways to cut, as axes to which columns, rows and slices grow.

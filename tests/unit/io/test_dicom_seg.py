@@ -14,10 +14,10 @@ import pytest
 from helpers.dicom import classic, enhanced, save, write_classic
 from pydicom.sr.codedict import codes
 
-from segmentation.errors import GeometryError, IntegrityError, LabelError
-from segmentation.io.dicom_seg import code_of, write_seg
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
+from trinat.segmentation.errors import GeometryError, IntegrityError, LabelError
+from trinat.segmentation.io.dicom_seg import code_of, write_seg
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")
 TURN = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]])

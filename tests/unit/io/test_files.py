@@ -18,8 +18,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from segmentation.errors import DatasetError, DiskFullError, InputError, OutputError
-from segmentation.io.files import (
+from trinat.segmentation.errors import DatasetError, DiskFullError, InputError, OutputError
+from trinat.segmentation.io.files import (
     append_whole,
     atomic_path,
     atomic_text,
@@ -168,7 +168,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_p
         "    real(fd)\n"
         "os.fsync = fsync\n"
         "sys.addaudithook(lambda e, a: calls.append('rename') if e == 'os.rename' else None)\n"
-        "from segmentation.io.files import atomic_write\n"
+        "from trinat.segmentation.io.files import atomic_write\n"
         "with atomic_write(Path(sys.argv[1]) / 'a') as file: file.write(b'1')\n"
         "print(*calls)"
     )

@@ -12,8 +12,8 @@ import pytest
 from oracle.careful import MGH, NIFTI1, NIFTI2, Fields
 from oracle.fuzz import odd_scan
 
-from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
-from segmentation.io.volume import Volume
+from trinat.segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
+from trinat.segmentation.io.volume import Volume
 
 NAN, INF = math.nan, math.inf
 

@@ -10,10 +10,10 @@ import numpy as np
 import psutil
 import pytest
 
-from segmentation.errors import FormatError
-from segmentation.io import headers
-from segmentation.io.memory import free_memory
-from segmentation.io.volume import Volume
+from trinat.segmentation.errors import FormatError
+from trinat.segmentation.io import headers
+from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.volume import Volume
 
 MACHINE = psutil.virtual_memory().total
 

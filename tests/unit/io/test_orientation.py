@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from oracle.careful import NIFTI1
 from oracle.fuzz import odd_scan
 
-from segmentation.errors import GeometryError
-from segmentation.io.volume import Volume
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.volume import Volume
 
 SHAPE = (18, 17, 16)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segmentation.io.plain_yaml import parse_yaml
+from trinat.segmentation.io.plain_yaml import parse_yaml
 
 
 def test_plain_values_come_as_they_are() -> None:

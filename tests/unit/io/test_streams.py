@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from segmentation.errors import FormatError, InputError, IntegrityError
-from segmentation.io.streams import Source, refuse_bomb
+from trinat.segmentation.errors import FormatError, InputError, IntegrityError
+from trinat.segmentation.io.streams import Source, refuse_bomb
 
 CONTENT = bytes(range(256)) * 40
 

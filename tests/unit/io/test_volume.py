@@ -21,8 +21,14 @@ from numpy.typing import NDArray
 from oracle.careful import NIFTI1
 from oracle.fuzz import odd_scan
 
-from segmentation.errors import FormatError, GeometryError, InputError, IntegrityError, OutputError
-from segmentation.io.volume import Volume, write_maps
+from trinat.segmentation.errors import (
+    FormatError,
+    GeometryError,
+    InputError,
+    IntegrityError,
+    OutputError,
+)
+from trinat.segmentation.io.volume import Volume, write_maps
 
 SUFFIXES = (".nii", ".nii.gz", ".mgz")
 ORIENTATIONS = [

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.ndimage import distance_transform_edt
 
-from segmentation.errors import LabelError
-from segmentation.io.volume import Volume
-from segmentation.labels.folding import folding_table, outer_rim
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.space.views import View
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import folding_table, outer_rim
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.space.views import View
 
 QUICKNAT = load_scheme("quicknat33")
 HEADER = "index\tname\tfreesurfer\tside\tpartner\tcolor\tabbreviation\tgroup"

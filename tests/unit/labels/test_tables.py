@@ -7,8 +7,8 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from segmentation.labels.scheme import Viewer, load_scheme, viewer_table
+from trinat.pipelines.cli import app
+from trinat.segmentation.labels.scheme import Viewer, load_scheme, viewer_table
 
 SCHEME = load_scheme("quicknat33")
 # Number, name and colour, as FreeSurfer's own table has them.

@@ -6,9 +6,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from segmentation.errors import GeometryError
-from segmentation.io.volume import Volume
-from segmentation.metrics.common_grid import drawn_slices, on_grid_of
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import drawn_slices, on_grid_of
 
 
 def oblique(shape: tuple[int, int, int] = (6, 7, 8)) -> Volume:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from segmentation.errors import ConfigError
-from segmentation.labels.scheme import load_scheme
-from segmentation.metrics.counted import Made, made_by, members_of_groups
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.counted import Made, made_by, members_of_groups
 
 ALL, TISSUE, LEFT = (load_scheme(name) for name in ("quicknat33", "tissue4", "left4"))
 UNKNOWN = "not predicted by this model"

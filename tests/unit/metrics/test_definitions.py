@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS
+from trinat.segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 

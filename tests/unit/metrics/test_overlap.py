@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segmentation.errors import EvaluationError
-from segmentation.metrics.overlap import (
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.metrics.overlap import (
     dice,
     generalised_dice,
     iou,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from segmentation.errors import EvaluationError
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.metrics.definitions import METRICS, NOT_PREDICTED
-from segmentation.metrics.pair import PairMeasurements, compare, evaluate
-from segmentation.metrics.surface import hausdorff_mm, surface_distances
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED
+from trinat.segmentation.metrics.pair import PairMeasurements, compare, evaluate
+from trinat.segmentation.metrics.surface import hausdorff_mm, surface_distances
 
 SPACING_MM = (1.0, 1.5, 2.0)
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from scipy import ndimage
 
-from segmentation.metrics import overlap
-from segmentation.metrics.surface import (
+from trinat.segmentation.metrics import overlap
+from trinat.segmentation.metrics.surface import (
     average_symmetric_distance_mm,
     boundary_iou,
     hausdorff_mm,

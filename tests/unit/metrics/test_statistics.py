@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from segmentation.metrics.statistics import (
+from trinat.segmentation.metrics.statistics import (
     bland_altman,
     cohen_kappa,
     holm,

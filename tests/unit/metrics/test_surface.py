@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from segmentation.metrics import surface
-from segmentation.metrics.surface import (
+from trinat.segmentation.metrics import surface
+from trinat.segmentation.metrics.surface import (
     average_symmetric_distance_mm,
     boundary_iou,
     centroid_distance_mm,

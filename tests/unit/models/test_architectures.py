@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from segmentation.models.architectures import PUBLISHED, Architecture, build
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.models.architectures import PUBLISHED, Architecture, build
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 
 
 class File(BaseModel):

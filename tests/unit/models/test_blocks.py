@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, max_unpool2d
 
-from segmentation.models.blocks import (
+from trinat.segmentation.models.blocks import (
     DenseBlock,
     Excitation,
     Layer,

@@ -19,19 +19,25 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from segmentation.errors import ModelError, OutputError
-from segmentation.labels.scheme import load_scheme
-from segmentation.models.checkpoint import Model, load_model, read_info, save_model, update_info
-from segmentation.models.model_info import (
+from trinat.segmentation.errors import ModelError, OutputError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import (
+    Model,
+    load_model,
+    read_info,
+    save_model,
+    update_info,
+)
+from trinat.segmentation.models.model_info import (
     Description,
     Fusion,
     Preprocessing,
     Template,
     Training,
 )
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.models.zoo import find_model
-from segmentation.space.views import SliceAxes, View
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.space.views import SliceAxes, View
 
 SCHEME = load_scheme("quicknat33")
 MERGED = len(SCHEME.merged.scheme)
@@ -202,7 +208,7 @@ def test_a_scheme_of_ones_own_travels_with_the_model(tmp_path: Path) -> None:
 
 
 def test_a_label_table_of_another_name_is_refused(tmp_path: Path) -> None:
-    table = Path(str(resources.files("configs") / "labels" / "left4.tsv"))
+    table = Path(str(resources.files("trinat.configs") / "labels" / "left4.tsv"))
     with pytest.raises(ModelError, match=r"not named own\.tsv"):
         save_model(tmp_path / "m", Description(name="m", labels="own"), {}, label_table=table)
 

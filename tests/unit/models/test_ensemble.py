@@ -9,12 +9,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from segmentation.inference.network import ViewNetwork
-from segmentation.models.architectures import Ensemble, EnsembleConfig, build
-from segmentation.models.checkpoint import load_model, save_model
-from segmentation.models.model_info import Description
-from segmentation.models.quicknat import QuickNatConfig
-from segmentation.space.views import View, slice_axes
+from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig, build
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.space.views import View, slice_axes
 
 MEMBER = QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ import torch
 from oracle import quicknat_port as port
 from torch import nn
 
-from segmentation.errors import ModelError
-from segmentation.models.foreign import PORT_PREPROCESSING, read_port
-from segmentation.models.quicknat import QuickNat
-from segmentation.space.views import View, to_slices
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models.foreign import PORT_PREPROCESSING, read_port
+from trinat.segmentation.models.quicknat import QuickNat
+from trinat.segmentation.space.views import View, to_slices
 
 X = torch.randn(2, 1, 32, 16, generator=torch.Generator().manual_seed(0))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from segmentation.errors import DeviceError
-from segmentation.inference.network import choose_precision
-from segmentation.models.hardware import bfloat16_hardware, refuse_forked_gpu
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.inference.network import choose_precision
+from trinat.segmentation.models.hardware import bfloat16_hardware, refuse_forked_gpu
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from segmentation.labels.scheme import IGNORE
-from segmentation.models.losses import (
+from trinat.segmentation.labels.scheme import IGNORE
+from trinat.segmentation.models.losses import (
     LossConfig,
     SegmentationLoss,
     _sums_by_index,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segmentation.models.losses import LossConfig, SegmentationLoss
-from segmentation.models.quicknat import FAST, PUBLISHED, QuickNatConfig
-from segmentation.space.views import View
-from segmentation.training.network import ViewsNet
+from trinat.segmentation.models.losses import LossConfig, SegmentationLoss
+from trinat.segmentation.models.quicknat import FAST, PUBLISHED, QuickNatConfig
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.network import ViewsNet
 
 
 @pytest.mark.parametrize("config", [FAST, PUBLISHED], ids=["fast", "published"])

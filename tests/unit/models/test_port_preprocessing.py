@@ -15,12 +15,12 @@ import torch
 from helpers.miniatures import SHAPE, head_image, head_labels, turned
 from oracle import quicknat_port as port
 
-from segmentation.inference.segmenter import Segmenter
-from segmentation.io.volume import Volume
-from segmentation.models.checkpoint import save_model
-from segmentation.models.foreign import PORT_PREPROCESSING, read_port
-from segmentation.models.model_info import Description
-from segmentation.space.views import View
+from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import save_model
+from trinat.segmentation.models.foreign import PORT_PREPROCESSING, read_port
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.space.views import View
 
 SIDE = 48  # for 256
 # How the port's loader turns a volume into slices of each view.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+from trinat.segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
 
 SMALL = {"filters": 6, "classes": 5}
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from segmentation.errors import ModelError
-from segmentation.models import unpickling
-from segmentation.models.unpickling import Stub, read_torch_file
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models import unpickling
+from trinat.segmentation.models.unpickling import Stub, read_torch_file
 
 Save = Callable[[Any], Path]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from segmentation.errors import ModelError
-from segmentation.models import zoo
-from segmentation.models.checkpoint import load_model
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models import zoo
+from trinat.segmentation.models.checkpoint import load_model
 
 
 def test_every_shipped_model_loads() -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from segmentation.metrics.pair import Measurement
-from segmentation.report import summary
-from segmentation.report.evaluation import code_of
-from segmentation.report.tables import metrics_frame, write_table
+from trinat.segmentation.metrics.pair import Measurement
+from trinat.segmentation.report import summary
+from trinat.segmentation.report.evaluation import code_of
+from trinat.segmentation.report.tables import metrics_frame, write_table
 
 # Not in the order of numbers, which is another than that of texts.
 PERSONS = ("10", "9", "01", "NA", "e", "f", "g", "h")

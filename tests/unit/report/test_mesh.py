@@ -8,8 +8,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from segmentation.errors import FormatError
-from segmentation.report.mesh import Surface, surface_net
+from trinat.segmentation.errors import FormatError
+from trinat.segmentation.report.mesh import Surface, surface_net
 
 RADIUS = 8.3
 # Voxels of 2 x 1 x 1 mm; x grows to the left, as in scans that are not RAS.

@@ -10,7 +10,7 @@ import re
 import markupsafe
 import pytest
 
-from segmentation.report.page import UNDEFINED, Cell, Column, number, render, table
+from trinat.segmentation.report.page import UNDEFINED, Cell, Column, number, render, table
 
 EVIL = "<script>alert(1)</script>"
 
@@ -72,7 +72,7 @@ def test_no_markup_carries_a_style_or_a_handler() -> None:
 
 
 def test_data_cannot_end_its_block() -> None:
-    from segmentation.report.page import _environment
+    from trinat.segmentation.report.page import _environment
 
     text = _environment().from_string("{{ value|data }}").render(value={"a": "</script><b>"})
     assert "<" not in text

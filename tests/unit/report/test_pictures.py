@@ -7,10 +7,16 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from segmentation.errors import GeometryError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.report.pictures import draw_mosaic, draw_rows, label_colors, outlines, overlay
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.pictures import (
+    draw_mosaic,
+    draw_rows,
+    label_colors,
+    outlines,
+    overlay,
+)
 
 SCHEME = load_scheme("quicknat33")
 
@@ -79,7 +85,7 @@ def test_slices_are_seen_from_where_the_pages_say() -> None:
         assert (picture[:half, :half] == 255).all()
         assert (picture[: half - GAP, half:] == 0).all()
         assert (picture[half:-GAP] == 0).all()
-    templates = resources.files("segmentation") / "report" / "templates"
+    templates = resources.files("trinat.segmentation") / "report" / "templates"
     for name in ("scans.html", "evaluation.html"):
         text = (templates / name).read_text("utf-8")
         assert "Seen from behind and from above: the person's left is on the left." in text

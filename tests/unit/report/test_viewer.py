@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.report.pictures import CaseView, view_case, view_result
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.report.pictures import CaseView, view_case, view_result
 
 AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis grows to the left
 

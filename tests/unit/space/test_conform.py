@@ -13,9 +13,9 @@ from nibabel.nifti1 import Nifti1Image
 from nibabel.processing import resample_from_to
 from scipy.spatial.transform import Rotation
 
-from segmentation.errors import FormatError, GeometryError
-from segmentation.io.volume import Volume
-from segmentation.space.conform import conform, restore, restore_probabilities
+from trinat.segmentation.errors import FormatError, GeometryError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.conform import conform, restore, restore_probabilities
 
 ORIENTATIONS = [
     "".join(letters)

@@ -12,11 +12,11 @@ from nibabel.affines import apply_affine
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from segmentation.io.volume import Volume
-from segmentation.space.conform import conform, foreground, head_box
-from segmentation.space.grid import Box
-from segmentation.space.resample import occupied_box
-from segmentation.synthetic.phantom import phantom
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.conform import conform, foreground, head_box
+from trinat.segmentation.space.grid import Box
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.synthetic.phantom import phantom
 
 BRAIN_MM = (66.0, 84.0, 62.0)
 SCALP_MM = (80.0, 100.0, 78.0)

@@ -9,9 +9,9 @@ from nibabel.nifti1 import Nifti1Image
 from nibabel.processing import resample_from_to
 from scipy.spatial.transform import Rotation
 
-from segmentation.errors import LabelError
-from segmentation.space.grid import Grid
-from segmentation.space.resample import (
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.space.grid import Grid
+from trinat.segmentation.space.resample import (
     GridMap,
     occupied_box,
     resample_image,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.errors import ConfigError
-from segmentation.io.volume import Volume
-from segmentation.space.views import (
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.views import (
     SliceAxes,
     View,
     chosen_views,

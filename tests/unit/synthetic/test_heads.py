@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from segmentation.errors import DatasetError, FormatError, IntegrityError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
-from segmentation.synthetic.heads import (
+from trinat.segmentation.errors import DatasetError, FormatError, IntegrityError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import (
     HeadMaps,
     aim,
     load_heads,
@@ -21,7 +21,7 @@ from segmentation.synthetic.heads import (
     read_label_maps,
     with_variants,
 )
-from segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise
 
 SCHEME = load_scheme("quicknat33")
 

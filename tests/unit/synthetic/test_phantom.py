@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.ndimage import binary_erosion, map_coordinates
 
-from segmentation.errors import ConfigError
-from segmentation.io.volume import Volume
-from segmentation.labels.scheme import load_scheme
-from segmentation.synthetic import phantom as module
-from segmentation.synthetic.anatomy import ANATOMY_FILE, MIXED, load_anatomy
-from segmentation.synthetic.phantom import phantom
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.synthetic import phantom as module
+from trinat.segmentation.synthetic.anatomy import ANATOMY_FILE, MIXED, load_anatomy
+from trinat.segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
 COARSE = (3.0, 3.0, 3.0)

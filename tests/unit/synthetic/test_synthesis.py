@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from segmentation.labels.scheme import IGNORE, load_scheme
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, Heads, aim
-from segmentation.synthetic.synthesis import SynthesisConfig, synthesise, synthesise_volume
+from trinat.segmentation.labels.scheme import IGNORE, load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps, Heads, aim
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise, synthesise_volume
 
 SCHEME = load_scheme("quicknat33")
 LEFT, RIGHT = (SCHEME.names.index(f"{s}-Cerebral-White-Matter") for s in ("Left", "Right"))

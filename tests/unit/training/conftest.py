@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.tiny_training import NETWORK
 
-from segmentation.synthetic.heads import HeadMaps
-from segmentation.training.config import Recipe
+from trinat.segmentation.synthetic.heads import HeadMaps
+from trinat.segmentation.training.config import Recipe
 
 # Entries: air, left and right white matter, left and right cortex, CSF around, scalp.
 NUMBERS = np.array([0, 2, 3, 24, 41, 42, 507])

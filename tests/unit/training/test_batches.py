@@ -9,22 +9,22 @@ import pytest
 import torch
 from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_subject
 
-from segmentation.data.augmentation import AugmentationConfig
-from segmentation.data.slices import quantise, scheme_table, write_subject
-from segmentation.data.sources.base import Subject
-from segmentation.data.splits import Split
-from segmentation.data.store import (
+from trinat.segmentation.data.augmentation import AugmentationConfig
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import (
     Store,
     StoreInfo,
     subject_path,
     write_participants,
 )
-from segmentation.errors import DatasetError
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps, phantom_heads
-from segmentation.synthetic.synthesis import SynthesisConfig
-from segmentation.training.batches import (
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps, phantom_heads
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig
+from trinat.segmentation.training.batches import (
     Batch,
     MixedSource,
     Source,
@@ -33,8 +33,8 @@ from segmentation.training.batches import (
     _window,
     store_scans,
 )
-from segmentation.training.config import StoreConfig
-from segmentation.training.state import seeded
+from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.state import seeded
 
 PLAIN = AugmentationConfig(
     flip=0, affine=0, elastic=0, gain=0, bias=0, gamma=0, blur=0, low_resolution=0, noise=0

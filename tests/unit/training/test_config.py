@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from segmentation.training.config import Recipe
+from trinat.segmentation.training.config import Recipe
 
 SHARED = {
     "name": "two",

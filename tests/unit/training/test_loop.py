@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from segmentation.errors import DeviceError, TrainingError
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps
-from segmentation.training.batches import Batch, Source, SyntheticSource
-from segmentation.training.config import Recipe
-from segmentation.training.loop import AHEAD, Trainer, _divide
-from segmentation.training.network import ViewsNet
-from segmentation.training.state import State, read_state, write_state
-from segmentation.training.workers import Workers
+from trinat.segmentation.errors import DeviceError, TrainingError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps
+from trinat.segmentation.training.batches import Batch, Source, SyntheticSource
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.loop import AHEAD, Trainer, _divide
+from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.state import State, read_state, write_state
+from trinat.segmentation.training.workers import Workers
 
 SCHEME = load_scheme("quicknat33")
 VIEWS = (View.CORONAL, View.SAGITTAL)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from segmentation.models.quicknat import QuickNatConfig
-from segmentation.training.memory import StepMemory, smaller_batch
+from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.training.memory import StepMemory, smaller_batch
 
 SMALL = QuickNatConfig(filters=8, kernel=3, depth=2)
 

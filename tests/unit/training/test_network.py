@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from segmentation.labels.scheme import LabelScheme, load_scheme
-from segmentation.models.quicknat import QuickNat
-from segmentation.space.views import View
-from segmentation.training.config import Recipe
-from segmentation.training.network import ViewsNet, copy_matching, update_average
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.models.quicknat import QuickNat
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.network import ViewsNet, copy_matching, update_average
 
 SCHEME = load_scheme("quicknat33")
 CLASSES = {view: len(SCHEME.seen_in(view)) for view in View}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from segmentation.training.config import ScheduleConfig
-from segmentation.training.state import Position, learning_rate, progress
+from trinat.segmentation.training.config import ScheduleConfig
+from trinat.segmentation.training.state import Position, learning_rate, progress
 
 
 def at(step: int = 0, epoch_steps: int = 10, share: float | None = None) -> Position:

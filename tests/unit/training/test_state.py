@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from segmentation.errors import IntegrityError, TrainingError
-from segmentation.training.state import (
+from trinat.segmentation.errors import IntegrityError, TrainingError
+from trinat.segmentation.training.state import (
     Counters,
     State,
     check_identity,

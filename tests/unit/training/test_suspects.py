@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from segmentation.metrics.overlap import dice
-from segmentation.models.quicknat import QuickNat, QuickNatConfig
-from segmentation.training.suspects import (
+from trinat.segmentation.metrics.overlap import dice
+from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.training.suspects import (
     MEASURES,
     Evidence,
     Look,

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from segmentation.errors import TrainingError
-from segmentation.labels.scheme import load_scheme
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps
-from segmentation.synthetic.synthesis import SynthesisConfig
-from segmentation.training.validation import Scan, predict_classes, synthetic_scans, validate
+from trinat.segmentation.errors import TrainingError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps
+from trinat.segmentation.synthetic.synthesis import SynthesisConfig
+from trinat.segmentation.training.validation import Scan, predict_classes, synthetic_scans, validate
 
 
 class Threshold(nn.Module):

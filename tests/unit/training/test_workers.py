@@ -6,13 +6,13 @@ import pytest
 import torch
 from helpers.ranks import exchange, in_both, losses
 
-from segmentation.space.views import View
-from segmentation.synthetic.heads import HeadMaps
-from segmentation.training.batches import SyntheticSource
-from segmentation.training.config import Recipe
-from segmentation.training.loop import Trainer
-from segmentation.training.network import ViewsNet
-from segmentation.training.workers import ALONE, Workers
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps
+from trinat.segmentation.training.batches import SyntheticSource
+from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.loop import Trainer
+from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.workers import ALONE, Workers
 
 PIXELS_ALIKE = {"dice": 0, "boundary": 0, "balance": 0}
 
@@ -51,7 +51,7 @@ def test_one_process_alone_asks_nobody() -> None:
 def test_norms_see_the_whole_batch_where_there_are_several_gpus(
     recipe: Recipe, maps: HeadMaps, count: int
 ) -> None:
-    from segmentation.labels.scheme import load_scheme
+    from trinat.segmentation.labels.scheme import load_scheme
 
     data = recipe.stages[0].data
     assert data.synthetic is not None

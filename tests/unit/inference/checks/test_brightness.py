@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.evidence import CORTEX, WHITE, evidence
 
-from segmentation.inference.checks.brightness import (
+from trinat.segmentation.inference.checks.brightness import (
     band_share,
     check_bands,
     check_contrast,
@@ -20,7 +20,7 @@ from segmentation.inference.checks.brightness import (
     saturated_share,
     tissue_contrast,
 )
-from segmentation.inference.checks.limits import LIMITS
+from trinat.segmentation.inference.checks.limits import LIMITS
 
 SHAPE = (48, 40, 40)
 # White matter with a slab of cortex on one side of each axis.

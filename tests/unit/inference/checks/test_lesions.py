@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.evidence import CORTEX, LEFT_VENTRICLE, WHITE, ball, evidence
 
-from segmentation.inference.checks.lesions import check_lesions, find_places
-from segmentation.inference.checks.limits import LIMITS
+from trinat.segmentation.inference.checks.lesions import check_lesions, find_places
+from trinat.segmentation.inference.checks.limits import LIMITS
 
 SHAPE = (64, 64, 64)
 BRAIN = np.where(ball(SHAPE, 28), CORTEX, 0).astype(np.uint8)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from helpers.evidence import evidence
 
-from segmentation.inference.checks.limits import LIMITS
-from segmentation.inference.checks.size import (
+from trinat.segmentation.inference.checks.limits import LIMITS
+from trinat.segmentation.inference.checks.size import (
     check_brain_size,
     check_missing,
     check_resolution,
     total_brain_mm3,
 )
-from segmentation.space.grid import Grid
+from trinat.segmentation.space.grid import Grid
 
 NOTHING = np.zeros((4, 4, 4), np.uint8)
 

@@ -1,0 +1,82 @@
+"""Segment the human brain in T1-weighted MRI.
+
+    import trinat
+
+    result = trinat.segment("scan.nii.gz")
+    result.save("labels.nii.gz")
+
+docs/python.md shows all of it. `python -m trinat` is the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trinat.pipelines.predict.many import segment_many
+    from trinat.segmentation.errors import TrinatError
+    from trinat.segmentation.io.volume import Volume
+    from trinat.segmentation.metrics.pair import evaluate
+    from trinat.segmentation.models.checkpoint import load_model
+    from trinat.segmentation.report.mesh import Surface
+    from trinat.segmentation.report.result import Result, Segmenter, segment
+    from trinat.segmentation.space.views import View
+    from trinat.segmentation.synthetic.phantom import phantom
+
+__all__ = [
+    "Result",
+    "Segmenter",
+    "Surface",
+    "TrinatError",
+    "View",
+    "Volume",
+    "evaluate",
+    "load_model",
+    "phantom",
+    "segment",
+    "segment_many",
+]
+
+
+def _compute_in_one_thread() -> None:
+    """In a forked process torch waits for ever for the threads of its parent: do without them."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compute_in_one_thread)
+
+# Imported when they are first used: torch takes seconds.
+_MODULES = {
+    "Result": "trinat.segmentation.report.result",
+    "Segmenter": "trinat.segmentation.report.result",
+    "Surface": "trinat.segmentation.report.mesh",
+    "TrinatError": "trinat.segmentation.errors",
+    "View": "trinat.segmentation.space.views",
+    "Volume": "trinat.segmentation.io.volume",
+    "evaluate": "trinat.segmentation.metrics.pair",
+    "load_model": "trinat.segmentation.models.checkpoint",
+    "phantom": "trinat.segmentation.synthetic.phantom",
+    "segment": "trinat.segmentation.report.result",
+    "segment_many": "trinat.pipelines.predict.many",
+}
+
+if not TYPE_CHECKING:  # or type checkers would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # As the command line does: on a busy machine, threads that spin while they wait make all
+        # others wait, many times longer than they work. libgomp reads it when torch is imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
