@@ -34,7 +34,7 @@ class Limits:
     # Smaller structures differ by a few voxels' worth.
     sided_mm3: float = 1000.0
     # Labels in one plane at the end of the scan. A round brain has at most 180 mm² there.
-    cut_mm2: Pair = (300.0, 2500.0)
+    cut_mm2: Pair = (300.0, 5000.0)
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.
@@ -45,7 +45,7 @@ class Limits:
     bands: Pair = (0.06, 0.3)
     # Step from a voxel of white matter to one of cortex, of the whole difference, along the axis
     # that shows least of it.
-    edges: Pair = (0.25, 0.1)
+    edges: Pair = (0.26, 0.1)
     # Of places that are dark or bright; sound brains have none, but for 100 mm³.
     lesion_mm3: float = 200.0
     # The largest distance between neighbouring voxels.
