@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,21 +179,25 @@ def fill(cases: Sequence[Case], heads: Heads, folder: Path, model: str) -> None:
     segmenter = Segmenter.load(find_model(model), device="cpu")
     for case in cases:
         path = folder / f"{case.name}.npz"
-        if path.exists() or not _claim(path):
-            continue
-        start = time.perf_counter()
-        score = _segment(case, heads, segmenter, folder)
-        seconds = time.perf_counter() - start
-        print(f"{case.name}: Dice {score:.3f}, {seconds:.0f} s", flush=True)
+        with _claimed(path) as is_ours:
+            if not is_ours or path.exists():
+                continue
+            start = time.perf_counter()
+            score = _segment(case, heads, segmenter, folder)
+            seconds = time.perf_counter() - start
+            print(f"{case.name}: Dice {score:.3f}, {seconds:.0f} s", flush=True)
 
 
-def _claim(path: Path) -> bool:
-    """Whether no other process is at it."""
-    try:
-        os.close(os.open(path.with_suffix(".claim"), os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
+@contextmanager
+def _claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Whether a case is this process's; the lock of a process that ends is free again."""
+    with path.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _segment(case: Case, heads: Heads, segmenter: Segmenter, folder: Path) -> float:
@@ -209,8 +215,9 @@ def _segment(case: Case, heads: Heads, segmenter: Segmenter, folder: Path) -> fl
     values = np.full(len(found.scheme), np.nan)
     if case.kind is not None:
         good = folder / f"{case.good}.npz"
-        while not good.exists():
-            time.sleep(2)
+        with _claimed(good, wait=True):
+            if not good.exists():
+                raise SystemExit(f"{good}: another process ended before it was there; start again")
         values = _compare(read_stored(good).indices, damaged, found.working, found.scheme)
     path = folder / f"{case.name}.npz"
     new = path.with_suffix(f".{os.getpid()}.tmp")
