@@ -136,8 +136,7 @@ class _Matching:
                 self._doubt(truth, _not_unique(truth, mine, theirs))
                 self._doubt(prediction, _not_unique(prediction, theirs, mine))
             elif not taken & {id(truth), id(prediction)}:
-                # A subject alone does not say which of its scans it is.
-                unsaid = truth.name != prediction.name and truth.scan != prediction.scan
+                unsaid = _says_less(truth, prediction)
                 self.pairs.append(Pair(truth, prediction, how, is_guess or unsaid))
 
     def take_by_one_ending(self) -> None:
@@ -219,14 +218,25 @@ def _same_scan(one: ScanFile, other: ScanFile) -> bool:
     return same and (not one.session or not other.session or one.session == other.session)
 
 
+def _says_less(one: ScanFile, other: ScanFile) -> bool:
+    """Whether one says which scan it is and the other does not: sub-01_ses-1 may be sub-01, and
+    p1/T1 may be T1."""
+    if one.name != other.name and one.scan != other.scan:
+        return True
+    return _safe_folders(one) != _safe_folders(other)
+
+
+def _safe_folders(file: ScanFile) -> list[str]:
+    """As folders are called in the output of `trinat predict`."""
+    return [safe_component(part) for part in file.folders]
+
+
 def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
     """Whether both lie in subfolders and these are of two persons: p1/T1 is not p2/T1.
 
     One may lie deeper: disc1/p1/T1 can be p1/T1.
     """
-    ours = [safe_component(part) for part in one.folders]
-    theirs = [safe_component(part) for part in other.folders]
-    shorter, longer = sorted((ours, theirs), key=len)
+    shorter, longer = sorted((_safe_folders(one), _safe_folders(other)), key=len)
     rest = iter(longer)
     return not all(part in rest for part in shorter)
 

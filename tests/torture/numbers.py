@@ -43,9 +43,12 @@ def pairing(attempt: Try) -> None:
     people = stems[: chance.randint(1, len(stems))]
     owners: dict[Path, str] = {}
     sides = []
+    style = chance.choice(_BEGINNINGS), chance.choice(_ENDINGS)
     for side in ("truth", "pred"):
         folder = attempt.folder / side
-        _write_side(folder, people, chance, owners)
+        if happens(chance, 0.5):
+            style = chance.choice(_BEGINNINGS), chance.choice(_ENDINGS)
+        _write_side(folder, people, style, chance, owners)
         sides.append(folder)
     if not all(any(path.is_relative_to(folder) for path in owners) for folder in sides):
         return
@@ -69,13 +72,18 @@ def _same_person(one: str, other: str) -> bool:
 
 
 def _write_side(
-    folder: Path, people: Sequence[str], chance: random.Random, owners: dict[Path, str]
+    folder: Path,
+    people: Sequence[str],
+    style: tuple[str, str],
+    chance: random.Random,
+    owners: dict[Path, str],
 ) -> None:
-    """Empty files of most of the persons, all with one way of naming."""
-    beginning, ending = chance.choice(_BEGINNINGS), chance.choice(_ENDINGS)
+    """Empty files of some of the persons, all with one way of naming."""
+    beginning, ending = style
+    share_missing = chance.choice((0.1, 0.3, 0.6))
     marked = "_dseg" if happens(chance, 0.5) or any("/" in name for name in people) else ""
     for person in people:
-        if happens(chance, 0.2):
+        if happens(chance, share_missing):
             continue
         place, _, stem = person.rpartition("/")
         name = f"{beginning}{stem}{ending}{marked}{chance.choice(_SUFFIXES)}"
@@ -99,9 +107,11 @@ def attempts(attempt: Try) -> None:
     bench = Bench(attempt, JOBS["predict"])
     scans = sorted((bench.inputs / "scans").iterdir())
     contents = {scan: [scan.read_bytes(), b"damaged", _other(scan)] for scan in scans}
-    for _ in range(chance.randint(1, 3)):
+    # Something that may be taken for new later.
+    _run_all(bench, chance)
+    for _ in range(chance.randint(1, 2)):
         scan = chance.choice(scans)
-        scan.write_bytes(chance.choice(contents[scan]))
+        scan.write_bytes(chance.choice(contents[scan][1:] + contents[scan]))
         _run_all(bench, chance)
     before = digests(bench.inputs)
     fresh = attempt.folder / "fresh"

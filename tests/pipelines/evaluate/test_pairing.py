@@ -213,9 +213,16 @@ def test_equal_names_in_folders_of_two_persons_are_refused(tmp_path: Path) -> No
     assert why == "p2/T1_dseg.nii.gz has its name, in another folder"
 
 
-def test_equal_names_in_a_folder_that_lies_deeper_pair(tmp_path: Path) -> None:
+def test_equal_names_in_a_folder_that_lies_deeper_pair_and_are_to_be_checked(
+    tmp_path: Path,
+) -> None:
     found = pairing(tmp_path, ["disc1/p1/T1_dseg.nii.gz"], ["p1/T1_dseg.nii.gz"])
-    assert [pair.how for pair in found.pairs] == ["name"]
+    assert [(pair.how, pair.is_guess) for pair in found.pairs] == [("name", True)]
+
+
+def test_a_name_in_a_folder_is_to_be_checked_where_the_other_has_none(tmp_path: Path) -> None:
+    found = pairing(tmp_path, ["T1_dseg.nii.gz"], ["p2/T1_dseg.nii.gz"])
+    assert found.guesses == ["T1_dseg.nii.gz is compared with p2/T1_dseg.nii.gz, by name"]
 
 
 def test_folders_that_join_to_one_name_stay_two(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def two(tmp_path: Path) -> tuple[Path, Path]:
     return scans, out
 
 
+class In2039(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime(2039, 1, 1, tzinfo=tz)
+
+
 def held(out: Path, ledger: str = "run.jsonl") -> dict[str, Entry]:
     return read_entries([out / ledger])
 
@@ -42,9 +49,10 @@ def status_in(table: Path) -> dict[str, str]:
 
 def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(tmp_path, monkeypatch) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
-    monkeypatch.setattr("trinat.pipelines.predict.ledger._now", lambda: "2039-01-01")
-    run_serially(scans, out)
-    monkeypatch.undo()
+    with monkeypatch.context() as ahead:
+        ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2039)
+        run_serially(scans, out)
+    assert held(out)["a"].finished.startswith("2039")
     (scans / "a.nii.gz").write_bytes(b"damaged")
     for part in (1, 2):
         run_serially(scans, out, shard=Shard(part, 2))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from importlib.metadata import version
 from pathlib import Path
 
@@ -118,9 +119,16 @@ def test_a_changed_input_is_done_again(again) -> None:
 def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
     scans, out = again
     miniature("RAS", seed=8)[0].write(scans / "a.nii.gz")
-    monkeypatch.setattr("trinat.pipelines.predict.ledger._now", lambda: "2099-01-01")
-    run_serially(scans, out)
-    monkeypatch.undo()
+
+    class In2099(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime(2099, 1, 1, tzinfo=tz)
+
+    with monkeypatch.context() as ahead:
+        ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2099)
+        run_serially(scans, out)
+    assert read_entries([out / "run.jsonl"])["a"].finished.startswith("2099")
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
     assert run_serially(scans, out).done == 1
     assert run_serially(scans, out).done == 0
