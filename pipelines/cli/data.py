@@ -34,8 +34,10 @@ def list_() -> None:
             ("licence", dataset.licence),
             ("terms", dataset.terms),
             ("cite", dataset.citation),
+            ("get", dataset.get),
         ):
-            typer.echo(f"  {label:8}{text}")
+            if text:
+                typer.echo(f"  {label:8}{text}")
 
 
 @app.command("get")
@@ -121,7 +123,7 @@ def report(
 def prepare(
     out: Path = typer.Option(..., "--out", "-o", help="Slice store to create or update."),
     source: str = typer.Option(
-        None, help="oasis1, neurite, ixi, freesurfer, bids, pairs or labelmaps."
+        None, help="oasis1, neurite, ixi, malc, freesurfer, bids, pairs or labelmaps."
     ),
     root: Path = typer.Option(
         None, "--root", "-i", help="Dataset folder (for pairs also its table)."
@@ -135,10 +137,15 @@ def prepare(
     image: str = typer.Option(
         None,
         help="Image to use: oasis1 t88-masked, t88, subj111, raw, freesurfer; neurite orig, norm; "
-        "freesurfer a file name in mri/.",
+        "malc head, stripped; freesurfer a file name in mri/.",
     ),
     label_maps: str = typer.Option(
         None, help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
+    ),
+    fold: str = typer.Option(
+        None,
+        help="Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV file "
+        "with columns first, last, name, target.",
     ),
     subjects_dir: Path = typer.Option(None, help="FreeSurfer results of these scans (ixi)."),
     label_with: str = typer.Option(
@@ -174,6 +181,7 @@ def prepare(
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import batch_progress
     from trinat.pipelines.data.prepare import read_config, run
+    from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store
 
     prepare_process()
@@ -186,6 +194,7 @@ def prepare(
             "views": views or None,
             "image": image,
             "label_maps": label_maps,
+            "fold": fold,
             "subjects_dir": subjects_dir,
             "label_with": label_with,
             "participants": participants,
@@ -203,7 +212,10 @@ def prepare(
         f"{summary.failed} failed, {summary.skipped} skipped"
     )
     if not quiet and len({p.person for p in Store(out).labelled}) >= 3:  # one for each part
-        say_next("split", out, "--ratios", "8", "1", "1", "--seed", "0")
+        if SOURCES[settings.source].published_training:
+            say_next("split", out, "--published", "--validation", "2")
+        else:
+            say_next("split", out, "--ratios", "8", "1", "1", "--seed", "0")
     return summary.exit
 
 
@@ -214,6 +226,15 @@ def split(
     ),
     kfold: int = typer.Option(
         None, min=3, help="Make this many splits for cross-validation instead."
+    ),
+    published: bool = typer.Option(
+        False,
+        "--published",
+        help="The split that the dataset was published with (malc). With --kfold, its training "
+        "persons alone are divided.",
+    ),
+    validation: int = typer.Option(
+        None, min=0, help="With --published: training persons that validate. Default: 0."
     ),
     seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same split."),
     exclude: Path = typer.Option(
@@ -229,11 +250,21 @@ def split(
     """
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.store import Store, split_store
+    from trinat.segmentation.errors import ConfigError
     from trinat.segmentation.models.hardware import count_gpus
 
     names = () if exclude is None else read_exclusions(exclude)
+    if validation is not None and (kfold is not None or not published):
+        raise ConfigError("--validation without --published", remedy="use --ratios")
     for path, split in split_store(
-        store, ratios=ratios, folds=kfold, seed=seed, out=out, exclude=names
+        store,
+        ratios=ratios,
+        folds=kfold,
+        seed=seed,
+        out=out,
+        exclude=names,
+        published=published,
+        validation=validation or 0,
     ):
         parts = {"train": split.train, "validation": split.validation, "test": split.test}
         counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())

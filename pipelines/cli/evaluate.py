@@ -44,6 +44,18 @@ def evaluate(
         help="TSV that translates label numbers which are not FreeSurfer's. Columns: number, "
         "freesurfer, and optionally of (truth, prediction or both).",
     ),
+    fold: str | None = typer.Option(
+        None,
+        "--fold",
+        help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
+        "file with columns first, last, name, target. A store knows its own.",
+    ),
+    fold_pred: list[str] = typer.Option(
+        [],
+        "--fold-pred",
+        help="The same for predictions, which have FreeSurfer's numbers by default: one for all, "
+        "or one for each --pred (freesurfer, neuromorphometrics or a TSV file).",
+    ),
     images: Path | None = typer.Option(
         None, "--images", help="T1 scans, to show the worst cases on."
     ),
@@ -85,6 +97,8 @@ def evaluate(
         raise ConfigError("one of --truth and --store is needed", remedy="give either")
     if folds and store is None:
         raise ConfigError("--folds without --store", remedy="name the store that was split")
+    if fold is not None and store is not None:
+        raise ConfigError("--fold with --store", remedy="leave it out: a store knows its numbers")
     settings = Settings(
         truth=store or truth,
         part=part if store and not folds else None,
@@ -93,6 +107,8 @@ def evaluate(
         out=out,
         labels=labels,
         mapping=mapping,
+        fold=fold,
+        fold_pred=tuple(fold_pred),
         images=images,
         resample=resample,
         trust_affine=trust_affine,

@@ -26,6 +26,7 @@ from trinat.segmentation.errors import ConfigError, EvaluationError, InputError,
 from trinat.segmentation.io.dicom import find_series, is_dicom
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.labels.folding import FoldingTable
 
 _LISTS = (".txt", ".list")
 # All that can be read; a header stands for its pair.
@@ -113,10 +114,12 @@ class ScanFile:
     # Below the folder that was searched, where they say whose the file is; empty of BIDS.
     folders: tuple[str, ...] = ()
     is_given: bool = False  # by itself, not as one of a folder
-    # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers.
+    # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers, before
+    # those of its folding table.
     axes: str | None = None
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)
+    fold: FoldingTable | None = None
 
     @property
     def shown(self) -> str:

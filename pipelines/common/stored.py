@@ -38,6 +38,7 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
             axes=original.axes,
             sha256=original.sha256,
             numbers={**entry.extra, **dict.fromkeys(entry.ignore, 0)},
+            fold=store.info.fold,
         )
         # Named as what trinat predicts of it.
         file = as_scan(file, Path(f"{name}_dseg.nii.gz"))

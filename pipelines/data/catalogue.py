@@ -76,10 +76,13 @@ class Dataset(_Strict):
     licence: str
     terms: str
     citation: str
-    archives: tuple[Archive, ...]
+    archives: tuple[Archive, ...] = ()
+    get: str = ""  # how to come by what has no archives
 
     def files(self, *, part: str, discs: tuple[int, ...]) -> list[RemoteFile]:
         """The files of one part; without disc numbers, all of them."""
+        if not self.archives:
+            raise ConfigError(f"{self.title}: there is no public download", remedy=self.get)
         found = next((archive for archive in self.archives if archive.part == part), None)
         if found is None:
             parts = ", ".join(archive.part for archive in self.archives)

@@ -58,6 +58,7 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.io.files import read_bytes, sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
+from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.zoo import MODEL_FILE
@@ -89,6 +90,7 @@ class PrepareConfig(BaseModel):
     participants: Path | None = None  # a table of age, sex and family by person
     extra: dict[int, int] = Field(default_factory=dict)  # label number -> FreeSurfer number
     ignore: tuple[int, ...] = ()  # label numbers that are background
+    fold: str | None = None  # the label maps' numbering: a folding table's name or TSV file
     trust_affine: TrustAffine | None = None  # what to believe where headers do not say
     fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
     require_checksum: bool = False  # of every scan and label map; see segmentation/io/streams.py
@@ -262,6 +264,7 @@ def _listing(config: PrepareConfig) -> Listing:
         subjects_dir=config.subjects_dir,
         extra=config.extra,
         ignore=config.ignore,
+        fold=None if config.fold is None else load_folding(config.fold),
     )
     keep = config.label_with is not None
     listing = list_subjects(config.source, config.root, options, keep_unlabelled=keep)
@@ -308,6 +311,7 @@ def _label(
             labels_axes=None,
             extra={},
             ignore=(),
+            fold=None,
             note="; ".join(filter(None, (subject.note, str(pseudo)))),
         )
 
@@ -380,6 +384,7 @@ def _conclude(
         views=cut.views,
         trust_affine=cut.trust_affine,
         fill_nonfinite=cut.fill_nonfinite,
+        fold=done[0].fold if done else None,  # All come from one source.
         subjects=stored,
     ).write(out)
     counts = Counter(row.status for row in rows)

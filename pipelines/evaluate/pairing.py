@@ -22,6 +22,7 @@ from trinat.segmentation.errors import ConfigError, GeometryError, TrinatError
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
 from trinat.segmentation.metrics.counted import Made
@@ -331,10 +332,15 @@ _KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
 
 @dataclass(frozen=True)
 class Mappings:
-    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side."""
+    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side.
+
+    Where a side has a folding table, all its numbers are those of the table.
+    """
 
     truth: Mapping[int, int] = field(default_factory=dict)
     prediction: Mapping[int, int] = field(default_factory=dict)
+    truth_fold: FoldingTable | None = None
+    prediction_fold: FoldingTable | None = None
 
 
 @dataclass(frozen=True)
@@ -441,16 +447,18 @@ def read_pair(task: Task) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8],
     if min(truth.shape) == 1:
         notes.append("a single slice: distances are within the slice")
     scheme = load_scheme(task.scheme)
+    mappings = task.mappings
     true, predicted = (
         scheme.from_freesurfer(
             volume.data,
             spacing_mm=volume.spacing_mm,
             extra={**extra, **file.numbers},
+            fold=file.fold or fold,
             where=file.path,
         )
-        for volume, extra, file in (
-            (truth, task.mappings.truth, task.pair.truth),
-            (prediction, task.mappings.prediction, task.pair.prediction),
+        for volume, extra, fold, file in (
+            (truth, mappings.truth, mappings.truth_fold, task.pair.truth),
+            (prediction, mappings.prediction, mappings.prediction_fold, task.pair.prediction),
         )
     )
     if drawn := drawn_slices(true, truth.spacing_mm):

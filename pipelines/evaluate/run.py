@@ -46,6 +46,7 @@ from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import made_by
@@ -65,6 +66,8 @@ class Settings:
     folds: bool = False  # the test parts of a cross-validation
     labels: str = "quicknat33"
     mapping: Path | None = None
+    fold: str | None = None  # the truth's numbering: a folding table's name or file
+    fold_pred: tuple[str, ...] = ()  # the predictions': one for all, or one for each model
     images: Path | None = None
     resample: bool = False
     trust_affine: TrustAffine | None = None
@@ -117,7 +120,7 @@ def evaluate(
         trust = settings.trust_affine or store.info.trust_affine
         settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
     scheme = load_scheme(settings.labels)
-    mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
+    mappings = _mappings(settings)
     images: list[ScanFile] = []
     if store:
         truths, images = (stored_files(store, subjects, kind) for kind in ("labels", "image"))
@@ -146,11 +149,11 @@ def evaluate(
     ratings = read_given(settings.ratings)
     rejected = rejections(ratings)
     rated = rejected_structures(ratings)
-    how = (settings.labels, mappings, settings.resample, settings.trust_affine)
     tasks = []
     for model, pairing in pairings.items():
         made = made_by(told[model].structures, rated, scheme, settings.not_predicted)
         made.left_out(scheme)  # refuses a wrong name before anything is measured
+        how = (settings.labels, mappings[model], settings.resample, settings.trust_affine)
         tasks += [Task(model, pair, *how, made, rejected) for pair in pairing.pairs]
     if not tasks:
         raise EvaluationError(
@@ -188,6 +191,27 @@ def evaluate(
         unpaired = sum(len(pairing.truths_alone) for pairing in pairings.values())
         failed = sum(bool(result.failure) for result in done)
         return batch_exit(done=len(done) - failed, failed=failed + unpaired)
+
+
+def _mappings(settings: Settings) -> dict[str, Mappings]:
+    """How label numbers are read, by model: the truth's are the same for each."""
+    mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
+    if settings.fold is not None:
+        mappings = replace(mappings, truth_fold=load_folding(settings.fold))
+    names = settings.fold_pred
+    if not names:
+        return dict.fromkeys(settings.models, mappings)
+    if len(names) == 1:
+        names = names * len(settings.models)
+    if len(names) != len(settings.models):
+        raise ConfigError(
+            f"{len(names)} --fold-pred for {len(settings.models)} --pred",
+            remedy="give one for all, or one for each --pred (freesurfer where no table is needed)",
+        )
+    return {
+        model: replace(mappings, prediction_fold=load_folding(name))
+        for model, name in zip(settings.models, names, strict=True)
+    }
 
 
 @dataclass(frozen=True)

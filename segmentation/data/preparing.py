@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trinat.segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
@@ -59,6 +60,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
             spacing_mm=raw.spacing_mm,
             extra=subject.extra,
             ignore=subject.ignore,
+            fold=subject.fold,
             where=subject.labels,
         )
         classes = replace(raw, data=indices)
@@ -88,7 +90,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
 
 def fingerprint(subject: Subject, cut: Cut, image: str | None, labels: str | None) -> str:
     """SHA-256 over every setting that shapes the result and the inputs' own, by `digest_of`."""
-    settings = {
+    settings: dict[str, Any] = {
         "format": FORMAT,
         "scheme": scheme_table(cut.scheme),
         "views": sorted(view.value for view in cut.views),
@@ -101,6 +103,8 @@ def fingerprint(subject: Subject, cut: Cut, image: str | None, labels: str | Non
         "image": image,
         "labels": labels,
     }
+    if subject.fold is not None:
+        settings["fold"] = sorted(subject.fold.targets.items())
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

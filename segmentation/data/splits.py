@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -134,6 +134,38 @@ def make_folds(
         parts = {"train": [*chain(*training)], "validation": validating, "test": tested}
         splits.append(_split(parts, seed, store))
     return splits
+
+
+def make_published_split(
+    participants: Sequence[Participant],
+    training: Collection[str],
+    *,
+    validation: int = 0,
+    seed: int,
+    store: str,
+) -> Split:
+    """A dataset's own division: the subjects `training` train, all others test.
+
+    `validation` persons (or families) of the training part validate, spread over sex and age.
+    """
+    trained = [p for p in participants if p.subject in training]
+    groups = _groups(sorted(trained, key=lambda p: p.subject))
+    if validation and validation >= len(groups):
+        raise DatasetError(
+            f"{validation} persons for validation leave none of {len(groups)} to train",
+            remedy=f"ask for at most {max(len(groups) - 1, 0)}",
+        )
+    rng = np.random.default_rng(seed)
+    ordered = _in_strata(groups, rng)
+    # Evenly spaced in the order of sex and age, from a random start.
+    start = rng.random()
+    chosen = {int((start + step) * len(ordered) / validation) for step in range(validation)}
+    parts: dict[str, list[str]] = {
+        "train": [p.subject for n, group in enumerate(ordered) if n not in chosen for p in group],
+        "validation": [p.subject for n in sorted(chosen) for p in ordered[n]],
+        "test": [p.subject for p in participants if p.subject not in training],
+    }
+    return _split(parts, seed, store)
 
 
 def _split(parts: Mapping[str, Sequence[str]], seed: int, store: str) -> Split:

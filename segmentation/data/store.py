@@ -21,17 +21,20 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject, read_participants
+from trinat.segmentation.data.sources.registry import SOURCES
 from trinat.segmentation.data.splits import (
     Part,
     Participant,
     Split,
     make_folds,
+    make_published_split,
     make_split,
     read_split,
 )
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import atomic_text, read_rows, read_text, sha256_of, write_tsv
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
 
@@ -115,6 +118,7 @@ class StoreInfo(_Strict):
     # How originals are read.
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
+    fold: FoldingTable | None = None  # the numbering of all label maps; None: FreeSurfer's
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
@@ -275,6 +279,19 @@ def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
     write_tsv(root / "ledger.tsv", _LEDGER_COLUMNS, [(r.subject, r.status, r.reason) for r in rows])
 
 
+def _published_training(store: Store) -> tuple[str, ...]:
+    """The subjects that train by the division that the store's dataset was published with."""
+    name = store.info.source
+    training = SOURCES[name].published_training if name in SOURCES else ()
+    if not training:
+        raise DatasetError(
+            f"{name} has no published split",
+            where=store.root,
+            remedy="use --ratios or --kfold without --published",
+        )
+    return training
+
+
 def split_store(
     root: Path,
     *,
@@ -283,17 +300,28 @@ def split_store(
     seed: int = 0,
     out: Path | None = None,
     exclude: Collection[str] = (),
+    published: bool = False,
+    validation: int = 0,
 ) -> list[tuple[Path, Split]]:
     """Write split.json, or split-0.json and so on for folds, and return what stands in them.
 
-    The subjects of `exclude` stand in no part.
+    The subjects of `exclude` stand in no part. With `published` the dataset's own division counts:
+    `validation` of its training persons validate, or its training part alone makes the folds.
     """
     store = Store(root)
+    training = _published_training(store) if published else ()
     if unknown := set(exclude) - set(store.subjects):
         raise DatasetError(f"has no subject {min(unknown)!r} to exclude", where=root)
     people = [person for person in store.labelled if person.subject not in exclude]
     path = out or root / SPLIT
-    if folds is None:
+    if published and folds is not None:
+        people = [person for person in people if person.subject in training]
+    if published and folds is None:
+        ours = make_published_split(
+            people, training, validation=validation, seed=seed, store=store.fingerprint
+        )
+        splits, paths = [ours], [path]
+    elif folds is None:
         splits = [make_split(people, ratios, seed=seed, store=store.fingerprint)]
         paths = [path]
     else:

@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.files import read_bytes
-from trinat.segmentation.labels.folding import MAX_CLASSES, Folding, folding_table, outer_rim
+from trinat.segmentation.labels.folding import (
+    MAX_CLASSES,
+    Folding,
+    FoldingTable,
+    folding_table,
+    outer_rim,
+)
 from trinat.segmentation.space.views import View
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
@@ -113,13 +119,14 @@ class LabelScheme:
         spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0),
         extra: Mapping[int, int] | None = None,
         ignore: Collection[int] = (),
+        fold: FoldingTable | None = None,
         where: str | Path | None = None,
     ) -> NDArray[np.uint8]:
         """Class index of each voxel of a map of FreeSurfer numbers, (X, Y, Z) to (X, Y, Z).
 
-        `extra` maps numbers to FreeSurfer numbers and `ignore` lists numbers that become
-        background, both before the folding table. `spacing_mm` decides which side's white matter
-        is nearest; `where` names the file in errors.
+        With `fold` the map has the numbers of that table instead. `extra` maps numbers to
+        FreeSurfer numbers and `ignore` lists numbers that become background, both before any
+        table. `spacing_mm` decides which side is nearest; `where` names the file in errors.
         """
         array = np.asarray(array)
         if not np.issubdtype(array.dtype, np.integer):
@@ -128,7 +135,7 @@ class LabelScheme:
                 where=where,
                 remedy="read the file as labels",
             )
-        folding = Folding.build(self.name, self._classes, extra or {}, ignore)
+        folding = Folding.build(self.name, self._classes, extra or {}, ignore, fold)
         indices = folding.apply(array, spacing_mm, where)
         for label in self.labels:
             if label.rim_of is not None and not (indices == label.index).any():

@@ -24,6 +24,7 @@ from helpers.miniatures import (
     head_image,
     head_labels,
     ixi_scan,
+    malc_scan,
     neurite_session,
     oasis_session,
     pack,
@@ -214,6 +215,13 @@ def _neurite(folder: Path) -> None:
         neurite_session(folder, f"OAS1_000{number}_MR1")
 
 
+def _malc(folder: Path) -> None:
+    for scan in ("1000", "1001", "1002", "1006"):
+        malc_scan(folder, scan, part="training")
+    for scan in ("1003", "1023"):
+        malc_scan(folder, scan, part="testing")
+
+
 def _run_of(view: View) -> Callable[[Path], None]:
     """What the training of one view leaves."""
 
@@ -255,6 +263,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "ixi": _ixi,
     "ixi-freesurfer": _ixi_freesurfer,
     "neurite": _neurite,
+    "malc": _malc,
     "t1": _scans,
     "validation/t1": _scans,
     "labels": lambda path: _scans(path, truth=True),

@@ -151,6 +151,48 @@ def ixi_scan(root: Path, name: str) -> Path:
     return write_nifti(root / f"{name}-T1.nii.gz", head_image(head_labels()), "PSR")
 
 
+# Neuromorphometrics' numbers of what the miniature head has, by FreeSurfer's.
+_MANUAL = {
+    **{2: 45, 41: 44, 3: 101, 42: 100, 4: 52, 43: 51},
+    **{17: 48, 53: 47, 16: 35},
+}
+
+
+def malc_labels(shift: int = 0) -> np.ndarray:
+    """The head in Neuromorphometrics' numbers."""
+    numbers = head_labels(shift)
+    manual = np.zeros(numbers.shape, np.int16)
+    for freesurfer, number in _MANUAL.items():
+        manual[numbers == freesurfer] = number
+    return manual
+
+
+def malc_scan(root: Path, scan: str, *, part: str = "", shift: int = 0) -> Path:
+    """A scan of the labelling challenge of 2012.
+
+    With `part` (training or testing) in its own layout, as a whole head; else in the flat one,
+    stripped.
+    """
+    numbers = head_labels(shift)
+    image = head_image(numbers)
+    if part:
+        path = write_nifti(root / f"{part}-images/{scan}_3.nii.gz", image, "LAS")
+        labels = root / f"{part}-labels/{scan}_3_glm.nii.gz"
+    else:
+        image = np.where(numbers > 0, image, 0)
+        path = write_nifti(root / f"{scan}_SS.nii.gz", image, "LAS")
+        labels = root / f"{scan}_glm.nii.gz"
+    write_nifti(labels, malc_labels(shift), "LAS")
+    return path
+
+
+def malc_table(root: Path, *rows: str) -> Path:
+    """demographics.csv: rows such as 1000,OAS1_0061,F,20."""
+    table = root / "demographics.csv"
+    table.write_text("\n".join(("id,Subject,Gender,Age", *rows, "")))
+    return table
+
+
 def pack(folder: Path, archive: Path) -> Path:
     """A tar of the folder's content, compressed by its name."""
     with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:

@@ -11,6 +11,7 @@ from helpers.miniatures import (
     head_image,
     head_labels,
     ixi_scan,
+    malc_scan,
     neurite_session,
     oasis_session,
     write_nifti,
@@ -61,6 +62,12 @@ def build(source: str, root: Path) -> tuple[str, str, dict[str, object]]:
         ixi_scan(root, "IXI002-Guys-0828")
         freesurfer_subject(root / "fs", "IXI002")
         return "IXI002-Guys-0828", "quicknat33", {"subjects_dir": root / "fs"}
+    if source == "malc":
+        malc_scan(root, "1000", part="training")
+        return "1000", "quicknat33", {}
+    if source == "malc-flat":
+        malc_scan(root, "1000")
+        return "1000", "quicknat33", {}
     if source == "freesurfer":
         freesurfer_subject(root, "sub-01")
         return "sub-01", "quicknat33", {}

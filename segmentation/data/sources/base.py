@@ -14,6 +14,7 @@ from natsort import natsort_keygen
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.labels.folding import FoldingTable
 
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
@@ -36,6 +37,7 @@ class Subject:
     labels_axes: str | None = None
     extra: Mapping[int, int] = field(default_factory=dict)  # label number -> FreeSurfer number
     ignore: tuple[int, ...] = ()  # label numbers that are background here
+    fold: FoldingTable | None = None  # the numbering of the labels; None: FreeSurfer's
     family: str | None = None
     age: float | None = None
     sex: str | None = None
@@ -78,6 +80,7 @@ class SourceOptions:
     subjects_dir: Path | None = None  # FreeSurfer results kept elsewhere
     extra: Mapping[int, int] = field(default_factory=dict)
     ignore: tuple[int, ...] = ()
+    fold: FoldingTable | None = None  # None: what the source's label maps usually have
 
 
 Found = Iterable[Subject | Exclusion]
@@ -94,6 +97,9 @@ class Source:
     wanted_member: Callable[[str], bool] = lambda name: False
     member_axes: Callable[[Path], str | None] = lambda path: None
     partly_labelled: bool = False  # whether scans without labels are usual among those with them
+    fixed_numbers: bool = False  # the dataset's own, which no options change
+    # Of a published division, the subjects that train; all others of the dataset test.
+    published_training: tuple[str, ...] = ()
 
 
 def safe_name(text: str) -> str:
@@ -149,7 +155,12 @@ def read_participants(path: Path) -> dict[str, Facts]:
                 where=path,
                 remedy="use BIDS' participants.tsv, or IXI's (IXI_ID) or OASIS's (ID) own table",
             )
-        sex = row.get("sex") or row.get("m/f") or {"1": "M", "2": "F"}.get(row.get("sex_id", ""))
+        sex = (
+            row.get("sex")
+            or row.get("m/f")
+            or row.get("gender")
+            or {"1": "M", "2": "F"}.get(row.get("sex_id", ""))
+        )
         sex = (sex or "")[:1].upper()
         facts = Facts(
             _years(row.get("age", "")),

@@ -60,6 +60,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
             labels=labels,
             extra=options.extra,
             ignore=options.ignore,
+            fold=options.fold,
             family=facts.family,
             age=facts.age,
             sex=facts.sex,

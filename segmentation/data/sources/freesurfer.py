@@ -47,6 +47,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
             labels=find_labels(folder, options.labels),
             extra=options.extra,
             ignore=options.ignore,
+            fold=options.fold,
             note="skull-stripped" if image.name in _STRIPPED else "",
         )
 

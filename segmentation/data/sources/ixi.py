@@ -45,6 +45,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
             labels=labels,
             extra=options.extra,
             ignore=options.ignore,
+            fold=options.fold,
             licence=_LICENCE,
         )
 

@@ -65,4 +65,5 @@ SOURCE = Source(
     "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
     "fetch it with `trinat data get neurite`",
     wanted_member=lambda name: Path(name).name in _FILES,
+    fixed_numbers=True,
 )

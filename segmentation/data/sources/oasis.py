@@ -164,4 +164,5 @@ SOURCE = Source(
     "fetch a disc with `trinat data get oasis1`",
     wanted_member=wanted_member,
     member_axes=lambda path: AXES.get(path.parent.name),  # by the folder that a file stands in
+    fixed_numbers=True,
 )

@@ -59,6 +59,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
             labels=label_of.get(name),
             extra=options.extra,
             ignore=options.ignore,
+            fold=options.fold,
         )
     for name in label_of:
         if name not in image_of:
@@ -105,6 +106,7 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             labels=labels,
             extra=options.extra,
             ignore=options.ignore,
+            fold=options.fold,
             family=row.get("family") or None,
             age=age,
             sex=row.get("sex", "")[:1].upper() or None,
@@ -117,15 +119,23 @@ def _person(name: str) -> str:
 
 
 def _find_label_maps(root: Path, options: SourceOptions) -> Found:
-    """Every image file in `root` is the label map of one person, in FreeSurfer's numbers."""
+    """Every image file in `root` is the label map of one person.
+
+    In FreeSurfer's numbers, and those of label maps for generation; or in those of options.fold.
+    """
+    extra, ignore = dict(options.extra), set(options.ignore)
+    if options.fold is None:
+        extra = {**GENERATION_FOLDED, **extra}
+        ignore |= set(_OUTSIDE)
     for name, path in image_files(root).items():
         yield Subject(
             id=safe_name(name),
             person=name,
             image=None,
             labels=path,
-            extra={**GENERATION_FOLDED, **options.extra},
-            ignore=tuple({*_OUTSIDE, *options.ignore}),
+            extra=extra,
+            ignore=tuple(ignore),
+            fold=options.fold,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trinat.segmentation.data.sources import bids, freesurfer, ixi, neurite, oasis, pairs
+from trinat.segmentation.data.sources import bids, freesurfer, ixi, malc, neurite, oasis, pairs
 from trinat.segmentation.data.sources.base import Exclusion, Listing, Source, SourceOptions
 from trinat.segmentation.errors import ConfigError, DatasetError
 
@@ -15,6 +15,7 @@ SOURCES: Mapping[str, Source] = {
     "oasis1": oasis.SOURCE,
     "neurite": neurite.SOURCE,
     "ixi": ixi.SOURCE,
+    "malc": malc.SOURCE,
     "freesurfer": freesurfer.SOURCE,
     "bids": bids.SOURCE,
     "pairs": pairs.PAIRS,
@@ -31,6 +32,10 @@ def list_subjects(
     if not root.exists():
         raise DatasetError("no such file or folder", where=root, remedy="see --root")
     kind = SOURCES[source]
+    if kind.fixed_numbers and options.fold is not None:
+        raise ConfigError(
+            f"the label numbers of {source} are known", remedy="leave out the folding table (fold)"
+        )
     found = list(kind.find(root, options))
     if not found and kind.nothing:
         raise DatasetError(kind.nothing, where=root, remedy=kind.remedy)

@@ -23,7 +23,10 @@ from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, TrinatError
 from trinat.segmentation.io.volume import Volume
 
-SOURCES = ["oasis1", "oasis1-freesurfer", "neurite", "ixi", "freesurfer", "bids", "pairs"]
+SOURCES = [
+    *("oasis1", "oasis1-freesurfer", "neurite", "ixi", "malc", "malc-flat"),
+    *("freesurfer", "bids", "pairs"),
+]
 
 
 def store_of(source: str, folder: Path) -> Store:
@@ -61,7 +64,7 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     scan = Volume.read(case.path, axes=case.axes)
     read = Volume.read(truth.path, labels=True, axes=truth.axes)
     # A prediction without a fault, in FreeSurfer's numbers, on the scan's own grid.
-    indices = store.scheme.from_freesurfer(read.data, extra=truth.numbers)
+    indices = store.scheme.from_freesurfer(read.data, extra=truth.numbers, fold=truth.fold)
     assert len(np.unique(indices)) > 3
     (tmp_path / "found").mkdir()
     perfect = Volume(store.scheme.to_freesurfer(indices), scan.affine)

@@ -13,7 +13,6 @@ from helpers.miniatures import freesurfer_subject
 from PIL import Image
 from typer.testing import CliRunner
 
-import trinat.pipelines.data.catalogue
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.data.catalogue import Archive, ArchiveLimits, Dataset
@@ -54,7 +53,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         archives=(archive,),
     )
     catalogue = {"mini": dataset}
-    monkeypatch.setattr(trinat.pipelines.data.catalogue, "load_catalogue", lambda: catalogue)
+    monkeypatch.setattr("trinat.pipelines.data.catalogue.load_catalogue", lambda: catalogue)
     yield running
     running.close()
 
@@ -93,6 +92,16 @@ def test_list_prints_licence_and_citation(server: Server) -> None:
     printed = trinat("data", "list")
     for text in ("mini: Mini", "images (discs 1-2)", "licence none", "https://a.example", "nobody"):
         assert text in printed
+
+
+def test_a_dataset_without_download_says_how_to_come_by_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no public download.*ask Neuromorphometrics"):
+        trinat("data", "get", "malc", "--root", tmp_path, "--accept-terms")
+    listed = trinat("data", "list").partition("malc: ")[2]
+    assert "ask Neuromorphometrics" in listed
+    assert "CC BY-NC 3.0" in listed
+    assert "(http://neuromorphometrics.com) under academic subscription" in listed
+    assert "parts" not in listed
 
 
 def test_a_store_can_be_shown_and_reported(tmp_path: Path) -> None:

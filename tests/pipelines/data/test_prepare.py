@@ -35,7 +35,10 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 
-SOURCES = ["oasis1", "oasis1-freesurfer", "neurite", "ixi", "freesurfer", "bids", "pairs"]
+SOURCES = [
+    *("oasis1", "oasis1-freesurfer", "neurite", "ixi", "malc", "malc-flat"),
+    *("freesurfer", "bids", "pairs"),
+]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -66,7 +69,7 @@ def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("view", [View.CORONAL, View.AXIAL])
-@pytest.mark.parametrize("source", ["neurite", "ixi", "freesurfer", "bids", "pairs"])
+@pytest.mark.parametrize("source", ["neurite", "ixi", "malc", "freesurfer", "bids", "pairs"])
 def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
     tmp_path: Path, source: str, view: View
 ) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.miniatures import freesurfer_subject
+from helpers.miniatures import freesurfer_subject, malc_scan, write_nifti
 from helpers.prepared import prepare
 from helpers.small_store import small_store
 from typer.testing import CliRunner
@@ -15,9 +16,17 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.data.prepare import read_config
 from trinat.segmentation.data.store import Store
-from trinat.segmentation.errors import ConfigError, LabelError
+from trinat.segmentation.errors import ConfigError, LabelError, TrinatError
 from trinat.segmentation.models import hardware
 from trinat.segmentation.space.views import View
+
+
+def call(*words: str) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(app, words, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
 
 
 def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> None:
@@ -45,6 +54,72 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
     assert "1 train, 1 validation, 1 test" in result.output
     result = runner.invoke(app, ["data", "list"], standalone_mode=False)
     assert "oasis1: OASIS-1" in result.output
+
+
+def test_the_challenge_is_prepared_and_split_as_published(tmp_path: Path) -> None:
+    """Two persons train; of the other two, one was scanned twice."""
+    for scan in ("1000", "1001"):
+        malc_scan(tmp_path / "in", scan, part="training")
+    for scan in ("1003", "1023", "1101"):
+        malc_scan(tmp_path / "in", scan, part="testing")
+    (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\n")
+    out = tmp_path / "out"
+    words = ["prepare", "--source", "malc", "--root", str(tmp_path / "in"), "--out", str(out)]
+    prepared = call(*words, "--config", str(tmp_path / "c.yaml"))
+    assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in prepared
+    assert f"next: trinat split {out} --published --validation 2" in prepared
+    assert "2 train, 0 validation, 3 test" in call("split", str(out), "--published")
+    said = call("split", str(out), "--published", "--validation", "1")
+    assert "1 train, 1 validation, 3 test" in said
+
+
+def test_a_cross_validation_of_the_published_training_part_leaves_the_test_part_out(
+    tmp_path: Path,
+) -> None:
+    for scan in ("1000", "1001", "1002", "1101"):
+        malc_scan(tmp_path / "in", scan)
+    _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
+    said = call("split", str(store.root), "--published", "--kfold", "3")
+    assert said.count("1 train, 1 validation, 1 test") == 3
+    assert set(store.tested()) == {"1000", "1001", "1002"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--published",), "pairs has no published split"),
+        (("--validation", "1"), "--validation without --published"),
+        (("--published", "--kfold", "3", "--validation", "1"), "--validation"),
+    ],
+)
+def test_a_published_split_is_asked_for_where_there_is_one(
+    tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    store = small_store(tmp_path / "store", dict.fromkeys("abc", (16, 16, 16)))
+    with pytest.raises(TrinatError, match=reason):
+        call("split", str(store), *words)
+
+
+def test_own_numbers_are_folded_by_a_table(tmp_path: Path) -> None:
+    numbers = np.zeros((40, 40, 40), np.int16)
+    numbers[10:15, 10:30, 10:30] = 7
+    numbers[15:30, 10:30, 10:30] = 8
+    write_nifti(tmp_path / "in/labels/a.nii.gz", numbers)
+    write_nifti(tmp_path / "in/images/a.nii.gz", (numbers > 0).astype(np.uint8))
+    (tmp_path / "own.tsv").write_text("first\tlast\ttarget\n7\t7\t2\n8\t8\t41\n")
+    words = ["prepare", "--source", "pairs", "--root", str(tmp_path / "in")]
+    words += ["--out", str(tmp_path / "out"), "--fold", str(tmp_path / "own.tsv")]
+    (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\n")
+    words += ["--config", str(tmp_path / "c.yaml")]
+    call(*words)
+    assert "1 up to date" in call(*words)
+    store = Store(tmp_path / "out")
+    voxels = dict(zip(store.scheme.names, store.file("a").statistics.voxels, strict=True))
+    assert voxels["Left-Cerebral-White-Matter"] == 5 * 20 * 20
+    assert voxels["Right-Cerebral-White-Matter"] == 15 * 20 * 20
+    assert voxels["Left-Cerebellum-White-Matter"] == 0, "7 is FreeSurfer's"
+    (tmp_path / "own.tsv").write_text("first\tlast\ttarget\n7\t8\t2\n")
+    assert "1 made" in call(*words), "another table is another result"
 
 
 def test_terms_must_be_accepted_before_anything_is_fetched(tmp_path: Path) -> None:

@@ -299,6 +299,46 @@ def test_a_mapping_brings_other_numbers_to_freesurfer(pair: Settings, tmp_path: 
     assert value(metrics, "x", "model", "Brain-Stem", "dice") == 1
 
 
+def in_manual_numbers(labels: np.ndarray) -> np.ndarray:
+    """Of the bodies, in Neuromorphometrics' numbers."""
+    manual = np.zeros_like(labels)
+    for freesurfer, number in {2: 45, 41: 44, 17: 48, 53: 47, 16: 35, 24: 46}.items():
+        manual[labels == freesurfer] = number
+    return manual
+
+
+def test_a_folding_table_is_of_the_truth_alone(pair: Settings) -> None:
+    write(pair.truth / "x.nii.gz", in_manual_numbers(brain()))
+    write(pair.models["model"] / "x.nii.gz", brain())
+    evaluate(replace(pair, fold="neuromorphometrics", tables_only=True))
+    metrics = read_metrics(pair.out / "metrics.csv")
+    for structure in ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem"):
+        assert value(metrics, "x", "model", structure, "dice") == 1
+
+
+def test_each_model_has_its_own_numbering(pair: Settings, tmp_path: Path) -> None:
+    models = {"ours": tmp_path / "pred", "other": tmp_path / "other"}
+    write(models["ours"] / "x.nii.gz", brain())
+    write(models["other"] / "x.nii.gz", in_manual_numbers(brain()))
+    folded = replace(
+        pair, models=models, fold_pred=("freesurfer", "neuromorphometrics"), tables_only=True
+    )
+    evaluate(folded)
+    metrics = read_metrics(pair.out / "metrics.csv")
+    for model in models:
+        assert value(metrics, "x", model, "Left-Hippocampus", "dice") == 1
+    with pytest.raises(ConfigError, match="3 --fold-pred for 2 --pred"):
+        evaluate(replace(folded, fold_pred=("freesurfer",) * 3))
+
+
+def test_a_number_outside_the_table_fails_its_pair_and_is_named(pair: Settings) -> None:
+    """2 is white matter to FreeSurfer, and nothing to Neuromorphometrics."""
+    write(pair.models["model"] / "x.nii.gz", brain())
+    folded = replace(pair, fold="neuromorphometrics", tables_only=True)
+    with pytest.raises(EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("):
+        evaluate(folded)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [("1\tx\ttruth", "whole numbers"), ("1\t2\teverything", "truth, prediction or both")],

@@ -13,6 +13,7 @@ from trinat.segmentation.data.splits import (
     Participant,
     Split,
     make_folds,
+    make_published_split,
     make_split,
     read_split,
 )
@@ -130,6 +131,42 @@ def test_ratios_that_make_no_sense_are_refused() -> None:
         make_split(people(9), (0, 1, 1), seed=0, store="S")
     with pytest.raises(DatasetError, match="cannot be met"):
         make_split(people(9), (1, -1, 1), seed=0, store="S")
+
+
+# As the labelling challenge has them: s0 to s14 train, s15 and s16 are one person's two scans.
+TRAINING = tuple(f"s{i}" for i in range(15))
+CHALLENGE = [*people(16), Participant("s16", "p15")]
+
+
+def test_a_published_split_is_as_published() -> None:
+    split = make_published_split(CHALLENGE, TRAINING, seed=0, store="S")
+    assert (split.train, split.validation, split.test) == (TRAINING, (), ("s15", "s16"))
+
+
+def test_a_part_of_the_dataset_keeps_the_published_division() -> None:
+    split = make_published_split(CHALLENGE[14:], TRAINING, seed=0, store="S")
+    assert (split.train, split.test) == (("s14",), ("s15", "s16"))
+
+
+@given(st.integers(1, 14), st.integers(0, 5))
+def test_so_many_of_the_published_training_persons_validate(count: int, seed: int) -> None:
+    split = make_published_split(CHALLENGE, TRAINING, validation=count, seed=seed, store="S")
+    assert len(split.validation) == count
+    assert {*split.train, *split.validation} == set(TRAINING)
+    assert len(split.train) == 15 - count
+    assert split.test == ("s15", "s16")
+
+
+def test_persons_for_validation_are_spread_over_ages() -> None:
+    """Of five ages three times, one of each."""
+    aged = [Participant(f"s{i}", f"p{i}", age=20.0 + 10 * (i // 3)) for i in range(15)]
+    split = make_published_split(aged, TRAINING, validation=5, seed=0, store="S")
+    assert [int(name[1:]) // 3 for name in split.validation] == [0, 1, 2, 3, 4]
+
+
+def test_somebody_is_left_to_train() -> None:
+    with pytest.raises(DatasetError, match="15 persons for validation leave none of 15 to train"):
+        make_published_split(CHALLENGE, TRAINING, validation=15, seed=0, store="S")
 
 
 def test_a_split_that_shares_a_person_is_refused() -> None:

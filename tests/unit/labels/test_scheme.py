@@ -162,7 +162,7 @@ def test_nearest_agrees_with_a_distance_map() -> None:
 
 
 def test_sideless_voxels_without_any_white_matter_are_refused() -> None:
-    with pytest.raises(LabelError, match="2 voxels belong to the nearest white matter"):
+    with pytest.raises(LabelError, match="2 voxels belong to the nearer of FreeSurfer's 2 and 41"):
         fold(3, 251, 252)
 
 

@@ -1,0 +1,178 @@
+"""MALC: the Multi-Atlas Labelling Challenge of 2012, OASIS scans with labels drawn by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinat.segmentation.data.sources.base import (
+    Exclusion,
+    Facts,
+    Found,
+    Source,
+    SourceOptions,
+    Subject,
+    natural_order,
+    read_participants,
+)
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.labels.folding import FoldingTable, load_folding
+
+_LICENCE = (
+    "CC BY-NC 3.0; scans from OASIS, labels provided by Neuromorphometrics, Inc. "
+    "(http://neuromorphometrics.com) under academic subscription"
+)
+_NUMBERING = "neuromorphometrics"
+
+# The challenge's own division; all other scans are for testing.
+TRAINING = tuple(str(number) for number in (*range(1000, 1003), *range(1006, 1016), 1017, 1036))
+# Five persons of the test part were scanned twice.
+FIRST_SCAN = {"1023": "1003", "1024": "1004", "1025": "1005", "1038": "1018", "1039": "1019"}
+
+# The challenge has its files in four folders; copies of it have them all in one.
+_IMAGE_FOLDERS = ("", "training-images", "testing-images")
+_LABEL_FOLDERS = ("", "training-labels", "testing-labels")
+_IMAGE = re.compile(r"(?P<scan>\d{4})(?P<kind>|_3|_SS)\.nii(\.gz)?")
+_LABELS = re.compile(r"(?P<scan>\d{4})(_3)?_glm\.nii(\.gz)?")
+# Endings of an image's name by what --image calls them, in the order of preference.
+_KINDS = {"head": "_3", "stripped": "_SS"}
+_PREFERENCE = ("_3", "_SS", "")
+
+
+@dataclass(frozen=True)
+class _Person:
+    name: str
+    facts: Facts
+
+
+def _find(root: Path, options: SourceOptions) -> Found:
+    """Every image with its label map, from whichever folders are there.
+
+    `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz).
+    """
+    if options.image not in {None, *_KINDS}:
+        raise ConfigError(
+            f"malc has no images called {options.image!r}", remedy="name head or stripped"
+        )
+    kinds = _PREFERENCE if options.image is None else (_KINDS[options.image],)
+    images = _images(root, kinds)
+    label_maps = _label_maps(root)
+    people = _people(root / "demographics.csv")
+    fold = options.fold or load_folding(_NUMBERING)
+    for scan in sorted({*images, *label_maps}, key=natural_order):
+        image = images.get(scan)
+        labels = label_maps.get(scan)
+        if image is None:
+            wanted = " or ".join(f"{scan}{kind}.nii.gz" for kind in kinds)
+            yield Exclusion(scan, f"no image ({wanted})", broken=True)
+        elif labels is None and (folder := _labels_folder(image)):
+            yield Exclusion(scan, f"no label map in {folder.name}/", broken=True)
+        else:
+            yield _subject(scan, image, labels, _person(scan, people), fold, options)
+
+
+def _subject(
+    scan: str,
+    image: Path,
+    labels: Path | None,
+    person: _Person,
+    fold: FoldingTable | None,
+    options: SourceOptions,
+) -> Subject:
+    is_stripped = image.name.startswith(f"{scan}_SS.")
+    return Subject(
+        id=scan,
+        person=person.name,
+        image=image,
+        labels=labels,
+        extra=options.extra,
+        ignore=options.ignore,
+        fold=fold,
+        family=person.facts.family,
+        age=person.facts.age,
+        sex=person.facts.sex,
+        licence=_LICENCE,
+        note="skull-stripped" if is_stripped else "",
+    )
+
+
+def _images(root: Path, kinds: tuple[str, ...]) -> dict[str, Path]:
+    """Scan -> its image, of the first of these kinds that it has."""
+    images: dict[str, Path] = {}
+    for kind in reversed(kinds):  # what is preferred comes last, and stays
+        of_kind: dict[str, Path] = {}
+        for path, match in _files(root, _IMAGE_FOLDERS, _IMAGE):
+            if match["kind"] == kind:
+                _add(of_kind, match["scan"], path)
+        images.update(of_kind)
+    return images
+
+
+def _label_maps(root: Path) -> dict[str, Path]:
+    label_maps: dict[str, Path] = {}
+    for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
+        _add(label_maps, match["scan"], path)
+    return label_maps
+
+
+def _add(files: dict[str, Path], scan: str, path: Path) -> None:
+    if scan in files:
+        raise DatasetError(
+            f"{scan} is there twice, the other one is {files[scan]}",
+            where=path,
+            remedy="keep one of them",
+        )
+    files[scan] = path
+
+
+def _files(
+    root: Path, folders: tuple[str, ...], pattern: re.Pattern[str]
+) -> Iterator[tuple[Path, re.Match[str]]]:
+    for folder in folders:
+        if not (root / folder).is_dir():
+            continue
+        for path in sorted((root / folder).iterdir()):
+            if match := pattern.fullmatch(path.name):
+                yield path, match
+
+
+def _labels_folder(image: Path) -> Path | None:
+    """training-labels of an image in training-images, if it is there."""
+    part, _, kind = image.parent.name.rpartition("-")
+    folder = image.parent.with_name(f"{part}-labels")
+    return folder if kind == "images" and folder.is_dir() else None
+
+
+def _people(table: Path) -> dict[str, _Person]:
+    """Scan -> its person, from the table with columns id, Subject, Gender, Age."""
+    if not table.is_file():
+        return {}
+    facts = read_participants(table)
+    rows = read_rows(table, required=("id", "Subject"))
+    return {row["id"]: _Person(row["Subject"] or row["id"], facts[row["id"]]) for row in rows}
+
+
+def _person(scan: str, people: Mapping[str, _Person]) -> _Person:
+    """Who it is: a second scan is of the same person as the first, whichever the table has."""
+    same = {scan, FIRST_SCAN.get(scan, scan)}
+    same |= {second for second, first in FIRST_SCAN.items() if first in same}
+    known = [people[one] for one in sorted(same) if one in people]
+    name = known[0].name if known else min(same)
+    if scan in people:
+        return _Person(name, people[scan].facts)
+    return _Person(name, known[0].facts if known else Facts())
+
+
+SOURCE = Source(
+    _find,
+    "no scan of the challenge (1000_3.nii.gz or 1000_SS.nii.gz) here",
+    "--root is the folder with training-images/ and training-labels/, or with all files in one; "
+    "`trinat data list` says how to get them",
+    advice="no label maps (1000_3_glm.nii.gz) were found: only images for prediction can be "
+    "prepared",
+    partly_labelled=True,
+    published_training=TRAINING,
+)
