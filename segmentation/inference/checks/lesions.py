@@ -54,6 +54,9 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     if evidence.brightness is None:
         return {}
     white, cortex = evidence.brightness
+    if white <= 0:
+        # Labels that lie on nothing: there is no brightness to compare with.
+        return {}
     weights = block_sums(evidence.white_matter)
     sums = block_sums(np.where(evidence.white_matter, evidence.image.data, np.float32(0)))
     around = smoothed(sums, weights, _AROUND)

@@ -48,3 +48,7 @@ def test_a_ventricle_is_no_lesion() -> None:
 def test_shading_is_no_lesion() -> None:
     shading = np.exp(np.linspace(-0.5, 0.5, SHAPE[0]))[:, None, None]
     assert check_lesions(evidence(BRAIN, SOUND * shading), LIMITS) == []
+
+
+def test_white_matter_without_any_brightness_is_compared_with_nothing() -> None:
+    assert find_places(evidence(BRAIN, np.where(BRAIN == WHITE, 0, SOUND))) == {}
