@@ -26,7 +26,8 @@ from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps, aim
-from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+from trinat.segmentation.synthetic.settings import SynthesisConfig
+from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.training.config import StoreConfig
 from trinat.segmentation.training.validation import Scan
 

@@ -14,7 +14,7 @@ from trinat.segmentation.models.losses import LossConfig
 from trinat.segmentation.models.model_info import Precision
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import Variant
-from trinat.segmentation.synthetic.synthesis import SynthesisConfig
+from trinat.segmentation.synthetic.settings import SynthesisConfig
 
 Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
 

@@ -21,7 +21,8 @@ from trinat.segmentation.synthetic.heads import (
     read_label_maps,
     with_variants,
 )
-from trinat.segmentation.synthetic.synthesis import SynthesisConfig, synthesise
+from trinat.segmentation.synthetic.settings import SynthesisConfig
+from trinat.segmentation.synthetic.synthesis import synthesise
 
 SCHEME = load_scheme("quicknat33")
 

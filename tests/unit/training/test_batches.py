@@ -23,7 +23,7 @@ from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps, phantom_heads
-from trinat.segmentation.synthetic.synthesis import SynthesisConfig
+from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.training.batches import (
     Batch,
     MixedSource,

@@ -12,7 +12,7 @@ from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
-from trinat.segmentation.synthetic.synthesis import SynthesisConfig
+from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.training.validation import Scan, predict_classes, synthetic_scans, validate
 
 
