@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -34,14 +34,23 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, reoriented
 from trinat.segmentation.synthetic.anatomy import load_anatomy
 
+# What NumPy and zipfile raise over a damaged file of heads.
 _DAMAGE = (
-    *(ValueError, KeyError, TypeError, EOFError, RuntimeError),
-    *(BadZipFile, zlib.error, TokenError),  # the last one of an array's header
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    BadZipFile,
+    zlib.error,
+    TokenError,  # of an array's header
+    OSError,
 )
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)
-_CORTEX, _FLUID = (3, 42), GENERATION_SURROUNDINGS
+_CORTEX = (3, 42)
+_FLUID = GENERATION_SURROUNDINGS
 _CEREBELLUM = (7, 8, 46, 47)
 _LARGE_TISSUES = (2, 3, GENERATION_SURROUNDINGS)
 Variant = Literal[
@@ -77,6 +86,7 @@ class HeadMaps:
 
     @cached_property
     def fingerprint(self) -> str:
+        """SHA-256 over all maps and tables: equal for equal heads."""
         digest = hashlib.sha256()
         for field in fields(self):
             array = getattr(self, field.name)
@@ -85,12 +95,14 @@ class HeadMaps:
         return digest.hexdigest()
 
     def part(self, heads: slice) -> HeadMaps:
+        """Some of the heads, with the same tables."""
         return replace(self, labels=self.labels[heads])
 
     def save(self, path: Path) -> None:
-        """One compact file, read in a tenth of the time."""
+        """Write one compact file, which is read in a tenth of the time of label maps."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         with atomic_write(path) as file:
-            np.savez_compressed(file, **{f.name: getattr(self, f.name) for f in fields(self)})
+            np.savez_compressed(file, **arrays)
 
 
 def load_heads(path: Path) -> HeadMaps:
@@ -107,7 +119,7 @@ def load_heads(path: Path) -> HeadMaps:
     except FileNotFoundError:
         remedy = "name a folder of them, or a heads file"
         raise DatasetError("no label maps there", where=path, remedy=remedy) from None
-    except (*_DAMAGE, OSError) as error:
+    except _DAMAGE as error:
         if isinstance(error, OSError) and error.filename:
             raise  # of the disk, not of what zipfile reads
         raise IntegrityError("is no file of heads, or a damaged one", where=path) from error
@@ -169,18 +181,29 @@ def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
 def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
     """The heads, and each once more for each of the copies, which differ in what is named."""
 
-    def of(*numbers: int) -> NDArray[np.bool_]:
-        return np.isin(maps.numbers, numbers)[maps.labels]
-
-    outside = np.isin(maps.numbers, (0, _FLUID)) | (maps.numbers >= GENERATION_FIRST_OUTSIDE)
     labels = [maps.labels]
-    for kinds in copies:
-        labels.append(maps.labels.copy())
-        for number, *giving in (takes for kind in kinds for takes in _VARIANTS[kind]):
-            touched = _next_to(outside[maps.labels] if number == _FLUID else of(number))
-            for entry in np.flatnonzero(maps.numbers == number):
-                labels[-1][of(*giving) & touched] = entry
+    for variants in copies:
+        changed = maps.labels.copy()
+        for variant in variants:
+            for number, *giving in _VARIANTS[variant]:
+                gained = _voxels_of(maps, giving) & _next_to(_grown_from(maps, number))
+                for entry in np.flatnonzero(maps.numbers == number):
+                    changed[gained] = entry
+        labels.append(changed)
     return replace(maps, labels=np.concatenate(labels))
+
+
+def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:
+    """Voxels (M, X, Y, Z) of the structures with these FreeSurfer numbers."""
+    return np.asarray(np.isin(maps.numbers, numbers)[maps.labels])
+
+
+def _grown_from(maps: HeadMaps, number: int) -> NDArray[np.bool_]:
+    """Voxels (M, X, Y, Z) that a structure grows from: its own, of fluid all outside the brain."""
+    if number != _FLUID:
+        return _voxels_of(maps, [number])
+    is_outside = np.isin(maps.numbers, (0, _FLUID)) | (maps.numbers >= GENERATION_FIRST_OUTSIDE)
+    return np.asarray(is_outside[maps.labels])
 
 
 def _next_to(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -240,9 +263,15 @@ def aim(
     brain and CSF together are what the skull holds; else it is background.
     """
     folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])
-    by_number = {number: label.index for label in scheme.labels for number in label.numbers}
-    between = by_number.get(_FLUID, 0) if learn_fluid else 0
-    by_number |= dict.fromkeys((_FLUID, *GENERATION_BETWEEN), between)
+    by_number = {}
+    for label in scheme.labels:
+        for number in label.numbers:
+            by_number[number] = label.index
+    between = 0
+    if learn_fluid:
+        between = by_number.get(_FLUID, 0)
+    for number in (_FLUID, *GENERATION_BETWEEN):
+        by_number[number] = between
     targets = np.array([by_number.get(int(n), 0) for n in folded], np.uint8)
     mirrored = scheme.partner_permutation[targets].astype(np.uint8)
     if not targets.any():
@@ -252,7 +281,6 @@ def aim(
         raise DatasetError(f"label maps lack number {_WHITE_MATTER}, cerebral white matter")
     learned = np.unique(targets[targets > 0])
     surveys = [_survey(head, targets, learned) for head in maps.labels]
-    points, extent, centre = (np.stack(parts) for parts in zip(*surveys, strict=True))
 
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(array)).to(device)
@@ -275,9 +303,9 @@ def aim(
         is_fluid=tensor(np.isin(maps.numbers, (_FLUID, *GENERATION_BETWEEN)) & (targets > 0)),
         white_matter=int(maps.classes[white_matter][0]),
         large_tissues=tensor(np.unique(maps.classes[np.isin(maps.numbers, _LARGE_TISSUES)])),
-        points=tensor(points),
-        extent=tensor(extent),
-        centre=tensor(centre),
+        points=tensor(np.stack([survey.points for survey in surveys])),
+        extent=tensor(np.stack([survey.extent for survey in surveys])),
+        centre=tensor(np.stack([survey.centre for survey in surveys])),
     )
 
 
@@ -334,31 +362,50 @@ def _pair_sides(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     for label in scheme.labels:
         if label.side == "right" and label.partner is not None:
             left[label.fs_id] = scheme.labels[label.partner].fs_id
-    entries = {int(number): entry for entry, number in enumerate(numbers)}
-    return np.array([entries.get(left.get(int(n), int(n)), e) for e, n in enumerate(numbers)])
+    entry_of = {int(number): entry for entry, number in enumerate(numbers)}
+    partners = []
+    for entry, number in enumerate(numbers.tolist()):
+        partner = left.get(number, number)
+        partners.append(entry_of.get(partner, entry))
+    return np.array(partners)
+
+
+class _Survey(NamedTuple):
+    """Where things lie in one head, in voxels."""
+
+    points: NDArray[np.int16]  # (T, P, 3) some voxels of each class
+    extent: NDArray[np.int16]  # (2, 3) first and last voxel of the head
+    centre: NDArray[np.float32]  # (3,) middle of the brain
 
 
 def _survey(
     head: NDArray[np.uint8], targets: NDArray[np.uint8], learned: NDArray[np.uint8]
-) -> tuple[NDArray[np.int16], NDArray[np.int16], NDArray[np.float32]]:
-    """Some voxels of each class (T, P, 3), the head's extent (2, 3) and the brain's middle (3,)."""
+) -> _Survey:
+    """Some voxels of each class that is `learned` (T,), and where head and brain lie."""
     classes = targets[head].ravel()
     brain = np.flatnonzero(classes)
     if not len(brain):
         raise DatasetError("a label map holds no structure to learn")
     # Brain voxels class by class, each class in the order of memory.
     order = brain[np.argsort(classes[brain], kind="stable")]
-    bounds = np.searchsorted(classes[order], [learned, learned + 1])
+    first = np.searchsorted(classes[order], learned, side="left")
+    end = np.searchsorted(classes[order], learned, side="right")
     chosen = []
-    for first, last in bounds.T:
-        # A head without this structure gives any voxel of its brain instead.
-        voxels = order[first:last] if first < last else brain
-        chosen.append(voxels[np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)])
+    for start, stop in zip(first, end, strict=True):
+        voxels = order[start:stop]
+        if not len(voxels):
+            # A head without this structure gives any voxel of its brain instead.
+            voxels = brain
+        evenly = np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)
+        chosen.append(voxels[evenly])
     points = np.stack(np.unravel_index(np.stack(chosen), head.shape), -1)
-    middle = _extent(classes.reshape(head.shape) > 0).sum(0) / 2
-    return points.astype(np.int16), _extent(head > 0), middle.astype(np.float32)
+    centre = _extent(classes.reshape(head.shape) > 0).sum(0) / 2
+    return _Survey(points.astype(np.int16), _extent(head > 0), centre.astype(np.float32))
 
 
 def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
     """First and last voxel along each axis, (2, 3)."""
-    return np.array([(side.start, side.stop - 1) for side in occupied_box(mask)], np.int16).T
+    box = occupied_box(mask)
+    first = [side.start for side in box]
+    last = [side.stop - 1 for side in box]
+    return np.array([first, last], np.int16)
