@@ -343,9 +343,9 @@ def _still(
             planes.append((plane * 255).astype(np.uint8))
         height = max(len(plane) for plane in planes)
         padded = []
-        for plane in planes:
-            below = height - len(plane)
-            padded.append(np.pad(plane, ((0, below), (2, 2), (0, 0))))
+        for drawn in planes:
+            missing = height - len(drawn)
+            padded.append(np.pad(drawn, ((0, missing), (2, 2), (0, 0))))
         rows.append(np.concatenate(padded, axis=1))
     return np.repeat(np.repeat(np.concatenate(rows), 2, 0), 2, 1)
 
