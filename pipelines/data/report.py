@@ -19,10 +19,11 @@ from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.statistics import robust_z
-from trinat.segmentation.report import figures, pictures
-from trinat.segmentation.report.figures import MODEL_COLORS, Drawing, canvas
+from trinat.segmentation.report import drawing, pictures
+from trinat.segmentation.report.drawing import MODEL_COLORS, Drawing, canvas
 from trinat.segmentation.report.page import Column, Columns, Table, render, short_name, table
 from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
+from trinat.segmentation.report.svg import INK
 from trinat.segmentation.space.views import View, from_slices, to_slices
 
 Picture = NDArray[np.float32]
@@ -177,13 +178,13 @@ def _volume_plot(
     blue = MODEL_COLORS[0]
     with canvas(8.6, 0.24 * len(volumes) + 0.9) as (figure, axis):
         shares = [100 * values / np.median(values) for values in volumes.values()]
-        figures.draw_boxes(axis, list(enumerate(shares)), 0.8, blue)
+        drawing.draw_boxes(axis, list(enumerate(shares)), 0.8, blue)
         colors = [
-            figures.WARNING_COLOR if (s, _volume_of(name)) in far else blue for s, name, _ in dots
+            drawing.WARNING_COLOR if (s, _volume_of(name)) in far else blue for s, name, _ in dots
         ]
         if shares:
-            figures.draw_dots(axis, list(enumerate(shares)), 0.6, colors, "volumes")
-        figures.name_rows(axis, volumes)
+            drawing.draw_dots(axis, list(enumerate(shares)), 0.6, colors, "volumes")
+        drawing.name_rows(axis, volumes)
         axis.set_xlabel("volume, % of the median")
     return Drawing(
         "volumes",
@@ -207,7 +208,7 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
     with canvas(8.6, 3.2) as (figure, axis):
         faint = max(0.08, 1 / len(shares) ** 0.5)
         axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
-        axis.plot(middles, np.median(shares, axis=0), color=figures.INK, lw=1.6)
+        axis.plot(middles, np.median(shares, axis=0), color=INK, lw=1.6)
         axis.set_xlabel("intensity on the working scale")
         axis.set_ylabel("% of the head's voxels")
         # Not by the first bins: where air is noisy they hold half of all voxels.

@@ -35,10 +35,9 @@ from trinat.segmentation.report.cohort import (
     Cohort,
     Range,
     Scan,
-    cohort_drawings,
     cohort_of,
-    cohort_page,
 )
+from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.page import provenance
 from trinat.segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
 from trinat.segmentation.report.tables import write_table

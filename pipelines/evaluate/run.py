@@ -51,7 +51,8 @@ from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.report.page import provenance
-from trinat.segmentation.report.tables import latex, metrics_frame, printed, write_table
+from trinat.segmentation.report.paper import latex, printed
+from trinat.segmentation.report.tables import metrics_frame, write_table
 
 if TYPE_CHECKING:
     from trinat.segmentation.report.evaluation import Case

@@ -70,7 +70,8 @@ class Augmenter:
                 where="flip",
                 remedy="set flip: 0",
             )
-        self.config, self.view = config, view
+        self.config = config
+        self.view = view
         self._partner = torch.from_numpy(scheme.partner_permutation.copy())
 
     def __call__(
@@ -107,7 +108,9 @@ class _Draw:
     """Random numbers, one row a slice, drawn where the generator is, for where the slices are."""
 
     def __init__(self, generator: torch.Generator, count: int, device: torch.device) -> None:
-        self.generator, self.count, self.device = generator, count, device
+        self.generator = generator
+        self.count = count
+        self.device = device
         self.origin = generator.device
 
     def happens(self, share: float) -> Tensor:
@@ -115,14 +118,17 @@ class _Draw:
         return self.uniform(0, 1) < share
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """(N, *shape), evenly between the two."""
         drawn = torch.rand((self.count, *shape), generator=self.generator, device=self.origin)
         return (low + (high - low) * drawn).to(self.device)
 
     def normal(self, *shape: int) -> Tensor:
+        """(N, *shape), with mean 0 and standard deviation 1."""
         drawn = torch.randn((self.count, *shape), generator=self.generator, device=self.origin)
         return drawn.to(self.device)
 
     def seed(self) -> int:
+        """For what draws its numbers elsewhere."""
         return int(torch.randint(2**31, (), generator=self.generator, device=self.origin))
 
 
@@ -131,31 +137,46 @@ def _move(
 ) -> tuple[Tensor, Tensor]:
     """Affine and elastic deformation in one resampling: linear for images, nearest for labels."""
     height, width = images.shape[-2:]
-    turn, bend = draw.happens(config.affine), draw.happens(config.elastic)
+    is_affine = draw.happens(config.affine)
+    is_elastic = draw.happens(config.elastic)
     matrix, shift = _affine(config, draw)
-    knots = [max(2, round(n / config.elastic_spacing) + 1) for n in (height, width)]
-    warp = draw.normal(2, *knots) * config.elastic_shift
-    chosen = (turn | bend).nonzero().flatten()
+    knots_down = max(2, round(height / config.elastic_spacing) + 1)
+    knots_across = max(2, round(width / config.elastic_spacing) + 1)
+    warp = draw.normal(2, knots_down, knots_across) * config.elastic_shift
+    chosen = (is_affine | is_elastic).nonzero().flatten()
     if not len(chosen):
         return images, labels
 
-    eye = torch.eye(2, device=images.device)
-    matrix = torch.where(turn[:, None, None], matrix, eye)[chosen]
-    shift = (shift * turn[:, None])[chosen]
-    warp = (warp * bend[:, None, None, None])[chosen]
-    rows = torch.arange(height, device=images.device) - (height - 1) / 2
-    columns = torch.arange(width, device=images.device) - (width - 1) / 2
-    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))  # (2, H, W), centred
-    source = torch.einsum("nij,jhw->nihw", matrix, grid) + shift[:, :, None, None]
-    source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
-    # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
-    source = torch.stack((source[:, 1] * (2 / width), source[:, 0] * (2 / height)), -1)
-    images, labels = images.clone(), labels.clone()
+    identity = torch.eye(2, device=images.device)
+    matrix = torch.where(is_affine[:, None, None], matrix, identity)[chosen]
+    shift = (shift * is_affine[:, None])[chosen]
+    warp = (warp * is_elastic[:, None, None, None])[chosen]
+    source = _source_places(matrix, shift, warp, height, width)
+    images = images.clone()
+    labels = labels.clone()
     images[chosen] = grid_sample(images[chosen], source, "bilinear", align_corners=False)
     classes = labels[chosen, None].to(source.dtype)
     moved = grid_sample(classes, source, "nearest", align_corners=False)
     labels[chosen] = moved[:, 0].to(labels.dtype)
     return images, labels
+
+
+def _source_places(matrix: Tensor, shift: Tensor, warp: Tensor, height: int, width: int) -> Tensor:
+    """Where each voxel of the result comes from, as `grid_sample` wants it, (N, H, W, 2).
+
+    `matrix` (N, 2, 2) and `shift` (N, 2) act on places from the slice's centre; `warp` (N, 2,
+    knots down, knots across) is added to them; all in voxels, rows first.
+    """
+    device = matrix.device
+    rows = torch.arange(height, device=device) - (height - 1) / 2
+    columns = torch.arange(width, device=device) - (width - 1) / 2
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))  # (2, H, W), centred
+    source = torch.einsum("nij,jhw->nihw", matrix, grid) + shift[:, :, None, None]
+    source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
+    # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
+    across = source[:, 1] * (2 / width)
+    down = source[:, 0] * (2 / height)
+    return torch.stack((across, down), -1)
 
 
 def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
@@ -164,10 +185,15 @@ def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
     # As many enlarge by a factor as shrink by it.
     scale = torch.exp(draw.uniform(-1, 1, 2) * math.log1p(config.scaling))
     shear = draw.uniform(-1, 1) * config.shearing
-    cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    cos = angle.cos()
+    sin = angle.sin()
+    zero = torch.zeros_like(angle)
+    one = torch.ones_like(angle)
     rotation = torch.stack((cos, -sin, sin, cos), -1).view(-1, 2, 2)
     shearing = torch.stack((one, shear, zero, one), -1).view(-1, 2, 2)
-    return rotation @ shearing @ torch.diag_embed(scale), draw.uniform(-1, 1, 2) * config.shift
+    matrix = rotation @ shearing @ torch.diag_embed(scale)
+    shift = draw.uniform(-1, 1, 2) * config.shift
+    return matrix, shift
 
 
 def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
@@ -188,28 +214,31 @@ def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor
 
 def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     """Blur, low resolution along rows, columns or both, and noise where there is signal."""
-    blurred, sigma = draw.happens(config.blur), draw.uniform(*config.blur_sigma)
-    coarse = draw.happens(config.low_resolution)
+    is_blurred = draw.happens(config.blur)
+    sigma = draw.uniform(*config.blur_sigma)
+    is_coarse = draw.happens(config.low_resolution)
     factor = draw.uniform(*config.low_resolution_factor)
-    direction = draw.uniform(0, 3).floor()
-    chosen = (blurred | coarse).nonzero().flatten()
+    direction = draw.uniform(0, 3).floor()  # 0: rows alone, 1: columns alone, 2: both
+    chosen = (is_blurred | is_coarse).nonzero().flatten()
     if len(chosen):
         # Both are linear along each axis: one matrix for the rows, one for the columns.
         operators = []
         for axis, length in enumerate(images.shape[-2:]):
-            blur = _blur_matrix(torch.where(blurred, sigma, 1e-3)[chosen], length)
-            thins = coarse & (direction != 1 - axis)
-            operators.append(_coarse_matrix(torch.where(thins, factor, 1.0)[chosen], length) @ blur)
+            widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
+            is_coarse_here = is_coarse & (direction != 1 - axis)
+            factors = torch.where(is_coarse_here, factor, 1.0)[chosen]
+            operators.append(_coarse_matrix(factors, length) @ _blur_matrix(widths, length))
         rows, columns = operators
         images = images.clone()
         images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
-    noisy = torch.where(draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0)
+    strength = torch.where(draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0)
     if config.noise:
         # Whole images of noise are too large to draw elsewhere and bring over.
         generator = torch.Generator(draw.device).manual_seed(draw.seed())
         noise = torch.empty_like(images).normal_(generator=generator)
         # Empty background, as around a stripped brain, stays empty.
-        images = torch.where(images > 0, images + noise * noisy[:, None, None, None], images)
+        noisy = images + noise * strength[:, None, None, None]
+        images = torch.where(images > 0, noisy, images)
     return images
 
 

@@ -71,7 +71,8 @@ def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
     inventing a structure costs something.
     """
     classes = [n for n in range(1, len(joint)) if n not in without]
-    true, predicted = (joint.sum(axis)[classes].astype(float) for axis in (1, 0))
+    true = joint.sum(1)[classes].astype(float)
+    predicted = joint.sum(0)[classes].astype(float)
     if not true.any():
         return float("nan")
     weights = 1 / np.where(true > 0, true, true[true > 0].min()) ** 2
@@ -87,9 +88,10 @@ def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:
     classes = np.arange(len(joint))
     straight = joint.diagonal()
     crossed = joint[classes, partners]
-    shares = _ratio(
-        crossed + crossed[partners], straight + straight[partners] + crossed + crossed[partners]
-    )
+    # Both sides of a pair together.
+    wrong = crossed + crossed[partners]
+    right = straight + straight[partners]
+    shares = _ratio(wrong, right + wrong)
     return np.where(partners == classes, np.nan, shares)
 
 
@@ -104,6 +106,7 @@ def volume_difference_percent(truth_mm3: Values, prediction_mm3: Values) -> Valu
 
 
 def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> Values:
+    """Element by element, (K,); NaN where the whole is 0."""
     result = np.full(len(part), np.nan)
     np.divide(part, whole, out=result, where=whole > 0)
     return result

@@ -68,7 +68,8 @@ class PairMeasurements:
             for metric, values in self.values.items():
                 if metric == "side_swap" and label.partner is None:
                     continue
-                value, unit = float(values[label.index]), METRICS[metric].unit
+                value = float(values[label.index])
+                unit = METRICS[metric].unit
                 yield Measurement(label.name, label.fs_id, metric, value, unit, note)
 
     def _groups(self) -> Iterator[Measurement]:
@@ -78,13 +79,15 @@ class PairMeasurements:
             if not labels and group != ALL_STRUCTURES:
                 continue
             for metric, values in self.values.items():
-                paired = metric == "side_swap"
-                asked = values[[k.index for k in labels if k.partner is not None or not paired]]
-                if not METRICS[metric].averaged or not len(asked):
+                # Structures on the midline have no other side.
+                counted = [
+                    label.index
+                    for label in labels
+                    if metric != "side_swap" or label.partner is not None
+                ]
+                if not METRICS[metric].averaged or not counted:
                     continue
-                known = asked[~np.isnan(asked)]
-                mean = float(known.mean()) if len(known) else float("nan")
-                note = "" if len(known) == len(asked) else f"mean of {len(known)} of {len(asked)}"
+                mean, note = _mean_of_known(values[counted])
                 yield Measurement(f"group:{group}", None, metric, mean, METRICS[metric].unit, note)
         every = f"group:{ALL_STRUCTURES}"
         yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
@@ -94,9 +97,21 @@ class PairMeasurements:
         for true, predicted in np.argwhere(self.joint):
             if true == predicted == 0 or true in self.rejected:
                 continue
-            label, metric = self.scheme.labels[true], f"labelled_as:{self.scheme.names[predicted]}"
+            label = self.scheme.labels[true]
+            metric = f"labelled_as:{self.scheme.names[predicted]}"
             value = float(self.joint[true, predicted] * self.voxel_mm3)
             yield Measurement(label.name, label.fs_id, metric, value, "mm3")
+
+
+def _mean_of_known(values: Values) -> tuple[float, str]:
+    """Mean of the values that are defined, NaN if none is, and a note where some are not."""
+    known = values[~np.isnan(values)]
+    note = ""
+    if len(known) < len(values):
+        note = f"mean of {len(known)} of {len(values)}"
+    if not len(known):
+        return float("nan"), note
+    return float(known.mean()), note
 
 
 def compare(
@@ -111,53 +126,67 @@ def compare(
     Structures that are `excluded` (with why, as `Made.left_out` has it) have no value but their
     true volume, and are in no mean. What is rejected is background in the prediction.
     """
-    classes, excluded = len(scheme), excluded or {}
+    excluded = excluded or {}
     overlap.check_shapes(truth, prediction)
     unknown: list[int] = []
     rejected: list[int] = []
     for label in scheme.labels:
-        if label.name in excluded:
-            known = excluded[label.name] != NOT_PREDICTED
-            (rejected if known else unknown).append(label.index)
+        if label.name not in excluded:
+            continue
+        if excluded[label.name] == NOT_PREDICTED:
+            unknown.append(label.index)
+        else:
+            rejected.append(label.index)
     if rejected:
         prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
-    joint = overlap.joint_histogram(truth, prediction, classes)
+    joint = overlap.joint_histogram(truth, prediction, len(scheme))
     joint[0, 0] += voxels - truth.size
-    true_voxels, predicted_voxels = joint.sum(1), joint.sum(0)
-    if found := [scheme.names[k] for k in unknown if predicted_voxels[k]]:
-        raise EvaluationError(f"the prediction has {found[0]}, which it was said not to predict")
-    true_mm3 = overlap.volumes_mm3(true_voxels, spacing_mm)
-    predicted_mm3 = overlap.volumes_mm3(predicted_voxels, spacing_mm)
-    difference = overlap.volume_difference_percent(true_mm3, predicted_mm3)
-    values = {
-        "dice": overlap.dice(joint),
-        "iou": overlap.iou(joint),
-        "precision": overlap.precision(joint),
-        "recall": overlap.recall(joint),
-        **_surface_values(truth, prediction, spacing_mm, classes),
-        "volume": predicted_mm3,
-        "truth_volume": true_mm3,
-        "volume_difference": difference,
-        "absolute_volume_difference": np.abs(difference),
-        "side_swap": overlap.side_swap(joint, scheme.partner_permutation),
-    }
+    true_voxels = joint.sum(1)
+    predicted_voxels = joint.sum(0)
+    for index in unknown:
+        if predicted_voxels[index]:
+            name = scheme.names[index]
+            raise EvaluationError(f"the prediction has {name}, which it was said not to predict")
+    values = _voxel_values(joint, spacing_mm, scheme)
+    values |= _surface_values(truth, prediction, spacing_mm, len(scheme))
+    not_counted = [*unknown, *rejected]
     for metric in values.keys() - {"truth_volume"}:
-        values[metric][[*unknown, *rejected]] = np.nan
+        values[metric][not_counted] = np.nan
     notes = []
     for label in scheme.labels:
         absence = _absence(true_voxels[label.index], predicted_voxels[label.index])
         notes.append(excluded.get(label.name, absence))
     return PairMeasurements(
-        scheme,
-        joint,
-        {metric: values[metric] for metric in METRICS if metric in values},
-        overlap.generalised_dice(joint, [*unknown, *rejected]),
-        tuple(notes),
-        frozenset(rejected),
-        float(np.prod(spacing_mm)),
+        scheme=scheme,
+        joint=joint,
+        values={metric: values[metric] for metric in METRICS if metric in values},
+        generalised_dice=overlap.generalised_dice(joint, not_counted),
+        notes=tuple(notes),
+        rejected=frozenset(rejected),
+        voxel_mm3=float(np.prod(spacing_mm)),
     )
+
+
+def _voxel_values(
+    joint: NDArray[np.int64], spacing_mm: tuple[float, float, float], scheme: LabelScheme
+) -> dict[str, Values]:
+    """Metrics that follow from counts of voxels alone, each (K,)."""
+    true_mm3 = overlap.volumes_mm3(joint.sum(1), spacing_mm)
+    predicted_mm3 = overlap.volumes_mm3(joint.sum(0), spacing_mm)
+    difference_percent = overlap.volume_difference_percent(true_mm3, predicted_mm3)
+    return {
+        "dice": overlap.dice(joint),
+        "iou": overlap.iou(joint),
+        "precision": overlap.precision(joint),
+        "recall": overlap.recall(joint),
+        "volume": predicted_mm3,
+        "truth_volume": true_mm3,
+        "volume_difference": difference_percent,
+        "absolute_volume_difference": np.abs(difference_percent),
+        "side_swap": overlap.side_swap(joint, scheme.partner_permutation),
+    }
 
 
 def _surface_values(
@@ -168,7 +197,8 @@ def _surface_values(
     keys = ["hd95", "hd100", "assd", *dice_keys, "boundary_iou", "centroid_distance"]
     values = {key: np.full(classes, np.nan) for key in keys}
     for index, box in _boxes(truth, prediction):
-        true, predicted = truth[box] == index, prediction[box] == index
+        true = truth[box] == index
+        predicted = prediction[box] == index
         distances = surface.surface_distances(true, predicted, spacing_mm)
         if distances is None:  # one of the two is empty: nothing of either surface is near
             for key in (*dice_keys, "boundary_iou"):

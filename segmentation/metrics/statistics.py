@@ -62,7 +62,9 @@ def _skewness(values: Values) -> Values:
     second = np.nansum((values - mean) ** 2, axis=0) / persons
     third = np.nansum((values - mean) ** 3, axis=0) / persons
     known = (persons > 2) & (second > (1e-12 * mean) ** 2)
-    persons, second = np.where(known, persons, 3), np.where(known, second, 1)
+    # Any values that can be divided by, where the result is not used.
+    persons = np.where(known, persons, 3)
+    second = np.where(known, second, 1)
     adjusted = np.sqrt(persons * (persons - 1)) / (persons - 2)
     return np.where(known, third / second**1.5 * adjusted, 0.0)
 
@@ -104,7 +106,8 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     note = f"{left_out} without a value from both" if left_out else ""
     if not persons:
         return PairedTest(0, float("nan"), None, float("nan"), note)
-    mean, changed = float(difference.mean()), difference[difference != 0]
+    mean = float(difference.mean())
+    changed = difference[difference != 0]
     effect = _rank_biserial(changed)
     if persons < FEWEST_PERSONS:
         few = f"fewer than {FEWEST_PERSONS} persons: no test"
@@ -141,7 +144,9 @@ def _exact_p(changed: Values) -> float:
 
 def _without_rounding(difference: Values, first: Values, second: Values) -> Values:
     """Differences that are rounding errors become 0, and those apart by one become equal."""
-    largest = max((float(np.nanmax(np.abs(v), initial=0)) for v in (first, second)), default=0.0)
+    largest = max(
+        float(np.nanmax(np.abs(first), initial=0)), float(np.nanmax(np.abs(second), initial=0))
+    )
     if not largest > 0:
         return difference
     smallest = largest * 1e-12
@@ -171,9 +176,14 @@ class Agreement:
 
 def bland_altman(first: Values, second: Values) -> Agreement:
     """How far two measurements of the same persons lie apart, (P,) and (P,)."""
-    difference = (second - first)[~np.isnan(second - first)]
-    bias = float(difference.mean()) if len(difference) else float("nan")
-    sd = float(difference.std(ddof=1)) if len(difference) > 1 else float("nan")
+    difference = second - first
+    difference = difference[~np.isnan(difference)]
+    bias = float("nan")
+    if len(difference):
+        bias = float(difference.mean())
+    sd = float("nan")
+    if len(difference) > 1:
+        sd = float(difference.std(ddof=1))
     return Agreement(len(difference), bias, sd, bias - 1.96 * sd, bias + 1.96 * sd)
 
 
@@ -186,13 +196,17 @@ def icc_2_1(measurements: Values) -> float:
     n, k = complete.shape
     if n < 2 or k < 2:
         return float("nan")
-    grand, persons, raters = complete.mean(), complete.mean(1), complete.mean(0)
+    grand = complete.mean()
+    persons = complete.mean(1)
+    raters = complete.mean(0)
     between_persons = k * ((persons - grand) ** 2).sum() / (n - 1)
     between_raters = n * ((raters - grand) ** 2).sum() / (k - 1)
     rest = complete - persons[:, None] - raters[None] + grand
     residual = (rest**2).sum() / ((n - 1) * (k - 1))
     whole = between_persons + (k - 1) * residual + k * (between_raters - residual) / n
-    return float((between_persons - residual) / whole) if whole > 0 else float("nan")
+    if not whole > 0:
+        return float("nan")
+    return float((between_persons - residual) / whole)
 
 
 def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
@@ -203,9 +217,12 @@ def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
     if not first:
         return float("nan")
     same = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
-    shares = Counter(first), Counter(second)
-    chance = sum(shares[0][name] * shares[1][name] for name in shares[0]) / len(first) ** 2
-    return (same - chance) / (1 - chance) if chance < 1 else float("nan")
+    of_first = Counter(first)
+    of_second = Counter(second)
+    chance = sum(of_first[name] * of_second[name] for name in of_first) / len(first) ** 2
+    if chance >= 1:
+        return float("nan")
+    return (same - chance) / (1 - chance)
 
 
 def within_subject_cv_percent(first: Values, second: Values) -> float:

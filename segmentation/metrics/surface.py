@@ -43,7 +43,8 @@ def surface_distances(
     truth: Mask, prediction: Mask, spacing_mm: Spacing
 ) -> SurfaceDistances | None:
     """Distances both ways between two (X, Y, Z) masks; None where one of them is empty."""
-    truth_codes, prediction_codes = corner_codes(truth), corner_codes(prediction)
+    truth_codes = corner_codes(truth)
+    prediction_codes = corner_codes(prediction)
     # 0 and 255 are "no surface"; adding one in uint8 makes them 1 and 0.
     truth_border = truth_codes + np.uint8(1) > 1
     prediction_border = prediction_codes + np.uint8(1) > 1
@@ -95,7 +96,9 @@ def boundary_iou(truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: f
     truth_rim = truth & ~_eroded(truth, spacing_mm, width_mm)
     prediction_rim = prediction & ~_eroded(prediction, spacing_mm, width_mm)
     either = np.count_nonzero(truth_rim | prediction_rim)
-    return np.count_nonzero(truth_rim & prediction_rim) / either if either else float("nan")
+    if not either:
+        return float("nan")
+    return np.count_nonzero(truth_rim & prediction_rim) / either
 
 
 def centroid_distance_mm(truth: Mask, prediction: Mask, spacing_mm: Spacing) -> float:
@@ -177,9 +180,9 @@ def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
     reach = np.abs(offsets).max(0)
     padded = np.pad(mask, [(r, r) for r in reach])
     inside = mask.copy()
-    for offset in offsets:
-        start = reach + offset
-        inside &= padded[tuple(slice(a, a + n) for a, n in zip(start, mask.shape, strict=True))]
+    width, depth, height = mask.shape
+    for x, y, z in reach + offsets:
+        inside &= padded[x : x + width, y : y + depth, z : z + height]
     return inside
 
 
@@ -219,10 +222,20 @@ def _connected_parts(voxels: list[int]) -> list[list[int]]:
     """Voxels grouped by shared faces; each group is cut off by a sheet of its own."""
     parts: list[list[int]] = []
     for voxel in voxels:
-        touching = [part for part in parts if any((voxel ^ w).bit_count() == 1 for w in part)]
-        parts = [part for part in parts if part not in touching]
-        parts.append([voxel, *(other for part in touching for other in part)])
+        joined = [voxel]
+        others = []
+        for part in parts:
+            if _touches(voxel, part):
+                joined += part
+            else:
+                others.append(part)
+        parts = [*others, joined]
     return parts
+
+
+def _touches(voxel: int, part: list[int]) -> bool:
+    """Whether a voxel shares a face with one of the part: they differ in one coordinate."""
+    return any((voxel ^ other).bit_count() == 1 for other in part)
 
 
 def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -254,4 +267,5 @@ def _centroid(mask: Mask) -> Values:
     # reduction over two axes at once.
     along_xy = np.count_nonzero(mask, axis=2)
     profiles = (along_xy.sum(1), along_xy.sum(0), np.count_nonzero(mask, axis=(0, 1)))
-    return np.array([np.arange(len(p)) @ p / p.sum() for p in profiles])
+    means = [np.arange(len(profile)) @ profile / profile.sum() for profile in profiles]
+    return np.array(means)

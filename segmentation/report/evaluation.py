@@ -14,8 +14,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
 from trinat.segmentation.report import figures, summary, tables
-from trinat.segmentation.report.figures import Drawing
-from trinat.segmentation.report.page import asset, count, render, short_name
+from trinat.segmentation.report.drawing import Drawing
+from trinat.segmentation.report.page import Table, asset, count, render, short_name
 from trinat.segmentation.report.pictures import ERROR_COLORS, CaseView
 from trinat.segmentation.report.summary import HEADLINE, Evaluation
 
@@ -35,35 +35,46 @@ class Case:
 
     @property
     def still(self) -> str:
+        """The picture for print, as a data URI."""
         return self.view.still
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """The report's figures, by section."""
-    frame, models, table = evaluation.frame, evaluation.models, evaluation.comparisons
-    present = set(frame["metric"].unique())
+    frame = evaluation.frame
+    models = evaluation.models
+    measured = set(frame["metric"].unique())
     structures = summary.structures_of(frame)
-    compared: Any = [] if table.empty else table.groupby(["first", "second"], sort=False).groups
+    boxes = [figures.box_plot(frame, metric) for metric in _PLOTTED if metric in measured]
+    volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
+    confusions = [figures.confusion_plot(frame, model) for model in models]
     return {
-        "structures": [figures.box_plot(frame, m) for m in _PLOTTED if m in present],
-        "models": _numbered(
-            figures.comparison_plot(table, metric, first, second)
-            for first, second in compared
-            for metric in ("dice", "hd95")
-        ),
-        "volumes": _numbered(figures.bland_altman_plot(frame, m, structures) for m in models),
-        "confusions": _numbered(figures.confusion_plot(frame, m) for m in models),
+        "structures": boxes,
+        "models": _numbered(_comparisons(evaluation.comparisons)),
+        "volumes": _numbered(volumes),
+        "confusions": _numbered(confusions),
     }
+
+
+def _comparisons(table: pd.DataFrame) -> list[Drawing]:
+    """Every two models that are compared, in overlap and in distance."""
+    if table.empty:
+        return []
+    found = []
+    pairs: Any = table.groupby(["first", "second"], sort=False).groups
+    for first, second in pairs:
+        found.append(figures.comparison_plot(table, "dice", first, second))
+        found.append(figures.comparison_plot(table, "hd95", first, second))
+    return found
 
 
 def heat_maps(evaluation: Evaluation) -> list[Drawing]:
     """Scan x structure, a figure for each metric and model; the page has them as tables."""
-    frame = evaluation.frame
-    return [
-        drawing
-        for metric in _HEAT
-        for drawing in _numbered(figures.heat_map(frame, m, metric) for m in evaluation.models)
-    ]
+    found = []
+    for metric in _HEAT:
+        maps = [figures.heat_map(evaluation.frame, model, metric) for model in evaluation.models]
+        found += _numbered(maps)
+    return found
 
 
 def evaluation_page(
@@ -76,48 +87,77 @@ def evaluation_page(
     faces: str = "",
     notices: Sequence[str] = (),
 ) -> str:
-    """The HTML file."""
-    frame, models, compared = evaluation.frame, evaluation.models, evaluation.comparisons
-    few = not compared.empty and compared["p"].isna().all()
-    untested = (
-        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
-    )
-    persons = frame["subject"].nunique()
-    scans = len(frame[["subject", "session"]].drop_duplicates())
+    """The HTML file.
+
+    `plots` are `drawings`, by section; `faces` says whether pictures show faces; `notices` come
+    before those that follow from the numbers.
+    """
+    first_model = evaluation.models[0]
     return render(
         "evaluation.html",
         title="Segmentation evaluation",
-        lead=f"{' and '.join(models)} against the truth: {count(scans, 'scan')} of "
-        f"{count(persons, 'person')}, {len(summary.structures_of(frame))} structures "
-        f"({scheme.name}).",
+        lead=_lead(evaluation, scheme),
         provenance=provenance,
-        notices=[*notices, *_notices(evaluation, persons)],
-        cards=_cards(evaluation, models[0]),
+        notices=[*notices, *_notices(evaluation)],
+        cards=_cards(evaluation, first_model),
         headline=tables.headline(evaluation),
         groups=tables.groups(evaluation),
         plots=plots,
         structures=tables.structures(evaluation),
-        heat={
-            METRICS[m].title: [tables.heat(evaluation, model, m, scheme) for model in models]
-            for m in _HEAT
-        },
+        heat=_heat_tables(evaluation, scheme),
         not_predicted=tables.not_predicted(evaluation),
-        comparison_notices=[untested] if few else [],
+        comparison_notices=_comparison_notices(evaluation.comparisons),
         comparison=tables.comparison(evaluation),
         agreement=tables.agreement(evaluation),
         retest=tables.retest(evaluation),
-        confusions=tables.confusions(frame),
+        confusions=tables.confusions(evaluation.frame),
         cases=cases,
         faces=faces,
-        palette={
-            "colors": [list(label.color) for label in scheme.labels],
-            "names": [short_name(label.name) for label in scheme.labels],
-            "errors": ERROR_COLORS,
-        },
+        palette=_palette(scheme),
         pairs=tables.pairs(evaluation.pairs),
         definitions=tables.definitions(),
-        again=code_of(models[0]),
+        again=code_of(first_model),
     )
+
+
+def _lead(evaluation: Evaluation, scheme: LabelScheme) -> str:
+    """The sentence below the title."""
+    frame = evaluation.frame
+    scans = len(frame[["subject", "session"]].drop_duplicates())
+    persons = frame["subject"].nunique()
+    structures = len(summary.structures_of(frame))
+    return (
+        f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
+        f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
+    )
+
+
+def _heat_tables(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Table]]:
+    """By the metric's title, a table a model."""
+    found = {}
+    for metric in _HEAT:
+        found[METRICS[metric].title] = [
+            tables.heat(evaluation, model, metric, scheme) for model in evaluation.models
+        ]
+    return found
+
+
+def _comparison_notices(compared: pd.DataFrame) -> list[str]:
+    """Why models that are compared are not tested."""
+    if compared.empty or not compared["p"].isna().all():
+        return []
+    return [
+        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
+    ]
+
+
+def _palette(scheme: LabelScheme) -> dict[str, Any]:
+    """What the page's slice viewer draws classes and errors with."""
+    return {
+        "colors": [list(label.color) for label in scheme.labels],
+        "names": [short_name(label.name) for label in scheme.labels],
+        "errors": ERROR_COLORS,
+    }
 
 
 def code_of(model: str) -> str:
@@ -126,25 +166,44 @@ def code_of(model: str) -> str:
     return asset("evaluation-again.txt").replace("MODEL", repr(spreadsheet_safe(model)))
 
 
-def _notices(evaluation: Evaluation, persons: int) -> list[str]:
+def _notices(evaluation: Evaluation) -> list[str]:
     """What a reader must know before believing a number."""
-    notices = []
-    status = evaluation.pairs["status"].value_counts()
-    texts = {
-        "failed": ("pair", "could not be measured; the reasons are below."),
-        "no prediction": ("true label map", "without a prediction."),
-        "no truth": ("prediction", "without a truth, not counted."),
-    }
-    for kind, number in status.items():
-        if kind in texts:
-            noun, text = texts[kind]
-            notices.append(f"{count(number, noun)} {text}")
+    notices = _unmeasured(evaluation.pairs)
     for row in summary.swapped(evaluation.frame).to_dict("records"):
         scan = f"{row['subject']} {row['session']}".strip()
         notices.append(
             f"{scan}: {row['model']} has left and right exchanged "
             f"({row['value']:.0%} of the paired overlap is on the wrong side)."
         )
+    notices += _absent_structures(evaluation)
+    notices += _different_means(evaluation)
+    persons = evaluation.frame["subject"].nunique()
+    if persons < FEWEST_PERSONS:
+        notices.append(
+            f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
+            f"{FEWEST_PERSONS}."
+        )
+    return notices + _doubtful_pairs(evaluation.pairs)
+
+
+def _unmeasured(pairs: pd.DataFrame) -> list[str]:
+    """How many files are in no number, and why."""
+    texts = {
+        "failed": ("pair", "could not be measured; the reasons are below."),
+        "no prediction": ("true label map", "without a prediction."),
+        "no truth": ("prediction", "without a truth, not counted."),
+    }
+    notices = []
+    for status, number in pairs["status"].value_counts().items():
+        if status in texts:
+            noun, text = texts[status]
+            notices.append(f"{count(number, noun)} {text}")
+    return notices
+
+
+def _absent_structures(evaluation: Evaluation) -> list[str]:
+    """Structures that are missed, invented or not known to a model."""
+    notices = []
     absences = summary.absences(evaluation.frame)
     sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
     for model, absence, number in sums.itertuples(index=False):
@@ -153,16 +212,16 @@ def _notices(evaluation: Evaluation, persons: int) -> list[str]:
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
-    notices += _different_means(evaluation)
-    if persons < FEWEST_PERSONS:
-        notices.append(
-            f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
-            f"{FEWEST_PERSONS}."
-        )
-    paired_by_order = evaluation.pairs["paired_by"].str.startswith("natural order")
+    return notices
+
+
+def _doubtful_pairs(pairs: pd.DataFrame) -> list[str]:
+    """What was done so that files could be compared."""
+    notices = []
+    paired_by_order = pairs["paired_by"].str.startswith("natural order")
     if paired_by_order.any():
         notices.append("Files were paired by their order, because no names match: check the table.")
-    measured = evaluation.pairs[evaluation.pairs["status"] == "measured"]
+    measured = pairs[pairs["status"] == "measured"]
     for note, number in measured["note"].replace("", pd.NA).value_counts().items():
         notices.append(f"{count(int(number), 'prediction')}: {note}.")
     return notices
@@ -195,18 +254,24 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
         found = evaluation.statistic(model, metric, "group:all")
         if not found or np.isnan(found["mean"]):
             continue
-        what = METRICS[metric]
-        title = f"{what.title}, {model}" if len(evaluation.models) > 1 else what.title
-        unit = f" {what.unit}" if what.unit else ""
-        mean, low, high = (
-            f"{found[key]:.{tables.digits_of(metric)}f}" for key in ("mean", "low", "high")
-        )
-        several = not np.isnan(found["low"])
-        more = f"95 % interval {low} to {high}" if several else "one person: no interval"
-        cards.append((title, mean + unit, more))
+        definition = METRICS[metric]
+        title = definition.title
+        if len(evaluation.models) > 1:
+            title += f", {model}"
+        digits = tables.digits_of(metric)
+        value = f"{found['mean']:.{digits}f}"
+        if definition.unit:
+            value += f" {definition.unit}"
+        more = "one person: no interval"
+        if not np.isnan(found["low"]):
+            more = f"95 % interval {found['low']:.{digits}f} to {found['high']:.{digits}f}"
+        cards.append((title, value, more))
     return cards
 
 
 def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
     """Names of their own for figures of several models: they become files in one folder."""
-    return [replace(d, name=f"{d.name}-{n}") for n, d in enumerate(drawings, start=1)]
+    numbered = []
+    for number, drawing in enumerate(drawings, start=1):
+        numbered.append(replace(drawing, name=f"{drawing.name}-{number}"))
+    return numbered

@@ -37,10 +37,12 @@ class Surface:
 
     @property
     def area_mm2(self) -> float:
+        """Sum of the triangles' areas."""
         return float(np.linalg.norm(self._normals(), axis=1).sum())
 
     @property
     def volume_mm3(self) -> float:
+        """Volume that the surface encloses, by the divergence theorem."""
         corners = self.vertices[self.faces[:, 0]].astype(np.float64)
         return float((corners * self._normals()).sum() / 3)
 
@@ -52,11 +54,15 @@ class Surface:
     def save(self, path: str | Path) -> None:
         """Write PLY (.ply, binary) or GIfTI (.gii), whole or not at all."""
         where = Path(path)
-        content = {".ply": self._ply, ".gii": self._gifti}.get(where.suffix.lower())
-        if content is None:
+        suffix = where.suffix.lower()
+        if suffix == ".ply":
+            content = self._ply()
+        elif suffix == ".gii":
+            content = self._gifti()
+        else:
             raise FormatError("not a kind of mesh", where=where, remedy="use .ply or .gii")
         with atomic_write(where) as file:
-            file.write(content())
+            file.write(content)
 
     def _ply(self) -> bytes:
         header = (
@@ -66,10 +72,12 @@ class Surface:
             f"element face {len(self.faces)}\nproperty list uchar int vertex_indices\nend_header\n"
         )
         faces = np.empty(len(self.faces), [("count", "u1"), ("corners", "<i4", 3)])
-        faces["count"], faces["corners"] = 3, self.faces
+        faces["count"] = 3
+        faces["corners"] = self.faces
         return header.encode() + self.vertices.astype("<f4").tobytes() + faces.tobytes()
 
     def _gifti(self) -> bytes:
+        """GIfTI; both spaces of its points are the scanner's."""
         scanner = nib.gifti.GiftiCoordSystem("NIFTI_XFORM_SCANNER_ANAT", "NIFTI_XFORM_SCANNER_ANAT")
         arrays = [
             nib.gifti.GiftiDataArray(self.vertices, "NIFTI_INTENT_POINTSET", coordsys=scanner),
@@ -79,7 +87,10 @@ class Surface:
 
 
 def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
-    """The surface between positive and other values of a field (X, Y, Z), closed at its edges."""
+    """The surface between positive and other values of a field (X, Y, Z), closed at its edges.
+
+    `affine` (4, 4) takes voxel indices to mm in RAS: the vertices are in its space.
+    """
     padded = np.pad(field.astype(np.float64), 1, constant_values=-1.0)
     inside = padded > 0
     codes = corner_codes(inside[1:-1, 1:-1, 1:-1])
@@ -98,28 +109,47 @@ def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
 
 def _crossings(padded: NDArray[np.float64], cells: NDArray[np.int64]) -> NDArray[np.float64]:
     """Mean place within each cell where its twelve edges cross the surface, (V, 3)."""
-    total, count = np.zeros(cells.shape), np.zeros((len(cells), 1))
-    for axis, one, other in product(range(3), (0, 1), (0, 1)):
-        start = np.insert([one, other], axis, 0)
-        low, high = (
-            padded[tuple((cells + start + n * np.eye(3, dtype=int)[axis]).T)] for n in (0, 1)
-        )
-        crossed = (low > 0) != (high > 0)
-        at = np.tile(start.astype(np.float64), (len(cells), 1))
-        at[crossed, axis] = (low / np.where(crossed, low - high, 1))[crossed]
-        total += at * crossed[:, None]
-        count += crossed[:, None]
+    total = np.zeros(cells.shape)
+    count = np.zeros((len(cells), 1))
+    for axis in range(3):
+        along = np.eye(3, dtype=int)[axis]
+        # The four edges of a cell along this axis begin at the corners of a square.
+        for one, other in product((0, 1), (0, 1)):
+            start = np.insert([one, other], axis, 0)
+            low = _values_at(padded, cells + start)
+            high = _values_at(padded, cells + start + along)
+            crossed = (low > 0) != (high > 0)
+            # Where the values, linear along the edge, are 0; the edges that are not crossed
+            # have no such place.
+            share = low / np.where(crossed, low - high, 1)
+            place = np.tile(start.astype(np.float64), (len(cells), 1))
+            place[crossed, axis] = share[crossed]
+            total += place * crossed[:, None]
+            count += crossed[:, None]
     return np.asarray(total / count)
+
+
+def _values_at(volume: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+    """Values of a volume (X, Y, Z) at voxel indices (N, 3), (N,)."""
+    values: NDArray[Any] = volume[tuple(places.T)]
+    return values
 
 
 def _quads(inside: NDArray[np.bool_], number: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
     """The four cells around each pair of voxels along an axis that the surface parts, (Q, 4)."""
-    first, second = np.delete(inside, -1, axis), np.delete(inside, 0, axis)
+    first = np.delete(inside, -1, axis)
+    second = np.delete(inside, 0, axis)
     voxels = np.argwhere(first != second)
     steps = np.eye(3, dtype=int)
-    b, c = steps[(axis + 1) % 3], steps[(axis + 2) % 3]
+    b = steps[(axis + 1) % 3]
+    c = steps[(axis + 2) % 3]
     # Counter-clockwise as seen from where the axis grows to.
-    around = [number[tuple((voxels - back).T)] for back in (0 * b, b, b + c, c)]
-    quads = np.stack(around, 1)
-    outwards = first[tuple(voxels.T)]
+    around = [
+        _values_at(number, voxels),
+        _values_at(number, voxels - b),
+        _values_at(number, voxels - b - c),
+        _values_at(number, voxels - c),
+    ]
+    quads = np.stack(around, axis=1)
+    outwards = _values_at(first, voxels)
     return np.where(outwards[:, None], quads, quads[:, ::-1])

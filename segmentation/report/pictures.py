@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 Picture = NDArray[np.float32]
 
-_INK, _PAPER = "#d8d8d8", "#101010"
-# Pixels: between pictures, of letters, and of the longest side at least, if voxels are few.
-_GAP, _LETTER, _LEAST_SIDE = 14, 11, 110
+_INK = "#d8d8d8"
+_PAPER = "#101010"
+_GAP = 14  # pixels between pictures
+_LETTER = 11  # pixels
+_LEAST_SIDE = 110  # pixels of the longest side at least, where voxels are few
 _MARGIN = 10  # of slices, in voxels
 # What lies at the left and the right edge of a slice whose columns grow with the axis.
 _EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
@@ -56,9 +58,12 @@ def overlay(
 def outlines(indices: NDArray[Any]) -> NDArray[Any]:
     """Classes (H, W), but for pixels whose four neighbours are of their own class: these are 0."""
     framed = np.pad(indices, 1, mode="edge")
-    inner = framed[1:-1, 1:-1]
-    sides = (framed[:-2, 1:-1], framed[2:, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:])
-    return np.where(np.all([side == inner for side in sides], axis=0), 0, indices)
+    same_above = framed[:-2, 1:-1] == indices
+    same_below = framed[2:, 1:-1] == indices
+    same_left = framed[1:-1, :-2] == indices
+    same_right = framed[1:-1, 2:] == indices
+    is_inside = same_above & same_below & same_left & same_right
+    return np.where(is_inside, 0, indices)
 
 
 def three_pictures(gray: NDArray[Any], indices: NDArray[Any], colors: Picture) -> list[Picture]:
@@ -81,17 +86,21 @@ def draw_mosaic(
         raise GeometryError("a mosaic needs image and class indices on one grid with RAS axes")
     indices = np.asarray(labels.data)
     colors = label_colors(scheme)
-    brightest = float(np.percentile(image.data[indices > 0], 99.5)) if indices.any() else 1.0
+    brightest = 1.0
+    if indices.any():
+        brightest = float(np.percentile(image.data[indices > 0], 99.5))
     rows: dict[str, list[Picture]] = {}
     for view in View:
-        shown, truth = to_slices(image.data, view), to_slices(indices, view)
-        window = brain_window(truth)
-        rows[view.value] = [
-            picture
-            for n in _positions(truth, slices_per_view)
-            for picture in three_pictures(shown[n][window] / brightest, truth[n][window], colors)
-        ]
-    return draw_rows(rows, title, {view.value: ends for view, ends in _EDGES.items()})
+        gray = to_slices(image.data, view)
+        classes = to_slices(indices, view)
+        window = brain_window(classes)
+        rows[view.value] = []
+        for position in _positions(classes, slices_per_view):
+            rows[view.value] += three_pictures(
+                gray[position][window] / brightest, classes[position][window], colors
+            )
+    edges = {view.value: letters for view, letters in _EDGES.items()}
+    return draw_rows(rows, title, edges)
 
 
 def draw_rows(
@@ -102,34 +111,39 @@ def draw_rows(
     """Pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's sides."""
     from PIL import Image, ImageDraw, ImageFont
 
-    pictures = [picture for row in rows.values() for picture in row]
-    zoom = max(1, _LEAST_SIDE // max(max(picture.shape[:2]) for picture in pictures))
+    pictures: list[Picture] = []
+    for row in rows.values():
+        pictures += row
+    longest_side = max(max(picture.shape[:2]) for picture in pictures)
+    zoom = max(1, _LEAST_SIDE // longest_side)
     width = zoom * max(picture.shape[1] for picture in pictures) + _GAP
     heights = [zoom * max(len(picture) for picture in row) + _GAP for row in rows.values()]
+    most_in_a_row = max(len(row) for row in rows.values())
     bottom = 2 * _GAP if title else 0
-    size = _GAP + width * max(map(len, rows.values())), bottom + sum(heights)
-    page = Image.new("RGB", size, _PAPER)
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(_LETTER)
-    pen.text((size[0] / 2, _GAP), title, _INK, font, "mm")
+    page = Image.new("RGB", (_GAP + width * most_in_a_row, bottom + sum(heights)), _PAPER)
+    pen = ImageDraw.Draw(page)
+    font = ImageFont.load_default(_LETTER)
+    # An outline keeps the letters readable on bright tissue.
+    write_letter = partial(pen.text, fill=_INK, font=font, stroke_width=1, stroke_fill=_PAPER)
+    pen.text((page.width / 2, _GAP), title, _INK, font, "mm")
     for height, (name, row) in zip(heights, rows.items(), strict=True):
         bottom += height
         label = Image.new("RGB", (height - _GAP, _GAP), _PAPER)
         ImageDraw.Draw(label).text((label.width / 2, _GAP / 2), name, _INK, font, "mm")
         page.paste(label.transpose(Image.Transpose.ROTATE_90), (0, bottom - label.width))
+        first, last = (edges or {}).get(name, ("", ""))
         for column, picture in enumerate(row):
             pixels = np.rint(np.clip(picture[::-1], 0, 1) * 255).astype(np.uint8)
             drawn = Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
             left = _GAP + column * width + (width - drawn.width) // 2
             page.paste(drawn, (left, bottom - drawn.height))
-            # An outline keeps the letters readable on bright tissue.
-            edge = partial(pen.text, fill=_INK, font=font, stroke_width=1, stroke_fill=_PAPER)
-            first, last = (edges or {}).get(name, ("", ""))
-            edge((left + 3, bottom - 3), first, anchor="ls")
-            edge((left + drawn.width - 3, bottom - 3), last, anchor="rs")
+            write_letter((left + 3, bottom - 3), first, anchor="ls")
+            write_letter((left + drawn.width - 3, bottom - 3), last, anchor="rs")
     return np.asarray(page)
 
 
 def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
+    """A matplotlib figure as a PNG file; `options` are those of `savefig`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, **options)
     return buffer.getvalue()
@@ -143,14 +157,20 @@ def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
 
 def _box_around(occupied: NDArray[np.bool_], margin: int | NDArray[np.int_]) -> Box:
     """What is set, and a margin; all, if nothing is."""
-    box, shape = occupied_box(occupied), occupied.shape
-    return whole(shape) if is_empty(box) else grown(box, shape, margin)
+    box = occupied_box(occupied)
+    if is_empty(box):
+        return whole(occupied.shape)
+    return grown(box, occupied.shape, margin)
 
 
 def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
     """Slices spread evenly over those that hold a structure, ends left out."""
-    found = np.flatnonzero(truth.any((1, 2)))
-    low, high = (int(found[0]), int(found[-1])) if found.size else (0, truth.shape[0] - 1)
+    low = 0
+    high = truth.shape[0] - 1
+    occupied = np.flatnonzero(truth.any((1, 2)))
+    if occupied.size:
+        low = int(occupied[0])
+        high = int(occupied[-1])
     return [round(low + (high - low) * (n + 1) / (count + 1)) for n in range(count)]
 
 
@@ -178,6 +198,7 @@ class CaseView:
 
     @property
     def still(self) -> str:
+        """The picture for print, as a data URI."""
         return data_uri("png", self.still_png)
 
 
@@ -196,17 +217,20 @@ def view_case(
     blackened away from the brain unless `show_head`.
     """
     # Slightly oblique scans stay so.
-    truth, prediction = (reoriented(volume, "RAS") for volume in (truth, prediction))
-    true, predicted = truth.data, prediction.data
-    gray = None if image is None else reoriented(image, "RAS").data
+    truth = reoriented(truth, "RAS")
+    prediction = reoriented(prediction, "RAS")
     box = truth.grid.box
-    if not show_head or gray is None:
-        box = _box_around((true > 0) | (predicted > 0), _margins(truth))
-    zoom = _zoom(truth, tuple(s.stop - s.start for s in box))
-    true, predicted = (_scaled(x[box], zoom, order=0) for x in (true, predicted))
-    shades = _shades(
-        None if gray is None else _scaled(gray[box].astype(np.float32), zoom, order=1), true
-    )
+    if not show_head or image is None:
+        occupied = (truth.data > 0) | (prediction.data > 0)
+        box = _box_around(occupied, _margins(truth))
+    zoom = _zoom(truth, tuple(side.stop - side.start for side in box))
+    true = _scaled(truth.data[box], zoom, order=0)
+    predicted = _scaled(prediction.data[box], zoom, order=0)
+    gray = None
+    if image is not None:
+        shown = reoriented(image, "RAS").data[box].astype(np.float32)
+        gray = _scaled(shown, zoom, order=1)
+    shades = _shades(gray, true)
     if not show_head:
         # By the truth alone: a prediction that leaks into the face must not uncover it.
         shades[far_from_brain(true > 0)] = 0
@@ -222,7 +246,8 @@ def view_case(
 def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     """A scan on the working grid and its class indices; first shown is where most of `focus` is."""
     box = _box_around(labels.data > 0, _margins(labels))
-    gray, found = image.data[box], labels.data[box]
+    gray = image.data[box]
+    found = labels.data[box]
     shades = _shades(gray, found)
     shades[far_from_brain(found > 0)] = 0
     start = _worst_place(np.zeros_like(found), found, focus)
@@ -232,11 +257,17 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
 def _packed(
     shades: NDArray[np.uint8], prediction: NDArray[Any], start: Shape, **webp: int
 ) -> CaseView:
+    """Grey values and classes (X, Y, Z) as the viewer reads them; `webp`: options of packing."""
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
     gray = encoded(_tiled(shades, columns), "WEBP", **webp)
     labels = encoded(_tiled(prediction, columns), "PNG")
-    uris = data_uri("webp", gray), data_uri("png", labels)
-    return CaseView(to_shape(shades.shape), columns, *uris, start)
+    return CaseView(
+        shape=to_shape(shades.shape),
+        columns=columns,
+        gray=data_uri("webp", gray),
+        prediction=data_uri("png", labels),
+        start=start,
+    )
 
 
 def _margins(volume: Volume) -> NDArray[np.int_]:
@@ -279,12 +310,13 @@ def _worst_place(true: NDArray[Any], predicted: NDArray[Any], focus: int) -> tup
     of_focus = wrong & ((true == focus) | (predicted == focus))
     errors = of_focus if focus and of_focus.any() else wrong
     if not errors.any():
-        x, y, z = (n // 2 for n in true.shape)
-        return x, y, z
-    x, y, z = (
-        int(np.argmax(errors.sum(tuple(b for b in range(3) if b != axis)))) for axis in range(3)
+        x, y, z = true.shape
+        return x // 2, y // 2, z // 2
+    return (
+        int(np.argmax(errors.sum(axis=(1, 2)))),
+        int(np.argmax(errors.sum(axis=(0, 2)))),
+        int(np.argmax(errors.sum(axis=(0, 1)))),
     )
-    return x, y, z
 
 
 def _still(
@@ -296,7 +328,10 @@ def _still(
 ) -> NDArray[np.uint8]:
     """Truth, prediction and errors (rows) in three planes (columns), for print and for files."""
     colors = label_colors(scheme)
-    errors = np.where(true == predicted, 0, np.where(predicted == 0, 1, np.where(true == 0, 2, 3)))
+    errors = np.full(true.shape, 3)  # taken for another structure
+    errors[true == 0] = 2  # invented
+    errors[predicted == 0] = 1  # missed
+    errors[true == predicted] = 0
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32) / np.float32(255)
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)
     rows = []
@@ -307,7 +342,10 @@ def _still(
             plane = overlay(gray, to_slices(classes, view)[position], palette)[::-1]
             planes.append((plane * 255).astype(np.uint8))
         height = max(len(plane) for plane in planes)
-        padded = [np.pad(p, ((0, height - len(p)), (2, 2), (0, 0))) for p in planes]
+        padded = []
+        for drawn in planes:
+            missing = height - len(drawn)
+            padded.append(np.pad(drawn, ((0, missing), (2, 2), (0, 0))))
         rows.append(np.concatenate(padded, axis=1))
     return np.repeat(np.repeat(np.concatenate(rows), 2, 0), 2, 1)
 
@@ -322,6 +360,7 @@ def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
 
 
 def encoded(picture: NDArray[np.uint8], kind: str, **options: Any) -> bytes:
+    """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP")."""
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -29,7 +29,14 @@ from trinat.segmentation.metrics.statistics import (
 # The structures of each group, by its name in the tables.
 Members = Mapping[str, Sequence[str]]
 # What a reader wants first, and on which models are compared: few, so that the tests stay few.
-HEADLINE = (*("dice", "iou", "hd95", "surface_dice_1mm"), *("assd", "absolute_volume_difference"))
+HEADLINE = (
+    "dice",
+    "iou",
+    "hd95",
+    "surface_dice_1mm",
+    "assd",
+    "absolute_volume_difference",
+)
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
@@ -41,12 +48,21 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
     """Single structures in the order of the label scheme, left and right side by side."""
     every = frame.loc[~_is_group(frame), "structure"].unique()
     names = [str(name) for name in every if name != "background"]
-    place = {name.removeprefix("Left-"): n for n, name in reversed(list(enumerate(names)))}
-    return sorted(names, key=lambda name: place[name.removeprefix("Left-").removeprefix("Right-")])
+    # A right side has the place of its left one; without that it is an unknown name, an error.
+    first_place: dict[str, int] = {}
+    for place, name in enumerate(names):
+        first_place.setdefault(name.removeprefix("Left-"), place)
+
+    def place_of_pair(name: str) -> int:
+        return first_place[name.removeprefix("Left-").removeprefix("Right-")]
+
+    return sorted(names, key=place_of_pair)
 
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
-    return [str(name) for name in frame.loc[_is_group(frame), "structure"].unique()]
+    """Groups of structures (`group:<name>`) in the order of the table."""
+    names = frame.loc[_is_group(frame), "structure"].unique()
+    return [str(name) for name in names]
 
 
 def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
@@ -66,26 +82,31 @@ def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
 def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
     rows = where(frame, model=model, metric=metric)
-    return _in_order(rows.groupby(["subject", "structure"])["value"].mean().unstack(), frame)
+    means = rows.groupby(["subject", "structure"])["value"].mean()
+    return _in_order(means.unstack(), frame)
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     """(subject, session) x structures and groups."""
     rows = where(frame, model=model, metric=metric)
-    return _in_order(rows.set_index(["subject", "session", "structure"])["value"].unstack(), frame)
+    values = rows.set_index(["subject", "session", "structure"])["value"]
+    return _in_order(values.unstack(), frame)
 
 
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Mean, median, SD and 95 % interval of the mean over persons, over how many, and what is
-    undefined."""
-    known = [m for m in frame["metric"].unique() if m in METRICS]
-    tables = [
-        _statistics(frame, model, metric, members) for model in models_of(frame) for metric in known
-    ]
+    """A row for each model, metric and structure or group.
+
+    Mean, median, SD and 95 % interval of the mean over persons, in the metric's unit; over how
+    many persons; and how many values are undefined.
+    """
+    metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
+    tables = []
+    for model in models_of(frame):
+        tables += [_statistics(frame, model, metric, members) for metric in metrics]
     columns = ["model", "metric", "structure", *_STATISTICS]
-    return (
-        pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
-    )
+    if not tables:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(tables, ignore_index=True)[columns]
 
 
 _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
@@ -93,8 +114,9 @@ _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 
 def _statistics(frame: pd.DataFrame, model: str, metric: str, members: Members) -> pd.DataFrame:
     persons = by_person(frame, model, metric)
-    what = METRICS[metric]
-    low, high = np.clip(mean_interval(persons.to_numpy(float)), what.least, what.most)
+    definition = METRICS[metric]
+    interval = mean_interval(persons.to_numpy(float))
+    low, high = np.clip(interval, definition.least, definition.most)
     undefined = _undefined(by_scan(frame, model, metric), members)
     return pd.DataFrame(
         {
@@ -151,24 +173,31 @@ def _comparison(
     frame: pd.DataFrame, first: str, second: str, metric: str, members: Members
 ) -> pd.DataFrame:
     """One row for each structure that both models know, and for each group."""
-    one, other = by_scan(frame, first, metric), by_scan(frame, second, metric)
-    every = structures_of(frame)
-    known = [name for name in every if name in one.columns and name in other.columns]
-    one, other, left_out = _shared(one, other)
+    of_first = by_scan(frame, first, metric)
+    of_second = by_scan(frame, second, metric)
+    structures = structures_of(frame)
+    known = [name for name in structures if name in of_first.columns and name in of_second.columns]
+    of_first, of_second, left_out = _shared(of_first, of_second)
     for group in groups_of(frame):
-        parts = [part for part in every if part in members.get(group, ()) and part in one.columns]
+        of_group = members.get(group, ())
+        parts = [name for name in structures if name in of_group and name in of_first.columns]
         if parts:
-            one[group] = one[parts].mean(axis=1)
-            other[group] = other[parts].mean(axis=1)
+            of_first[group] = of_first[parts].mean(axis=1)
+            of_second[group] = of_second[parts].mean(axis=1)
             left_out[group] = left_out[parts].sum()
             known.append(group)
-    one, other = (table[known].groupby(level="subject").mean() for table in (one, other))
-    low, high = mean_interval((other - one).to_numpy(float))
+    of_first = of_first[known].groupby(level="subject").mean()
+    of_second = of_second[known].groupby(level="subject").mean()
+    low, high = mean_interval((of_second - of_first).to_numpy(float))
     rows = []
     for place, name in enumerate(known):
-        test = paired_test(one[name].to_numpy(), other[name].to_numpy())
-        row = {"structure": name, **asdict(test), "left_out": int(left_out[name])}
-        rows.append(row | {"low": low[place], "high": high[place]})
+        test = paired_test(of_first[name].to_numpy(), of_second[name].to_numpy())
+        row: dict[str, Any] = {"structure": name}
+        row |= asdict(test)
+        row["left_out"] = int(left_out[name])
+        row["low"] = low[place]
+        row["high"] = high[place]
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -176,21 +205,24 @@ def _shared(one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.DataFrame, pd.Da
     """Two models' values by scan where both have one, and how many of each only one has."""
     scans = one.index.union(other.index)
     structures = one.columns.union(other.columns, sort=False)
-    one, other = (table.reindex(index=scans, columns=structures) for table in (one, other))
-    both = one.notna() & other.notna()
-    alone = one.notna() ^ other.notna()
-    return one.where(both), other.where(both), alone.sum()
+    one = one.reindex(index=scans, columns=structures)
+    other = other.reindex(index=scans, columns=structures)
+    in_both = one.notna() & other.notna()
+    only_in_one = one.notna() ^ other.notna()
+    return one.where(in_both), other.where(in_both), only_in_one.sum()
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
     """Predicted against true volumes: Bland-Altman in mm3 and ICC(2,1), a structure a row."""
     rows = []
     for model in models_of(frame):
-        predicted, true = (by_person(frame, model, m) for m in ("volume", "truth_volume"))
+        predicted = by_person(frame, model, "volume")
+        true = by_person(frame, model, "truth_volume")
         for structure in predicted.columns:
-            pair = true[structure].to_numpy(), predicted[structure].to_numpy()
-            limits = bland_altman(*pair)
-            icc = icc_2_1(np.stack(pair, 1))
+            true_mm3 = true[structure].to_numpy()
+            predicted_mm3 = predicted[structure].to_numpy()
+            limits = bland_altman(true_mm3, predicted_mm3)
+            icc = icc_2_1(np.stack((true_mm3, predicted_mm3), axis=1))
             rows.append({"model": model, "structure": structure, **asdict(limits), "icc": icc})
     return pd.DataFrame(rows)
 
@@ -205,8 +237,9 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
         for metric in ("volume", "truth_volume"):
             scans = by_scan(frame, model, metric)
             for structure in scans.columns:
-                known = scans[structure].dropna().groupby(level="subject")
-                pairs = np.array([of.to_numpy()[:2] for _, of in known if len(of) > 1])
+                persons = scans[structure].dropna().groupby(level="subject")
+                first_two = [values.to_numpy()[:2] for _, values in persons if len(values) > 1]
+                pairs = np.array(first_two)
                 if not len(pairs):
                     continue
                 cv = within_subject_cv_percent(pairs[:, 0], pairs[:, 1])
@@ -216,7 +249,10 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
-    """What each true structure was labelled as, share of its true volume over all scans."""
+    """What each true structure was labelled as, share of its true volume over all scans.
+
+    A square table: a row for each true, a column for each predicted structure, background first.
+    """
     rows = where(frame, model=model)
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
     predicted = rows["metric"].str.removeprefix("labelled_as:")
@@ -242,7 +278,10 @@ def absences(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
-    """Scans with the lowest mean Dice over all structures, and each one's worst structure."""
+    """Scans with the lowest mean Dice over all structures, and each one's worst structure.
+
+    At most `count` rows for all models together, the worst first.
+    """
     scan = ["subject", "session", "model"]
     dice = where(frame, metric="dice").dropna(subset="value")
     worst = where(dice, structure="group:all").nsmallest(count, "value")[[*scan, "value"]]
@@ -266,48 +305,64 @@ class Evaluation:
 
     @property
     def models(self) -> list[str]:
+        """The models that are evaluated, in the order of the command line."""
         return models_of(self.frame)
 
     def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
+        """One row of `statistics` by column; empty where there is none."""
         found = where(self.statistics, model=model, metric=metric, structure=structure)
-        return {} if found.empty else dict(found.iloc[0])
+        if found.empty:
+            return {}
+        return dict(found.iloc[0])
 
     def to_json(self) -> dict[str, Any]:
         """The tables of the report as records; undefined numbers are null."""
-        named = {
-            "statistics": self.statistics,
-            "comparisons": self.comparisons,
-            "agreement": self.agreement,
-            "retest": self.retest,
-            "not_predicted": self.not_predicted,
-            "side_swapped": swapped(self.frame),
-            "absences": absences(self.frame),
+        pairs = {
+            str(status): int(number)
+            for status, number in self.pairs["status"].value_counts().items()
         }
-        pairs = {str(k): int(v) for k, v in self.pairs["status"].value_counts().items()}
-        return {**{key: _records(table) for key, table in named.items()}, "pairs": pairs}
+        return {
+            "statistics": _records(self.statistics),
+            "comparisons": _records(self.comparisons),
+            "agreement": _records(self.agreement),
+            "retest": _records(self.retest),
+            "not_predicted": _records(self.not_predicted),
+            "side_swapped": _records(swapped(self.frame)),
+            "absences": _records(absences(self.frame)),
+            "pairs": pairs,
+        }
 
 
 def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme) -> Evaluation:
     """All statistics of a metrics.csv, whose structures are those of `scheme`."""
-    members = {
-        f"group:{group}": [label.name for label in labels]
-        for group, labels in members_of_groups(scheme).items()
-    }
+    members: dict[str, list[str]] = {}
+    for group, labels in members_of_groups(scheme).items():
+        members[f"group:{group}"] = [label.name for label in labels]
     not_predicted = frame.loc[frame["note"] == NOT_PREDICTED, ["model", "structure"]]
     not_predicted = not_predicted.drop_duplicates(ignore_index=True)
     keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
     frame = frame[~keys.isin(pd.MultiIndex.from_frame(not_predicted))]
-    statistics = structure_statistics(frame, members)
-    compared = comparisons(frame, members)
-    agreed, again = agreement(frame), retest(frame)
-    return Evaluation(frame, pairs, statistics, compared, agreed, again, not_predicted)
+    return Evaluation(
+        frame=frame,
+        pairs=pairs,
+        statistics=structure_statistics(frame, members),
+        comparisons=comparisons(frame, members),
+        agreement=agreement(frame),
+        retest=retest(frame),
+        not_predicted=not_predicted,
+    )
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [
-        {str(k): None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
-        for row in table.to_dict("records")
-    ]
+    """Rows as JSON has them: a number that is not finite is null."""
+    records = []
+    for row in table.to_dict("records"):
+        record = {}
+        for key, value in row.items():
+            is_undefined = isinstance(value, float) and not np.isfinite(value)
+            record[str(key)] = None if is_undefined else value
+        records.append(record)
+    return records
 
 
 def _is_group(frame: pd.DataFrame) -> pd.Series:

@@ -22,12 +22,6 @@ _MOST_CONFUSIONS = 25
 # The shade is full where the value is perfect; a distance of this has none.
 _FAR_MM = 10.0
 
-_PRINTED = HEADLINE[:4]
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-)
-
 _UNDEFINED = (
     "Values that do not exist, one a structure and scan: of what is missed, invented, rejected or "
     "in neither map"
@@ -39,19 +33,26 @@ _HEADLINE_COLUMNS: Columns = [
 ]
 
 METRICS_COLUMNS = (
-    *("subject", "session", "model", "structure", "fs_id"),
-    *("metric", "value", "unit", "note"),
+    "subject",
+    "session",
+    "model",
+    "structure",
+    "fs_id",
+    "metric",
+    "value",
+    "unit",
+    "note",
 )
 
 
 def metrics_frame(scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]]) -> pd.DataFrame:
     """One table of all scans' measurements; each scan brings its subject, session and model."""
-    rows = [
-        (*whose, m.structure, m.fs_id, m.metric, m.value, m.unit, m.note)
-        for scan, measurements in scans
-        for whose in [(scan["subject"], scan["session"], scan["model"])]
-        for m in measurements
-    ]
+    rows = []
+    for scan, measurements in scans:
+        whose = (scan["subject"], scan["session"], scan["model"])
+        for m in measurements:
+            row = (*whose, m.structure, m.fs_id, m.metric, m.value, m.unit, m.note)
+            rows.append(row)
     frame = pd.DataFrame(rows, columns=list(METRICS_COLUMNS))
     return frame.astype({"fs_id": "Int64", "value": float})
 
@@ -59,77 +60,34 @@ def metrics_frame(scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]
 def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a CSV whole or not at all; undefined numbers are empty cells."""
     safe = frame.copy()
-    for column in safe.columns[[not pd.api.types.is_numeric_dtype(t) for t in safe.dtypes]]:
-        safe[column] = [spreadsheet_safe(v) if isinstance(v, str) else v for v in safe[column]]
+    for column in safe.columns:
+        if not pd.api.types.is_numeric_dtype(safe[column].dtype):
+            safe[column] = [_safe(value) for value in safe[column]]
     with atomic_text(path) as file:
         safe.to_csv(file, index=False, lineterminator="\n")
 
 
-def printed(evaluation: Evaluation) -> pd.DataFrame:
-    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded."""
-    names = [*summary.structures_of(evaluation.frame), *summary.groups_of(evaluation.frame)]
-    rows = []
-    for model in evaluation.models:
-        for structure in names:
-            found = {m: evaluation.statistic(model, m, structure) for m in _PRINTED}
-            if not found["dice"]:
-                continue
-            row = {"model": model, "structure": short_name(structure)}
-            row["persons"] = str(found["dice"]["persons"])
-            for metric, values in found.items():
-                for key in ("mean", "sd", "low", "high"):
-                    value = values.get(key, np.nan)
-                    text = "" if np.isnan(value) else f"{value:.{digits_of(metric)}f}"
-                    row[f"{metric}_{key}"] = text
-                row[f"{metric}_undefined"] = str(values["undefined"]) if values else ""
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def latex(table: pd.DataFrame) -> str:
-    """`printed` as tables for LaTeX's booktabs, one a model."""
-    texts = []
-    for model, rows in table.groupby("model", sort=False):
-        names = [name.translate(_LATEX) for name in rows["structure"]]
-        shown = pd.DataFrame({"Structure": names, "Persons": rows["persons"].to_numpy()})
-        for metric in _PRINTED:
-            title = METRICS[metric].title_with_unit.translate(_LATEX)
-            pairs = zip(rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True)
-            shown[title] = [rf"{mean} $\pm$ {sd}" if sd else mean for mean, sd in pairs]
-        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
-        if undefined := _undefined_in_all(rows):
-            caption += f" Undefined values are left out: {undefined.translate(_LATEX)}."
-        columns = "lr" + len(_PRINTED) * "l"
-        texts.append(shown.to_latex(index=False, column_format=columns, caption=caption))
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)
-
-
-def _undefined_in_all(rows: pd.DataFrame) -> str:
-    """How many values of single structures are undefined, by metric, in `printed` of a model."""
-    of_all = rows[rows["structure"] == short_name("group:all")]
-    found = []
-    for metric in _PRINTED:
-        number = "".join(of_all[f"{metric}_undefined"])
-        if number not in ("", "0"):
-            found.append(f"{METRICS[metric].title} {number}")
-    return ", ".join(found)
+def _safe(value: Any) -> Any:
+    """Text that no spreadsheet takes for a formula; anything else as it is."""
+    if isinstance(value, str):
+        return spreadsheet_safe(value)
+    return value
 
 
 def headline(evaluation: Evaluation) -> Table:
-    rows = [
-        [
-            model,
-            evaluation.statistic(model, "dice", "group:all").get("persons"),
-            *(_interval(evaluation, model, m) for m in HEADLINE),
-        ]
-        for model in evaluation.models
-    ]
+    """Means over all structures, a row a model."""
+    rows = []
+    for model in evaluation.models:
+        persons = evaluation.statistic(model, "dice", "group:all").get("persons")
+        intervals = [_interval(evaluation, model, metric) for metric in HEADLINE]
+        rows.append([model, persons, *intervals])
     columns: Columns = ["Model", Column("Persons", 0), *_HEADLINE_COLUMNS]
     caption = "All structures: mean over persons, with its 95 % interval"
     return table("headline", caption, columns, rows, kind="intervals")
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
+    """The structures that a model does not know; None where all know all."""
     if evaluation.not_predicted.empty:
         return None
     note = "The model does not know these structures: they are in no mean and in no worst case."
@@ -139,19 +97,25 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
 
 
 def groups(evaluation: Evaluation) -> Table:
+    """Means over the structures of each group, a row a model and group."""
     known = set(evaluation.statistics["structure"])
-    rows = [
-        [short_name(group), model, *(_interval(evaluation, model, m, group) for m in HEADLINE)]
-        for model in evaluation.models
+    shown = [
+        group
         for group in summary.groups_of(evaluation.frame)
         if group != "group:all" and group in known
     ]
+    rows = []
+    for model in evaluation.models:
+        for group in shown:
+            intervals = [_interval(evaluation, model, metric, group) for metric in HEADLINE]
+            rows.append([short_name(group), model, *intervals])
     columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
     caption = "Groups of structures: mean over persons, with its 95 % interval"
     return table("groups", caption, columns, rows, kind="intervals")
 
 
 def structures(evaluation: Evaluation) -> Table:
+    """All statistics: a row for each structure or group, metric and model."""
     interval = "Interval of the mean over persons"
     columns: Columns = [
         "Structure",
@@ -166,56 +130,56 @@ def structures(evaluation: Evaluation) -> Table:
         Column("SD", 0),
     ]
     names = [*summary.structures_of(evaluation.frame), *evaluation.frame["structure"].unique()]
-    place = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    place = {name: number for number, name in enumerate(dict.fromkeys(names))}
     order = list(METRICS)
     records = sorted(
         evaluation.statistics.to_dict("records"),
         key=lambda row: (order.index(row["metric"]), place[row["structure"]]),
     )
-    rows = [
-        [
+    rows = []
+    for row in records:
+        cells = [
             Cell(short_name(row["structure"]), place[row["structure"]]),
             METRICS[row["metric"]].title_with_unit,
-            *(row[key] for key in ("model", "persons", "undefined")),
-            *_numbers(row, "mean", "low", "high", "median", "sd"),
+            row["model"],
+            row["persons"],
+            row["undefined"],
         ]
-        for row in records
-    ]
+        cells += _numbers(row, "mean", "low", "high", "median", "sd")
+        rows.append(cells)
     return table("structure-table", "Every structure, group and metric", columns, rows)
 
 
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
     """Every scan in one metric, the worst first."""
-    what = METRICS[metric]
+    definition = METRICS[metric]
     scans = summary.by_scan(evaluation.frame, model, metric)
-    scans = scans.sort_values("group:all", ascending=what.better == "higher")
+    scans = scans.sort_values("group:all", ascending=definition.better == "higher")
     abbreviations = {label.name: label.abbreviation for label in scheme.labels}
     singles = [name for name in scans.columns if name in abbreviations]
-    columns: Columns = [
-        "Scan",
-        Column("All", 2, "Mean over all structures"),
-        *(Column(abbreviations[name], 2, short_name(name)) for name in singles),
-    ]
+    columns: Columns = ["Scan", Column("All", 2, "Mean over all structures")]
+    for name in singles:
+        columns.append(Column(abbreviations[name], 2, short_name(name)))
     shown = scans.head(_MOST_SCANS)
-    rows = [
-        [
-            f"{subject} {session}".strip(),
-            *(_shaded(what, s, values[s]) for s in ("group:all", *singles)),
-        ]
-        for (subject, session), (_, values) in zip(shown.index, shown.iterrows(), strict=True)
-    ]
-    left_out = len(scans) > len(rows)
+    rows = []
+    for (subject, session), (_, values) in zip(shown.index, shown.iterrows(), strict=True):
+        cells = [_shaded(definition, name, values[name]) for name in ("group:all", *singles)]
+        rows.append([f"{subject} {session}".strip(), *cells])
+    note = ""
+    if len(scans) > len(rows):
+        note = f"The {_MOST_SCANS} worst of {len(scans)}; metrics.csv has all."
     return table(
         f"heat-{metric}-{evaluation.models.index(model)}",
-        f"{what.title_with_unit} of every scan and structure, {model}; the worst first",
+        f"{definition.title_with_unit} of every scan and structure, {model}; the worst first",
         columns,
         rows,
-        note=f"The {_MOST_SCANS} worst of {len(scans)}; metrics.csv has all." if left_out else "",
+        note=note,
         kind="heat",
     )
 
 
 def comparison(evaluation: Evaluation) -> Table:
+    """The tests of every two models: a row for each structure or group and metric."""
     columns: Columns = [
         "Structure",
         Column("Metric", pick=True),
@@ -249,6 +213,7 @@ def comparison(evaluation: Evaluation) -> Table:
 
 
 def agreement(evaluation: Evaluation) -> Table:
+    """Bland-Altman and ICC of the volumes, a row a structure and model."""
     columns = {
         "structure": Column("Structure"),
         "model": Column("Model", pick=True),
@@ -264,6 +229,7 @@ def agreement(evaluation: Evaluation) -> Table:
 
 
 def retest(evaluation: Evaluation) -> Table | None:
+    """How volumes of two scans of a person agree; None where nobody has two."""
     if evaluation.retest.empty:
         return None
     columns = {
@@ -280,29 +246,48 @@ def retest(evaluation: Evaluation) -> Table | None:
 
 
 def confusions(frame: pd.DataFrame) -> Table:
+    """The largest shares of each true structure that a model labelled as another."""
     rows = []
     for model in summary.models_of(frame):
         shares = summary.confusion(frame, model).drop(index="background")
         values = np.nan_to_num(shares.to_numpy(float, copy=True))
-        values[np.array(shares.index)[:, None] == np.array(shares.columns)] = 0
+        is_right = np.array(shares.index)[:, None] == np.array(shares.columns)
+        values[is_right] = 0
         largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
         for true, predicted in zip(*np.unravel_index(largest, values.shape), strict=True):
-            if values[true, predicted] > 0:
-                names = short_name(shares.index[true]), short_name(shares.columns[predicted])
-                rows.append([*names, model, 100 * float(values[true, predicted])])
-    columns: Columns = ["True structure", "Labelled as", Column("Model", pick=True)]
+            share = float(values[true, predicted])
+            if share > 0:
+                true_name = short_name(shares.index[true])
+                predicted_name = short_name(shares.columns[predicted])
+                rows.append([true_name, predicted_name, model, 100 * share])
+    columns: Columns = [
+        "True structure",
+        "Labelled as",
+        Column("Model", pick=True),
+        Column("Share of the truth (%)", 2),
+    ]
     return table(
         "confusion-table",
         "Structures labelled as another",
-        [*columns, Column("Share of the truth (%)", 2)],
+        columns,
         rows,
         note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
     )
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    keys = ("subject", "session", "model", "status", "note", "paired_by", "truth", "prediction")
-    columns = {key: Column(key.replace("_", " ").capitalize()) for key in (*keys, "grid")}
+    """Every file of both sides, as in pairs.csv, with its grid in words."""
+    columns = {
+        "subject": Column("Subject"),
+        "session": Column("Session"),
+        "model": Column("Model"),
+        "status": Column("Status"),
+        "note": Column("Note"),
+        "paired_by": Column("Paired by"),
+        "truth": Column("Truth"),
+        "prediction": Column("Prediction"),
+        "grid": Column("Grid"),
+    }
     grid = pairs["shape"] + ", " + pairs["spacing_mm"] + " mm"
     shown = pairs.assign(grid=grid.where(pairs["shape"] != "", ""))
     note = "Checksums (SHA-256) of all files are in pairs.csv."
@@ -310,28 +295,40 @@ def pairs(pairs: pd.DataFrame) -> Table:
 
 
 def definitions() -> Table:
-    columns: Columns = ["Metric", "Unit", "Better", "Definition"]
-    columns += ["Absent from both", "Missed", "Invented"]
-    rows = [
-        [
-            m.title,
-            m.shown_unit,
-            {"none": "", "zero": "near 0"}.get(m.better, m.better),
-            *(m.definition, m.if_absent_from_both, m.if_missed, m.if_invented),
-        ]
-        for m in METRICS.values()
+    """What each metric is, and its value where a structure is absent."""
+    columns: Columns = [
+        "Metric",
+        "Unit",
+        "Better",
+        "Definition",
+        "Absent from both",
+        "Missed",
+        "Invented",
     ]
+    better = {"higher": "higher", "lower": "lower", "zero": "near 0", "none": ""}
+    rows = []
+    for metric in METRICS.values():
+        row = [
+            metric.title,
+            metric.shown_unit,
+            better[metric.better],
+            metric.definition,
+            metric.if_absent_from_both,
+            metric.if_missed,
+            metric.if_invented,
+        ]
+        rows.append(row)
     return table("definition-table", "T is the truth, P the prediction", columns, rows)
 
 
 def _records(
     id: str, caption: str, columns: Mapping[str, Column], records: pd.DataFrame, *, note: str = ""
 ) -> Table:
-    """A table of records, its columns by their keys."""
-    rows = [
-        [short_name(row[key]) if key == "structure" else row[key] for key in columns]
-        for row in records.to_dict("records")
-    ]
+    """A table of records, its columns by their keys; structures have their short names."""
+    shown = records.copy()
+    if "structure" in shown:
+        shown["structure"] = [short_name(name) for name in shown["structure"]]
+    rows = [[row[key] for key in columns] for row in shown.to_dict("records")]
     return table(id, caption, list(columns.values()), rows, note=note)
 
 
@@ -346,25 +343,36 @@ def _interval(
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
-    mean, low, high = (cell.text for cell in _numbers(found, "mean", "low", "high"))
-    undefined = int(found["undefined"])
-    hint = f"undefined values: {undefined}" if undefined else ""
+    mean, low, high = _numbers(found, "mean", "low", "high")
     # A line breaks before the interval, never within it.
-    return Cell(f"{mean} [{low},\N{NO-BREAK SPACE}{high}]", float(found["mean"]), hint=hint)
+    text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
+    hint = ""
+    if found["undefined"]:
+        hint = f"undefined values: {int(found['undefined'])}"
+    return Cell(text, float(found["mean"]), hint=hint)
 
 
 def _shaded(metric: Metric, structure: str, value: float) -> Cell:
+    """A number on a ground that says how good it is."""
     cell = number(value, 2)
-    good = value if metric.better == "higher" else 1 - value / _FAR_MM
-    shade = None if np.isnan(value) else round(20 * float(np.clip(good, 0, 1)))
-    return Cell(cell.text, cell.order, shade, f"{short_name(structure)}: {cell.hint or cell.text}")
+    shade = None
+    if not np.isnan(value):
+        goodness = value if metric.better == "higher" else 1 - value / _FAR_MM
+        shade = round(20 * float(np.clip(goodness, 0, 1)))
+    hint = f"{short_name(structure)}: {cell.hint or cell.text}"
+    return Cell(cell.text, cell.order, shade, hint)
 
 
 def _p(value: float) -> Cell:
+    """A p value; the smallest ones by their limit."""
     if np.isnan(value):
         return number(None, hint="no test")
-    return Cell("< 0.001" if value < 0.001 else f"{value:.3f}", float(value))
+    text = f"{value:.3f}"
+    if value < 0.001:
+        text = "< 0.001"
+    return Cell(text, float(value))
 
 
 def digits_of(metric: str) -> int:
+    """Digits after the point that a metric's unit has use for."""
     return {"": 3, "mm": 2, "%": 1, "mm3": 0}[METRICS[metric].unit]

@@ -1,0 +1,252 @@
+"""The page of a group of segmentations without a truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.report.cohort import OUTLIER_Z, Cohort
+from trinat.segmentation.report.drawing import Drawing
+from trinat.segmentation.report.figures import z_score_plot
+from trinat.segmentation.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    asset,
+    count,
+    number,
+    render,
+    short_name,
+    table,
+)
+
+_GROUPS = {"sex": "sex", "age_band": "age (years)", "site": "site"}
+_MOST_SCANS = 500
+
+
+def cohort_drawings(cohort: Cohort) -> list[Drawing]:
+    """The figures of the page; none where no z-score is known."""
+    if cohort.frame["z"].notna().sum() == 0:
+        return []
+    return [z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z)]
+
+
+def cohort_page(
+    cohort: Cohort,
+    drawings: Sequence[Drawing],
+    pictures: Sequence[tuple[str, str, bytes]],
+    provenance: Mapping[str, str],
+    *,
+    failures: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why."""
+    return render(
+        "cohort.html",
+        title="Segmented scans",
+        lead=_lead(cohort),
+        notices=_notices(cohort, failures),
+        cards=_cards(cohort, failures),
+        outliers=_outliers(cohort),
+        plots=drawings,
+        limit=OUTLIER_Z,
+        volumes=_described(cohort, "volume"),
+        asymmetry=_described(cohort, "asymmetry_index"),
+        groups=_groups(cohort),
+        uncertainty=_uncertainty(cohort),
+        pictures=pictures,
+        scans=_scans(cohort),
+        failures=table("failure-table", "Scans without a result", ["Scan", "Reason"], failures),
+        volume_definition=METRICS["volume"].definition,
+        again=asset("cohort-again.txt"),
+        provenance=provenance,
+    )
+
+
+def _lead(cohort: Cohort) -> str:
+    """The sentence below the title."""
+    people = len({scan.subject for scan in cohort.scans})
+    noun = "person" if people == 1 else "people"
+    return (
+        f"{count(len(cohort.scans), 'scan')} of {people:,} {noun}, "
+        f"{len(cohort.structures)} structures; there is no truth to compare with."
+    )
+
+
+def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
+    """What a reader must know before believing a number."""
+    notices = []
+    if failures:
+        tried = len(cohort.scans) + len(failures)
+        notices.append(f"{len(failures)} of {tried} scans have failed.")
+    if cohort.frame["z"].notna().sum() == 0:
+        notices.append("Too few scans to find outliers: eight are needed for robust z-scores.")
+    grades = [scan.grade for scan in cohort.scans]
+    texts = {"reject": "rejected by quality control", "look": "should be looked at by a person"}
+    for grade, text in texts.items():
+        if grade in grades:
+            notices.append(f"{count(grades.count(grade), 'scan')} {text}.")
+    return notices
+
+
+def _cards(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """What, its value, and more of it."""
+    far = cohort.outliers()
+    cards = [
+        ("Scans", f"{len(cohort.scans):,}", f"{len(failures)} failed"),
+        ("Stand out", f"{far['scan'].nunique():,}", f"in {len(far):,} volumes or asymmetries"),
+    ]
+    grades = [scan.grade for scan in cohort.scans if scan.grade]
+    if grades:
+        share = f"{grades.count('pass') / len(grades):.0%}"
+        cards.append(("Pass quality control", share, f"of {len(grades):,} graded"))
+    return cards
+
+
+def _outliers(cohort: Cohort) -> Table:
+    columns: Columns = [
+        "Scan",
+        "Structure",
+        "What",
+        Column("Value", 0),
+        Column("Robust z", 1, "Distance from the group's median in robust SDs", sign=True),
+        "Reference range",
+    ]
+    rows = []
+    farthest_first = cohort.outliers().sort_values("z", key=lambda z: -z.abs())
+    for row in farthest_first.to_dict("records"):
+        if row["metric"] == "volume":
+            what = "volume"
+            value = number(row["value"], 0, unit=" mm³")
+        else:
+            what = "asymmetry"
+            value = number(row["value"], 1, unit=" %")
+        scan = cohort.scans[row["scan"]]
+        structure = short_name(row["structure"])
+        rows.append([scan.name, structure, what, value, row["z"], row["note"]])
+    return table("outlier-table", "Far from the group, or out of range", columns, rows)
+
+
+def _described(cohort: Cohort, metric: str) -> Table:
+    """Mean, spread and range of each structure's volume, or of each pair's asymmetry."""
+    if metric == "volume":
+        caption = "Volumes (mm³)"
+        title = "Structure"
+        digits = 0
+        is_signed = False
+    else:
+        caption = "Asymmetry index (%): positive where left is larger"
+        title = "Pair"
+        digits = 2
+        is_signed = True
+    columns: Columns = [
+        title,
+        Column("Scans", 0),
+        Column("Mean", digits, sign=is_signed),
+        Column("Median", digits, sign=is_signed),
+        Column("SD", digits),
+        Column("Smallest", digits, sign=is_signed),
+        Column("Largest", digits, sign=is_signed),
+    ]
+    of_metric = cohort.frame[cohort.frame["metric"] == metric]
+    known = of_metric.groupby("structure", sort=False)["value"]
+    described = known.agg(["count", "mean", "median", "std", "min", "max"])
+    rows = []
+    for place, (structure, *numbers) in enumerate(described.itertuples(name=None)):
+        name = short_name(structure)
+        if metric != "volume":
+            name = name.removeprefix("L ")
+        rows.append([Cell(name, place), *numbers])
+    return table(f"{metric}-table", caption, columns, rows)
+
+
+def _groups(cohort: Cohort) -> list[Table]:
+    """A table for each fact by which the scans fall into groups."""
+    tables = []
+    for key in _GROUPS:
+        found = _by_group(cohort, key)
+        if found is not None:
+            tables.append(found)
+    return tables
+
+
+def _by_group(cohort: Cohort, key: str) -> Table | None:
+    """Mean and SD of each structure's volume by sex, age or site; None for a single group."""
+    volumes = cohort.frame[(cohort.frame["metric"] == "volume") & (cohort.frame[key] != "")]
+    groups = sorted(volumes[key].unique())
+    if len(groups) < 2:
+        return None
+    found = volumes.groupby(["structure", key])["value"].agg(["count", "mean", "std"])
+    rows = []
+    for place, structure in enumerate(cohort.structures):
+        cells = []
+        for group in groups:
+            scans, mean, sd = found.loc[(structure, group)]
+            text = number(mean, 0).text
+            if not np.isnan(sd):
+                text += f" ± {sd:,.0f}"
+            cells.append(Cell(text, mean, hint=f"{scans:.0f} scans"))
+        rows.append([Cell(short_name(structure), place), *cells])
+    columns: Columns = ["Structure"]
+    counts = []
+    for group in groups:
+        columns.append(Column(f"{group} (mm³)", 0, "Mean ± SD"))
+        scans = found.loc[(cohort.structures[0], group)]["count"]
+        counts.append(f"{group}: {scans:.0f}")
+    return table(
+        f"{key}-table",
+        f"By {_GROUPS[key]}: mean ± SD",
+        columns,
+        rows,
+        note=f"Scans: {', '.join(counts)}.",
+    )
+
+
+def _uncertainty(cohort: Cohort) -> Table | None:
+    columns: Columns = [
+        "Structure",
+        Column("Scans", 0),
+        Column("Median CV of the volume", 3, "Over samples with dropout"),
+        Column("Largest", 3),
+        "Scan with the largest",
+    ]
+    doubts = pd.DataFrame([scan.uncertainty or {} for scan in cohort.scans], dtype=float)
+    rows = []
+    for place, structure in enumerate(cohort.structures):
+        if structure not in doubts:
+            continue
+        known = doubts[structure].dropna()
+        worst = cohort.scans[int(doubts[structure].argmax())]
+        name = Cell(short_name(structure), place)
+        rows.append([name, len(known), known.median(), known.max(), worst.name])
+    if not rows:
+        return None
+    return table("doubt-table", "Uncertainty of volumes", columns, rows)
+
+
+def _scans(cohort: Cohort) -> Table:
+    """The scans, the farthest from the group first; those without a z last."""
+    largest = cohort.largest_z()
+    order = np.argsort(-np.nan_to_num(largest), kind="stable")
+    rows = []
+    for place in order[:_MOST_SCANS]:
+        scan = cohort.scans[place]
+        rows.append(
+            [scan.name, scan.grade, scan.sex, scan.age, scan.site, largest[place], scan.notes]
+        )
+    note = ""
+    if len(order) > _MOST_SCANS:
+        note = f"The {_MOST_SCANS} farthest from the group; volumes.csv has all."
+    columns: Columns = [
+        "Scan",
+        "Grade",
+        "Sex",
+        Column("Age", 0),
+        "Site",
+        Column("Largest |z|", 1),
+        "Notes",
+    ]
+    return table("scan-table", "Every scan, the most unusual first", columns, rows, note=note)

@@ -1,0 +1,181 @@
+"""What every figure of a report is made with: its sheet, its marks, and how it is written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.report.page import short_name
+from trinat.segmentation.report.svg import GRID, INK, inline_svg, plain_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
+MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
+WARNING_COLOR = MODEL_COLORS[5]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, what it shows in words, and the names of its marks by artist."""
+
+    name: str
+    figure: Figure
+    label: str
+    marks: dict[str, list[str]] = field(default_factory=dict)
+    title: str = ""
+    caption: str = ""
+
+    def save(self, folder: Path) -> None:
+        """As PNG and as SVG, in a folder that is made for it."""
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / f"{self.name}.png", self.png)
+        write_whole(folder / f"{self.name}.svg", self.svg)
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The figure as a file, drawn once."""
+        return plain_svg(self.figure)
+
+    @property
+    def png(self) -> bytes:
+        """On white, 150 dpi."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        buffer = io.BytesIO()
+        self.figure.set(dpi=150, facecolor="white")
+        # `savefig` would draw all of it twice, first to look at its layout.
+        FigureCanvasAgg(self.figure).print_png(buffer)
+        self.figure.set(facecolor="none")
+        return buffer.getvalue()
+
+    def inline(self) -> str:
+        """For a page: in the page's colours, with names that a pointer finds."""
+        return inline_svg(self.svg, self.name, self.label, self.marks)
+
+
+_STYLE: dict[str, Any] = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "grid.linewidth": 0.7,
+    "grid.color": GRID,
+    "font.family": "sans-serif",
+    "font.size": 8.5,
+}
+
+
+@contextmanager
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """A figure without pyplot, in the report's style: (figure, axis or axes)."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns)
+        # Laid out once; otherwise every file that is written lays it out twice more.
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+            figure.set_layout_engine("none")
+
+
+def draw_boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str) -> None:
+    """Quartiles and median of each (height, values), in the colour of a model.
+
+    Whiskers end at the last value within 1.5 quartile ranges. All boxes are three artists: each
+    one more costs time in every layout.
+    """
+    from matplotlib.cbook import boxplot_stats
+    from matplotlib.collections import PolyCollection
+
+    if not rows:
+        return
+    half = band * 0.38
+    places = np.array([height for height, _ in rows])
+    boxes = pd.DataFrame(boxplot_stats([values for _, values in rows]))
+    ends = boxes[["whislo", "q1", "med", "q3", "whishi"]]
+    least, low, median, high, most = ends.to_numpy(float).T
+    axis.hlines(places, least, low, color=color, lw=0.9)
+    axis.hlines(places, high, most, color=color, lw=0.9)
+    axis.vlines(median, places - half, places + half, color=color, lw=1.8)
+    corners = [
+        np.stack([low, places - half], axis=1),
+        np.stack([high, places - half], axis=1),
+        np.stack([high, places + half], axis=1),
+        np.stack([low, places + half], axis=1),
+    ]
+    outlines = np.stack(corners, axis=1)  # (boxes, 4, x and y)
+    axis.add_collection(PolyCollection(list(outlines), fc=color, alpha=0.22, lw=0))
+
+
+def draw_dots(
+    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: Any, gid: str
+) -> None:
+    """A dot for each of the values of each (height, values)."""
+    places = []
+    for height, values in rows:
+        # Offsets keep dots apart, the same every time: the golden ratio's low discrepancy.
+        offsets = (np.arange(len(values)) * 0.618034 + 0.5) % 1 - 0.5
+        places.append(height + offsets * band * 0.7)
+    x = np.concatenate([values for _, values in rows])
+    y = np.concatenate(places)
+    axis.scatter(x, y, s=9, color=color, lw=0, zorder=3, gid=gid)
+
+
+def name_rows(axis: Any, structures: Iterable[str]) -> None:
+    """Structures down the axis, the first at the top."""
+    names = [short_name(structure) for structure in structures]
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0, labelsize=8)
+    axis.grid(axis="x")
+    axis.set_axisbelow(True)
+    axis.spines["left"].set_visible(False)
+
+
+def name_cells(axis: Any, structures: Iterable[str], rows: Sequence[str]) -> None:
+    """Structures along the columns of a map, upright, and the rows' names beside it."""
+    names = [short_name(structure) for structure in structures]
+    axis.set_xticks(range(len(names)), names, rotation=90)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.tick_params(labelsize=6.5)
+
+
+def model_color(number: int) -> str:
+    """The colour of a model by its place in the report; after the last, they begin again."""
+    return MODEL_COLORS[number % len(MODEL_COLORS)]
+
+
+def add_legend(figure: Figure, models: Sequence[str]) -> None:
+    """The models' colours above the figure; of a single model, nothing."""
+    if len(models) < 2:
+        return
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=model_color(number), lw=4, label=model)
+        for number, model in enumerate(models)
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False)

@@ -1,0 +1,96 @@
+"""The numbers of an evaluation as a paper prints them: rounded, as text, and as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.report import summary
+from trinat.segmentation.report.page import short_name
+from trinat.segmentation.report.summary import HEADLINE, Evaluation
+from trinat.segmentation.report.tables import digits_of
+
+_PRINTED = HEADLINE[:4]
+_LATEX = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+)
+
+
+def printed(evaluation: Evaluation) -> pd.DataFrame:
+    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded."""
+    names = [*summary.structures_of(evaluation.frame), *summary.groups_of(evaluation.frame)]
+    rows = []
+    for model in evaluation.models:
+        for structure in names:
+            dice = evaluation.statistic(model, "dice", structure)
+            if not dice:
+                continue
+            row = {
+                "model": model,
+                "structure": short_name(structure),
+                "persons": str(dice["persons"]),
+            }
+            for metric in _PRINTED:
+                row |= _printed_metric(metric, evaluation.statistic(model, metric, structure))
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _printed_metric(metric: str, statistic: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of one metric, as text; empty where a number is undefined."""
+    columns = {}
+    for key in ("mean", "sd", "low", "high"):
+        value = statistic.get(key, np.nan)
+        text = ""
+        if not np.isnan(value):
+            text = f"{value:.{digits_of(metric)}f}"
+        columns[f"{metric}_{key}"] = text
+    columns[f"{metric}_undefined"] = str(statistic["undefined"]) if statistic else ""
+    return columns
+
+
+def latex(table: pd.DataFrame) -> str:
+    """`printed` as tables for LaTeX's booktabs, one a model."""
+    texts = []
+    for model, rows in table.groupby("model", sort=False):
+        names = [name.translate(_LATEX) for name in rows["structure"]]
+        shown = pd.DataFrame({"Structure": names, "Persons": rows["persons"].to_numpy()})
+        for metric in _PRINTED:
+            title = METRICS[metric].title_with_unit.translate(_LATEX)
+            cells = []
+            for mean, sd in zip(rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True):
+                cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
+            shown[title] = cells
+        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
+        undefined = _undefined_in_all(rows)
+        if undefined:
+            caption += f" Undefined values are left out: {undefined.translate(_LATEX)}."
+        columns = "lr" + len(_PRINTED) * "l"
+        texts.append(shown.to_latex(index=False, column_format=columns, caption=caption))
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)
+
+
+def _undefined_in_all(rows: pd.DataFrame) -> str:
+    """How many values of single structures are undefined, by metric, in `printed` of a model."""
+    of_all = rows[rows["structure"] == short_name("group:all")]
+    found = []
+    for metric in _PRINTED:
+        number = "".join(of_all[f"{metric}_undefined"])
+        if number not in ("", "0"):
+            found.append(f"{METRICS[metric].title} {number}")
+    return ", ".join(found)
