@@ -142,7 +142,7 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
 
 def _row_alone(
     file: ScanFile, model: str, pairing: Pairing, side: str, other: str
-) -> dict[str, object]:
+) -> dict[str, str]:
     """A file of one side (truth or prediction) to which the other side has none."""
     return {
         "subject": file.subject,
