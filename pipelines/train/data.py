@@ -13,7 +13,7 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.hardware import count_gpus
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import load_heads, phantom_heads, with_variants
+from trinat.segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads, with_variants
 from trinat.segmentation.training.batches import (
     MixedSource,
     Source,
@@ -21,11 +21,14 @@ from trinat.segmentation.training.batches import (
     SyntheticSource,
     store_scans,
 )
-from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig, SyntheticConfig
 from trinat.segmentation.training.validation import Scan, synthetic_scans
 
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
+
+# The scans that validate a view.
+ScansOf = Callable[[View], Iterator[Scan]]
 
 
 @contextmanager
@@ -36,44 +39,124 @@ def open_data(
     scheme: LabelScheme,
     device: torch.device,
     processes: int,
-) -> Iterator[tuple[Source, Callable[[View], Iterator[Scan]]]]:
-    """A source of batches for these views, and the scans that validate each."""
-    data, channels = stage.data, recipe.network.channels
-    size = (data.rows, data.columns)
-    sources: list[Source] = []
-    scans: Callable[[View], Iterator[Scan]] = lambda view: iter(())  # noqa: E731
-    limit = stage.validation.scans if stage.validation else 0
-    if data.synthetic is not None:
-        heads = data.synthetic.heads
-        maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
-        held = data.synthetic.held_out
-        if held >= len(maps.labels):
-            raise ConfigError(f"held_out is {held}, and there are {len(maps.labels)} heads")
-        seen = with_variants(maps.part(slice(None, -held or None)), data.synthetic.variants)
-        # Where no heads are held out: new scans of the same heads.
-        unseen = maps.part(slice(-held, None)).part(slice(None, limit or 1))
-        synthesis = data.synthetic.synthesis
-        sources.append(SyntheticSource(seen, scheme, synthesis, size, channels, device))
-        scans = lambda view: synthetic_scans(unseen, scheme, synthesis, view, recipe.seed)  # noqa: E731
-    if data.store is not None:
-        store = data.store
-        readers = store.workers
-        if readers is None:
-            sharing = max(1, min(processes, count_gpus()))
-            readers = usual_readers(device, cpu_count() // sharing)
-        real = StoreSource(store, views, size, channels, recipe.seed, scheme, readers)
-        sources.append(real)
-        scans = lambda view: store_scans(store.path, store.split, view, limit)  # noqa: E731
-    if not sources:
-        raise ConfigError("data names no source", remedy="give data.synthetic or data.store")
-    source = sources[0]
-    if len(sources) == 2:
-        source = MixedSource(sources[0], sources[1], data.synthetic_share)
+) -> Iterator[tuple[Source, ScansOf]]:
+    """A source of batches for these views, and the scans that validate each of them.
+
+    With synthetic scans and a store, batches are mixed, and the store's scans validate.
+    `processes` is the number of those that train together.
+    """
+    synthetic: SyntheticSource | None = None
+    real: StoreSource | None = None
+    scans: ScansOf = _no_scans
+    if stage.data.synthetic is not None:
+        synthetic, scans = _open_synthetic(recipe, stage, stage.data.synthetic, scheme, device)
+    if stage.data.store is not None:
+        real, scans = _open_store(recipe, stage, stage.data.store, views, scheme, device, processes)
     try:
-        yield source, scans
+        yield _joined(synthetic, real, stage.data.synthetic_share), scans
     finally:
-        if data.store is not None:
+        if real is not None:
             real.close()
+
+
+def _no_scans(view: View) -> Iterator[Scan]:
+    return iter(())
+
+
+def _joined(
+    synthetic: SyntheticSource | None, real: StoreSource | None, synthetic_share: float
+) -> Source:
+    """The one source that is there, or both mixed."""
+    if synthetic is not None and real is not None:
+        return MixedSource(synthetic, real, synthetic_share)
+    if synthetic is not None:
+        return synthetic
+    if real is not None:
+        return real
+    raise ConfigError("data names no source", remedy="give data.synthetic or data.store")
+
+
+def _most_scans(stage: StageConfig) -> int:
+    """How many scans validate at most; 0 where nothing is validated."""
+    if stage.validation is None:
+        return 0
+    return stage.validation.scans
+
+
+def _open_synthetic(
+    recipe: Recipe,
+    stage: StageConfig,
+    config: SyntheticConfig,
+    scheme: LabelScheme,
+    device: torch.device,
+) -> tuple[SyntheticSource, ScansOf]:
+    """Slices of synthetic scans, and synthetic scans of heads that are held out."""
+    maps = _read_heads(config.heads)
+    seen, unseen = _divide(maps, config.held_out, most=max(1, _most_scans(stage)))
+    source = SyntheticSource(
+        with_variants(seen, config.variants),
+        scheme,
+        config.synthesis,
+        (stage.data.rows, stage.data.columns),
+        recipe.network.channels,
+        device,
+    )
+
+    def scans(view: View) -> Iterator[Scan]:
+        return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
+
+    return source, scans
+
+
+def _read_heads(heads: Path | str) -> HeadMaps:
+    if heads == "phantom":
+        return phantom_heads(2)
+    return load_heads(Path(heads))
+
+
+def _divide(maps: HeadMaps, held_out: int, *, most: int) -> tuple[HeadMaps, HeadMaps]:
+    """The heads to train on, and the `most` first of those that validate.
+
+    The last `held_out` heads validate. Where that is none, new scans of the training heads do.
+    """
+    count = len(maps.labels)
+    if held_out >= count:
+        raise ConfigError(f"held_out is {held_out}, and there are {count} heads")
+    if held_out == 0:
+        return maps, maps.part(slice(0, most))
+    first = count - held_out
+    last = min(count, first + most)
+    return maps.part(slice(0, first)), maps.part(slice(first, last))
+
+
+def _open_store(
+    recipe: Recipe,
+    stage: StageConfig,
+    config: StoreConfig,
+    views: tuple[View, ...],
+    scheme: LabelScheme,
+    device: torch.device,
+    processes: int,
+) -> tuple[StoreSource, ScansOf]:
+    """Slices of a store's persons for training, and scans of those for validation."""
+    readers = config.workers
+    if readers is None:
+        sharing = max(1, min(processes, count_gpus()))
+        readers = usual_readers(device, cpu_count() // sharing)
+    source = StoreSource(
+        config,
+        views,
+        (stage.data.rows, stage.data.columns),
+        recipe.network.channels,
+        recipe.seed,
+        scheme,
+        readers,
+    )
+
+    def scans(view: View) -> Iterator[Scan]:
+        return store_scans(config.path, config.split, view, _most_scans(stage))
+
+    return source, scans
 
 
 def usual_readers(device: torch.device, cores: int) -> int:
@@ -82,4 +165,6 @@ def usual_readers(device: torch.device, cores: int) -> int:
     A GPU is idle while a slice is read. On a CPU reading is one or two hundredths of a step, and a
     reader would take time from training.
     """
-    return 0 if device.type == "cpu" else max(1, min(_MOST_READERS, cores - 1))
+    if device.type == "cpu":
+        return 0
+    return max(1, min(_MOST_READERS, cores - 1))

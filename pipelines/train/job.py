@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinat.pipelines.train.data import open_data
+from trinat.pipelines.train.clock import JobClock, TimeLimit
+from trinat.pipelines.train.data import ScansOf, open_data
 from trinat.pipelines.train.log import Metrics, append_scores, write_examples, write_page
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from trinat.segmentation import timing
@@ -26,11 +26,8 @@ from trinat.segmentation.training import state as states
 from trinat.segmentation.training.config import Recipe, StageConfig, ValidationConfig
 from trinat.segmentation.training.loop import StepReport, Trainer
 from trinat.segmentation.training.network import ViewsNet, copy_matching
-from trinat.segmentation.training.validation import Scan, Scores, validate
+from trinat.segmentation.training.validation import Scores, validate
 from trinat.segmentation.training.workers import Workers
-
-# Share of a job's time that is reserved for validation until one has been measured.
-_UNMEASURED = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ class Job:
 
     @property
     def name(self) -> str:
+        """Its folder in the run: <stage>/<view>, or all views joined by hyphens."""
         return f"{self.stage.name}/{'-'.join(view.value for view in self.views)}"
 
 
@@ -66,121 +64,75 @@ class JobRun:
 
     @property
     def folder(self) -> Path:
+        """Where all of the job is written."""
         return self.out / self.job.name
 
     @cached_property
     def scheme(self) -> LabelScheme:
+        """The recipe's label scheme, with the classes of all views."""
         return load_scheme(self.recipe.scheme)
 
     @property
     def is_done(self) -> bool:
+        """Whether the job has been trained to its end."""
         return (self.folder / DONE).is_file()
 
     def go(self, stop: Callable[[], bool], limit: TimeLimit | None = None, others: int = 0) -> None:
         """Train to the end; within a limit of time, which `others` are to share."""
-        job, recipe, workers = self.job, self.recipe, self.workers
+        job = self.job
+        workers = self.workers
         if workers.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-        with open_data(recipe, job.stage, job.views, self.scheme, self.device, workers.count) as (
-            source,
-            scans,
-        ):
+        data = open_data(self.recipe, job.stage, job.views, self.scheme, self.device, workers.count)
+        with data as (source, scans):
             # Machines that train together must have the same data.
             if workers.share(lambda: source.fingerprint) != source.fingerprint:
                 what = f"process {workers.rank} does not have the data that process 0 has"
                 raise DatasetError(what, remedy="give all machines the same files")
+            network = self._start()
             trainer = Trainer(
-                recipe, job.stage, job.views, self._start(), source, self.device, workers
+                self.recipe, job.stage, job.views, network, source, self.device, workers
             )
-            identity = {
-                "stage": job.stage.model_dump(mode="json"),
-                "network": recipe.network.model_dump(mode="json"),
-                "scheme": recipe.scheme,
-                "seed": recipe.seed,
-                "views": [view.value for view in job.views],
-                "processes": workers.count,
-                "data": source.fingerprint,
-            }
+            identity = self._identity(source.fingerprint)
             metrics = None
             if workers.leads:
                 self._resume(trainer, identity, by_time=limit is not None)
-                metrics = Metrics(self.folder, trainer.counters.step, events=recipe.events)
+                metrics = Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
             if workers.count > 1:
                 # All processes start from the leader's state: disks may show each another file.
                 alike = workers.share(lambda: states.to_bytes(trainer.state({})))
                 if not workers.leads:
                     trainer.load(states.from_bytes(alike))
-            self._train(TrainScores(self, trainer, identity, scans, metrics, stop), limit, others)
+            scores = TrainScores(self, trainer, identity, scans, metrics, stop)
+            _Training(self, scores, limit, others).go()
 
-    def _train(self, scores: TrainScores, limit: TimeLimit | None, others: int) -> None:
-        leads, trainer = self.workers.leads, scores.trainer
-        saved_at, said = trainer.counters.step, False
-
-        def save() -> None:
-            scores.save()
-            self.write_page()
-
-        # A run that was killed after its patience had ended does not train further.
-        over = scores.tried_patience
-        if trainer.counters.validation_due:
-            over = scores.take()
-        clock = None
-        if limit is not None:
-            validates = self.job.stage.validation is not None
-            clock = JobClock(limit, trainer.progress, others, validates=validates)
-            trainer.counters.share = trainer.progress
-        while trainer.progress < 1 and not over:
-            try:
-                report = trainer.step()
-            except (DatasetError, InputError):
-                # The user can repair a file that cannot be read; the steps before are kept.
-                if leads and trainer.counters.step > saved_at:
-                    scores.save()
-                raise
-            if trainer.not_compiled and not said:
-                said = True
-                self.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
-            if clock is not None and clock.has_started:
-                trainer.counters.share = self.workers.largest(clock.tick(report.seconds))
-            self.watcher.step(self.job, report, trainer.progress)
-            if scores.metrics is not None:
-                scores.metrics.add(report, last=trainer.progress >= 1)
-            if clock is not None and not clock.has_started:
-                began = time.monotonic()
-                self.workers.share(save)
-                clock.start(time.monotonic() - began)
-            # All processes stop at the same step, or the others would wait for ever.
-            stopped = self.workers.largest(float(scores.stop())) > 0
-            at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
-            trainer.counters.validation_due = at_rest and scores.are_due
-            due = report.step - saved_at >= self.job.stage.checkpoint_every_steps
-            if leads and (due or at_rest or stopped):
-                # Before validation, which takes minutes: a run killed in it loses no step.
-                scores.save()
-                saved_at = report.step
-            if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
-                # A process that ends may end the others: not before the state is written.
-                self.workers.share(lambda: None)
-                raise scores.interruption()
-            if at_rest:
-                began, validated = time.monotonic(), trainer.counters.validation_due
-                over = scores.take()
-                if limit is not None and validated:
-                    limit.validation_s = max(limit.validation_s or 0, time.monotonic() - began)
-        if leads:
-            write_whole(self.folder / DONE, json.dumps(asdict(trainer.counters)))
+    def _identity(self, data: str) -> dict[str, Any]:
+        """What must be the same for a run to be resumed; `data` is the data's fingerprint."""
+        return {
+            "stage": self.job.stage.model_dump(mode="json"),
+            "network": self.recipe.network.model_dump(mode="json"),
+            "scheme": self.recipe.scheme,
+            "seed": self.recipe.seed,
+            "views": [view.value for view in self.job.views],
+            "processes": self.workers.count,
+            "data": data,
+        }
 
     def write_page(self) -> None:
-        title = filter(None, (self.job.name, pseudo_labels(self.recipe, self.out)))
-        write_page(self.folder, ", ".join(title), self.scheme)
+        """run.html and progress.png of the job, as it stands."""
+        title = self.job.name
+        labels_of_models = pseudo_labels(self.recipe, self.out)
+        if labels_of_models:
+            title = f"{title}, {labels_of_models}"
+        write_page(self.folder, title, self.scheme)
 
     def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
         state, problems = states.read_latest(self.folder)
-        before = (
-            "the state before it is used" if state else "no sound one is left, the job starts again"
-        )
+        instead = "the state before it is used"
+        if state is None:
+            instead = "no sound one is left, the job starts again"
         for problem in problems:
-            self.watcher.say(f"{problem}: {before}")
+            self.watcher.say(f"{problem}: {instead}")
         if state is None:
             return
         states.check_identity(state.identity, identity, self.folder)
@@ -196,21 +148,126 @@ class JobRun:
         torch.manual_seed(self.recipe.seed)
         classes = {view: len(self.scheme.seen_in(view)) for view in self.job.views}
         network = ViewsNet(self.recipe.network, classes)
-        # The others get theirs from the leader.
-        for view in self.job.views if self.workers.leads else ():
-            first = first_weights(self.recipe, self.job.stage, view, self.out, self.watcher.say)
-            if first is None:
-                continue
-            source, theirs = first
-            ours = self.scheme.seen_in(view)
-            kept, random = copy_matching(network, view, source, theirs, ours)
-            if self.job.stage.start is not None:
-                more = f"; random weights: {', '.join(random)}" if random else ""
-                self.watcher.say(
-                    f"{self.job.name}: {view.value} starts with the model's weights for "
-                    f"{kept} of {len(ours)} classes{more}"
-                )
+        if self.workers.leads:  # The others get theirs from the leader.
+            for view in self.job.views:
+                self._give_first_weights(network, view)
         return network
+
+    def _give_first_weights(self, network: ViewsNet, view: View) -> None:
+        """Copy what the stage before, or a model, has for a view; the rest stays random."""
+        first = first_weights(self.recipe, self.job.stage, view, self.out, self.watcher.say)
+        if first is None:
+            return
+        source, theirs = first
+        ours = self.scheme.seen_in(view)
+        kept, random = copy_matching(network, view, source, theirs, ours)
+        if self.job.stage.start is None:
+            return
+        said = (
+            f"{self.job.name}: {view.value} starts with the model's weights for "
+            f"{kept} of {len(ours)} classes"
+        )
+        if random:
+            said += f"; random weights: {', '.join(random)}"
+        self.watcher.say(said)
+
+
+class _Training:
+    """A job's loop: steps, and between them states, scores and reports."""
+
+    def __init__(
+        self, run: JobRun, scores: TrainScores, limit: TimeLimit | None, others: int
+    ) -> None:
+        self.run = run
+        self.scores = scores
+        self.trainer = scores.trainer
+        self.limit = limit
+        self.saved_at = self.trainer.counters.step
+        self.clock: JobClock | None = None
+        if limit is not None:
+            validates = run.job.stage.validation is not None
+            self.clock = JobClock(limit, self.trainer.progress, others, validates=validates)
+
+    def go(self) -> None:
+        """Train until the schedule or patience is at its end, and write that it is done."""
+        trainer = self.trainer
+        # A run that was killed after its patience had ended does not train further.
+        over = self.scores.tried_patience
+        if trainer.counters.validation_due:
+            over = self.scores.take()
+        if self.clock is not None:
+            trainer.counters.share = trainer.progress
+        says_not_compiled = True
+        while trainer.progress < 1 and not over:
+            report = self._step()
+            if trainer.not_compiled and says_not_compiled:
+                says_not_compiled = False
+                self.run.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
+            self._note(report)
+            at_rest = self._save_or_stop(report)
+            if at_rest:
+                over = self._take_scores()
+        if self.run.workers.leads:
+            write_whole(self.run.folder / DONE, json.dumps(asdict(trainer.counters)))
+
+    def _step(self) -> StepReport:
+        try:
+            return self.trainer.step()
+        except (DatasetError, InputError):
+            # The user can repair a file that cannot be read; the steps before are kept.
+            if self.run.workers.leads and self.trainer.counters.step > self.saved_at:
+                self.scores.save()
+            raise
+
+    def _note(self, report: StepReport) -> None:
+        """Bring the clock, the watcher and the metrics up to date with a step."""
+        clock = self.clock
+        workers = self.run.workers
+        if clock is not None and clock.has_started:
+            self.trainer.counters.share = workers.largest(clock.tick(report.seconds))
+        self.run.watcher.step(self.run.job, report, self.trainer.progress)
+        if self.scores.metrics is not None:
+            self.scores.metrics.add(report, last=self.trainer.progress >= 1)
+        if clock is not None and not clock.has_started:
+            began = time.monotonic()
+            workers.share(self._save_with_page)
+            clock.start(time.monotonic() - began)
+
+    def _save_with_page(self) -> None:
+        self.scores.save()
+        self.run.write_page()
+
+    def _save_or_stop(self, report: StepReport) -> bool:
+        """Save the state where it is due; returns whether an epoch or the job ends here.
+
+        Raises InterruptedRunError where the run is to stop.
+        """
+        trainer = self.trainer
+        workers = self.run.workers
+        # All processes stop at the same step, or the others would wait for ever.
+        stopped = workers.largest(float(self.scores.stop())) > 0
+        at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
+        trainer.counters.validation_due = at_rest and self.scores.are_due
+        due = report.step - self.saved_at >= self.run.job.stage.checkpoint_every_steps
+        if workers.leads and (due or at_rest or stopped):
+            # Before validation, which takes minutes: a run killed in it loses no step.
+            self.scores.save()
+            self.saved_at = report.step
+        if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
+            # A process that ends may end the others: not before the state is written.
+            workers.share(lambda: None)
+            raise self.scores.interruption()
+        return at_rest
+
+    def _take_scores(self) -> bool:
+        """Score the weights if that is due, and time it; returns whether patience is at its end."""
+        began = time.monotonic()
+        validated = self.trainer.counters.validation_due
+        over = self.scores.take()
+        if self.limit is not None and validated:
+            longest = self.limit.validation_s or 0
+            self.limit.validation_s = max(longest, time.monotonic() - began)
+        return over
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,19 +277,22 @@ class TrainScores:
     run: JobRun
     trainer: Trainer
     identity: dict[str, Any]
-    scans: Callable[[View], Iterator[Scan]]
+    scans: ScansOf
     metrics: Metrics | None  # the leader's
     stop: Callable[[], bool]
 
     @property
     def config(self) -> ValidationConfig | None:
+        """How the stage validates; None where it does not."""
         return self.run.job.stage.validation
 
     @timing.stage("save")
     def save(self, name: str | None = None) -> None:
+        """Write the state to the job's folder: as the newest one, or under a name."""
         states.write_state(self.run.folder, self.trainer.state(self.identity), name=name)
 
     def interruption(self) -> InterruptedRunError:
+        """The error that ends a run which was stopped and can be resumed."""
         what = f"stopped at step {self.trainer.counters.step}; its state is saved"
         remedy = "the same command with --resume goes on"
         return InterruptedRunError(what, where=self.run.folder, remedy=remedy)
@@ -242,9 +302,9 @@ class TrainScores:
         """Whether the recipe has the weights scored at the end of this epoch, or of the job."""
         trainer = self.trainer
         epoch = trainer.counters.step // trainer.epoch_steps
-        return self.config is not None and (
-            trainer.progress >= 1 or epoch % self.config.every_epochs == 0
-        )
+        if self.config is None:
+            return False
+        return trainer.progress >= 1 or epoch % self.config.every_epochs == 0
 
     @property
     def tried_patience(self) -> bool:
@@ -259,7 +319,8 @@ class TrainScores:
 
         True if patience is at its end.
         """
-        stopped = over = False
+        stopped = False
+        over = False
         if self.trainer.counters.validation_due:
             # The state that was saved before says that this is due, until one after it is saved.
             self.trainer.counters.validation_due = False
@@ -287,7 +348,8 @@ class TrainScores:
         self.run.watcher.say(f"{self.run.job.name}: step {counters.step}, Dice {mean:.3f}")
         # The mean of no values is NaN: it is never the best.
         if np.isfinite(mean) and (counters.best is None or mean > counters.best):
-            counters.best, counters.best_step = mean, counters.step
+            counters.best = mean
+            counters.best_step = counters.step
             counters.validations_since_best = 0
             self.save(BEST)
         else:
@@ -304,65 +366,11 @@ class TrainScores:
 
         # A whole scan may take longer than a cluster waits: a few slices do not.
         network.register_forward_pre_hook(check)
-        classes, channels = len(self.run.scheme.seen_in(view)), self.run.recipe.network.channels
-        device, bf16 = self.trainer.device, self.trainer.bf16
-        return validate(network, self.scans(view), classes, channels, device, bf16=bf16)
-
-
-# Training within a wall time: the time of a call, and each job's part of it ----------------
-
-
-class TimeLimit:
-    """The seconds that one call may take, from the end of its first step on."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.end = math.inf  # by time.monotonic; not known before the first step
-        self.validation_s: float | None = None  # the longest so far, with what is written then
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.end
-
-
-class JobClock:
-    """What is done of a job's schedule, by the wall clock.
-
-    The time left is divided among the jobs left by what each has still to do. A job's first step
-    is no progress: a compiler may take minutes in it.
-    """
-
-    def __init__(self, limit: TimeLimit, done: float, others: int, *, validates: bool) -> None:
-        self.limit, self.done, self.validates = limit, done, validates
-        self.part = (1 - done) / (1 - done + others) if done < 1 else 0.0
-        self.share = done
-        self.has_started = False
-        self.longest_s = 0.0
-
-    def start(self, writing_s: float) -> None:
-        """After the first step and the `writing_s` that its state then took."""
-        self.has_started = True
-        self.began, limit = time.monotonic(), self.limit
-        limit.end = min(limit.end, self.began - writing_s + limit.seconds)
-        self.seconds = (limit.end - self.began) * self.part
-        # The state, the page, and the model that is made of all.
-        self.writing_s = 2 * writing_s
-        if self._for_steps() <= 0:
-            limit.end = self.began
-
-    def tick(self, step_s: float) -> float:
-        """After a step; returns the share of the schedule that is done."""
-        self.longest_s = max(step_s, 0.9 * self.longest_s)
-        whole = self._for_steps() - self.longest_s
-        spent = time.monotonic() - self.began
-        now = min(1.0, spent / whole) if whole > 0 else 1.0
-        self.share = max(self.share, self.done + (1 - self.done) * now)
-        return self.share
-
-    def _for_steps(self) -> float:
-        """Seconds of this job without those at its end."""
-        validation = 0.0
-        if self.validates:
-            known = self.limit.validation_s
-            validation = _UNMEASURED * self.seconds if known is None else known
-        return self.seconds - self.writing_s - validation
+        return validate(
+            network,
+            self.scans(view),
+            len(self.run.scheme.seen_in(view)),
+            self.run.recipe.network.channels,
+            self.trainer.device,
+            bf16=self.trainer.bf16,
+        )

@@ -68,15 +68,19 @@ class Metrics:
         self.pending.append(report)
         if not last and time.monotonic() - self.since < _REPORT_SECONDS:
             return
-        losses = [r.loss for r in self.pending if np.isfinite(r.loss)]
-        spent = sum(r.seconds for r in self.pending)
+        losses = [step.loss for step in self.pending if np.isfinite(step.loss)]
+        mean_loss = ""
+        if losses:
+            mean_loss = f"{np.mean(losses):.6f}"
+        slices = sum(step.slices for step in self.pending)
+        spent = sum(step.seconds for step in self.pending)
         row = (
             report.step,
             report.epoch,
-            f"{np.mean(losses):.6f}" if losses else "",
+            mean_loss,
             f"{report.rate:.6g}",
             f"{report.gradient_norm:.4g}",
-            f"{sum(r.slices for r in self.pending) / max(spent, 1e-9):.2f}",
+            f"{slices / max(spent, 1e-9):.2f}",
         )
         line = io.StringIO(newline="")
         csv.writer(line).writerow(row)
@@ -84,7 +88,8 @@ class Metrics:
             append_whole(file, line.getvalue().encode(), self.path)
         named = zip(_METRIC_COLUMNS[2:], row[2:], strict=True)
         self._draw({name: float(value) for name, value in named if value != ""}, report.step)
-        self.pending, self.since = [], time.monotonic()
+        self.pending = []
+        self.since = time.monotonic()
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
         """Mean Dice and IoU of each view, beside the other curves; validations.csv has them all."""
@@ -105,11 +110,19 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return []
     text = read_text(path, errors="replace")
     # A line without a newline may lack a digit, too. After a power cut a file may end in zeros.
-    head, *lines = [""] if "\n" not in text else text[: text.rindex("\n")].splitlines()
-    columns = head.split(",")
-    whole = (cells for cells in csv.reader(lines) if len(cells) == len(columns))
-    rows = (dict(zip(columns, cells, strict=True)) for cells in whole)
-    return [row for row in rows if row["step"].isdigit()]
+    whole, _, _ = text.rpartition("\n")
+    lines = whole.splitlines()
+    if not lines:
+        return []
+    columns = lines[0].split(",")
+    rows = []
+    for cells in csv.reader(lines[1:]):
+        if len(cells) != len(columns):
+            continue
+        row = dict(zip(columns, cells, strict=True))
+        if row["step"].isdigit():
+            rows.append(row)
+    return rows
 
 
 def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme) -> None:
@@ -117,12 +130,12 @@ def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: L
     path = folder / VALIDATIONS
     # A run that was killed between this and its next state repeats the validation.
     kept = [row.values() for row in read_rows(path) if int(row["step"]) < step]
-    added = [
-        (step, view.value, name, f"{dice:.4f}", f"{iou:.4f}")
-        for view, score in scores.items()
-        for name, dice, iou in zip(scheme.seen_in(view).names, score.dice, score.iou, strict=True)
-        if np.isfinite(dice)
-    ]
+    added = []
+    for view, score in scores.items():
+        names = scheme.seen_in(view).names
+        for name, dice, iou in zip(names, score.dice, score.iou, strict=True):
+            if np.isfinite(dice):
+                added.append((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
     with atomic_text(path) as file:
         csv.writer(file).writerows([_SCORE_COLUMNS, *kept, *added])
 
@@ -135,13 +148,16 @@ def read_curves(job: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     metrics = read_rows(job / METRICS)
     for key in ("loss", "rate"):
-        pairs = [(float(r["step"]), float(r[key])) for r in metrics if r[key]]
-        curves[key] = ([x for x, _ in pairs], [y for _, y in pairs])
+        known = [row for row in metrics if row[key]]
+        steps = [float(row["step"]) for row in known]
+        values = [float(row[key]) for row in known]
+        curves[key] = (steps, values)
     for metric in ("dice", "iou"):
-        values: dict[tuple[str, float], list[float]] = defaultdict(list)
+        # By view and step, a score for each structure.
+        scores_at: dict[tuple[str, float], list[float]] = defaultdict(list)
         for row in read_rows(job / VALIDATIONS):
-            values[row["view"], float(row["step"])].append(float(row[metric]))
-        for (view, step), scores in values.items():
+            scores_at[row["view"], float(row["step"])].append(float(row[metric]))
+        for (view, step), scores in scores_at.items():
             steps, means = curves.setdefault(f"{view} {metric}", ([], []))
             steps.append(step)
             means.append(sum(scores) / len(scores))
@@ -165,10 +181,10 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
             if int(row["step"]) == last
         ]
         tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
-    examples = [
-        (f"{path.stem.split('-')[0]}, step {int(path.stem.split('-')[1])}", path.read_bytes())
-        for path in sorted((job / "examples").glob("*.png"))
-    ]
+    examples = []
+    for path in sorted((job / "examples").glob("*.png")):
+        view, step = path.stem.split("-")[:2]
+        examples.append((f"{view}, step {int(step)}", path.read_bytes()))
     title = f"{title} ({scheme.name})"
     _write(job / "run.html", title=title, pictures=pictures, tables=tables, examples=examples)
 
@@ -179,7 +195,8 @@ def write_examples(
     """Validation slices, the same at each step: image, truth and prediction."""
     from matplotlib.image import imsave
 
-    colors, plain = label_colors(scheme), np.zeros_like(examples.truth)
+    colors = label_colors(scheme)
+    plain = np.zeros_like(examples.truth)
     kinds = (plain, examples.truth, examples.predicted)
     # Cropped by the truth, so that pictures of all steps show the same field.
     window = (slice(None), *brain_window(examples.truth))
@@ -269,9 +286,13 @@ class JobSummary:
     @property
     def shown(self) -> tuple[str, ...]:
         """Under HEAD."""
-        figures = (self.hours, self.final_loss, self.best_dice, self.iou)
-        texts = ("" if value is None else f"{value:.3f}" for value in figures)
-        return (self.name, str(self.steps), *texts)
+        cells = [self.name, str(self.steps)]
+        for value in (self.hours, self.final_loss, self.best_dice, self.iou):
+            if value is None:
+                cells.append("")
+            else:
+                cells.append(f"{value:.3f}")
+        return tuple(cells)
 
 
 def summarise(run: Path) -> list[JobSummary]:
@@ -288,18 +309,18 @@ def compare(
     names = [str(run) for run in runs]
     summaries = {name: summarise(run) for name, run in zip(names, runs, strict=True)}
     configs = [read_yaml(run / "config.yaml") for run in runs]
-    changed = [
-        f"{name}: {line}"
-        for name, config in zip(names[1:], configs[1:], strict=True)
-        for line in differences(configs[0], config)
-    ]
+    changed = []
+    for name, config in zip(names[1:], configs[1:], strict=True):
+        changed += [f"{name}: {line}" for line in differences(configs[0], config)]
     if out is not None:
-        curves: list[tuple[str, dict[str, Curve]]] = [
-            (f"{run.name} {job.relative_to(run)}", read_curves(job))
-            for run in runs
-            for job in _jobs(run)
-        ]
-        rows = [(name, *job.shown) for name, jobs in summaries.items() for job in jobs]
+        curves: list[tuple[str, dict[str, Curve]]] = []
+        for run in runs:
+            curves += [
+                (f"{run.name} {job.relative_to(run)}", read_curves(job)) for job in _jobs(run)
+            ]
+        rows = []
+        for name, jobs in summaries.items():
+            rows += [(name, *job.shown) for job in jobs]
         tables: list[Rows] = [("Scores", ("Run", *HEAD), rows)]
         if changed:
             tables.append(("Settings that differ", ("",), [(line,) for line in changed]))
@@ -314,22 +335,35 @@ def _jobs(run: Path) -> list[Path]:
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
     curves = read_curves(job)
-    steps, losses = curves["loss"]
+    noted_steps, losses = curves["loss"]
+    counters = _counters(job)
+    steps = 0
+    hours = None
+    if counters is not None:
+        steps = counters.step
+        hours = counters.seconds / 3600
+    elif noted_steps:
+        steps = int(noted_steps[-1])
+    final_loss = None
+    if losses:
+        final_loss = losses[-1]
+    dice = _means(curves, "dice")
+    best_dice = None
+    iou = None
+    if dice:
+        best_dice = max(dice)
+        iou = _means(curves, "iou")[dice.index(best_dice)]
+    return JobSummary(str(job.relative_to(run)), steps, hours, final_loss, best_dice, iou)
+
+
+def _counters(job: Path) -> Counters | None:
+    """How far a job is, by its last word or its newest state; None where it has neither."""
     if (job / DONE).is_file():
-        counters: Counters | None = Counters(**json.loads((job / DONE).read_text("utf-8")))
-    else:
-        state, _ = read_latest(job)
-        counters = state.counters if state else None
-    dice, iou = _means(curves, "dice"), _means(curves, "iou")
-    best = dice.index(max(dice)) if dice else None
-    return JobSummary(
-        name=str(job.relative_to(run)),
-        steps=counters.step if counters else int(steps[-1] if steps else 0),
-        hours=counters.seconds / 3600 if counters else None,
-        final_loss=losses[-1] if losses else None,
-        best_dice=None if best is None else dice[best],
-        iou=None if best is None else iou[best],
-    )
+        return Counters(**json.loads((job / DONE).read_text("utf-8")))
+    state, _ = read_latest(job)
+    if state is None:
+        return None
+    return state.counters
 
 
 def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:

@@ -28,8 +28,27 @@ DATA = "data.json"
 
 def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
     """The folder of the finished job of a stage that trained a view, alone or with others."""
-    folders = (done.parent for done in sorted((out / stage.name).glob(f"*/{DONE}")))
-    return next((folder for folder in folders if view.value in folder.name.split("-")), None)
+    for done in sorted((out / stage.name).glob(f"*/{DONE}")):
+        folder = done.parent
+        if view.value in folder.name.split("-"):
+            return folder
+    return None
+
+
+def _last_finished(
+    recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path
+) -> tuple[StageConfig, Path, View]:
+    """The last of some stages that trained a view, its job's folder, and the view.
+
+    Where none has trained this view: the same of the first view of the recipe that one has.
+    """
+    for each in (view, *recipe.views):
+        for stage in reversed(stages):
+            folder = _finished(out, stage, each)
+            if folder is not None:
+                return stage, folder, each
+    names = ", ".join(stage.name for stage in stages)
+    raise TrainingError(f"{names} left no {view.value} network", where=out)
 
 
 def trained(
@@ -39,22 +58,15 @@ def trained(
 
     A view that none has trained gets another view's network; returns that view.
     """
-    found = (
-        (stage, folder, each)
-        for each in (view, *recipe.views)
-        for stage in reversed(stages)
-        for folder in [_finished(out, stage, each)]
-        if folder is not None
-    )
-    try:
-        stage, folder, view = next(found)
-    except StopIteration:
-        names = ", ".join(stage.name for stage in stages)
-        raise TrainingError(f"{names} left no {view.value} network", where=out) from None
+    stage, folder, view = _last_finished(recipe, stages, view, out)
     views = [View(name) for name in folder.name.split("-")]
-    state, scheme = _best_or_last(folder, say), load_scheme(recipe.scheme)
+    state = _best_or_last(folder, say)
+    scheme = load_scheme(recipe.scheme)
     network = ViewsNet(recipe.network, {each: len(scheme.seen_in(each)) for each in views})
-    network.load_state_dict(state.average if stage.ema else state.network)
+    weights = state.network
+    if stage.ema:
+        weights = state.average
+    network.load_state_dict(weights)
     return network.extract(view), view
 
 
@@ -64,17 +76,27 @@ def first_weights(
     """The network that a stage starts a view from, and its classes; None for random weights."""
     if stage.start is not None:
         model = load_model(stage.start)
-        # A view that the model lacks starts from another.
-        other = view if view in model.networks else next(iter(model.networks))
+        other = view
+        if other not in model.networks:
+            # A view that the model lacks starts from another.
+            other = next(iter(model.networks))
         return model.networks[other], model.classes_of(other)
     before = recipe.stages[: recipe.stages.index(stage)]
-    finished = any(_finished(out, each, other) for each in before for other in recipe.views)
-    if not finished and not any(view in (each.views or recipe.views) for each in before):
+    trains_view = any(view in (each.views or recipe.views) for each in before)
+    if not trains_view and not _has_finished(recipe, before, out):
         if before:
             say(f"{stage.name}: {view.value} starts from random weights: no other view is here")
         return None
     network, other = trained(recipe, before, view, out, say)
     return network, load_scheme(recipe.scheme).seen_in(other)
+
+
+def _has_finished(recipe: Recipe, stages: Sequence[StageConfig], out: Path) -> bool:
+    """Whether any job of some stages is finished."""
+    found = []
+    for stage in stages:
+        found += [_finished(out, stage, view) for view in recipe.views]
+    return any(found)
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
@@ -102,26 +124,10 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
         stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
         if stages and _finished(out, stages[-1], view):
             networks[view] = trained(recipe, stages, view, out, say)[0]
-    slices = 0
-    for done in out.glob(f"*/*/{DONE}"):
-        config = next(s for s in recipe.stages if s.name == done.parent.parent.name)
-        slices += json.loads(done.read_text())["step"] * config.batch * config.accumulate
-    data = read_data(out)
-    synthetic = all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages)
-    seen = "synthetic scans" if synthetic else "scans of a slice store"
-    # A model is given to others: it must not contain paths of this disk.
-    starts = (stage.start for stage in recipe.stages if stage.start is not None)
-    started = ["/".join(start.parts[-2:]) for start in starts]
-    # Label maps for synthesis have no CSF like FreeSurfer's; all of it may be taught.
-    csf = {label.name for label in scheme.labels if set(label.numbers) == {GENERATION_SURROUNDINGS}}
-    untaught = [
-        set() if stage.data.synthetic.synthesis.learn_fluid else csf
-        for stage in recipe.stages
-        if stage.data.synthetic is not None
-    ]
-    untaught += [set(found["not_predicted"]) for found in data.values()]
-    never = set.intersection(*untaught) if untaught else set()
-    own = scheme.name != recipe.scheme
+    label_table = None
+    if scheme.name != recipe.scheme:
+        label_table = recipe.scheme  # a file of the user's, which the model takes along
+    never = _not_predicted(recipe, scheme, out)
     save_model(
         model,
         Description(
@@ -129,24 +135,66 @@ def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None])
             labels=scheme.name,
             not_predicted=tuple(name for name in scheme.names if name in never),
             training=Training(
-                data=", from the weights of ".join([seen, *started]),
+                data=_data_seen(recipe),
                 recipe=recipe.name,
                 pseudo_labels=pseudo_labels(recipe, out),
-                slices_seen=slices,
+                slices_seen=_slices_seen(recipe, out),
             ),
         ),
         networks,
-        label_table=recipe.scheme if own else None,
+        label_table=label_table,
         precision=recipe.stored,
         overwrite=True,
     )
     return [view.value for view in networks]
 
 
+def _slices_seen(recipe: Recipe, out: Path) -> int:
+    """Slices that all finished jobs of a run have trained on."""
+    stages = {stage.name: stage for stage in recipe.stages}
+    slices = 0
+    for done in out.glob(f"*/*/{DONE}"):
+        stage = stages[done.parent.parent.name]
+        steps = json.loads(done.read_text())["step"]
+        slices += steps * stage.batch * stage.accumulate
+    return slices
+
+
+def _data_seen(recipe: Recipe) -> str:
+    """What a model says of its training data: the kind of scans, and the weights it starts from."""
+    seen = "scans of a slice store"
+    if all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages):
+        seen = "synthetic scans"
+    starts = [stage.start for stage in recipe.stages if stage.start is not None]
+    # A model is given to others: it must not contain paths of this disk.
+    started = ["/".join(start.parts[-2:]) for start in starts]
+    return ", from the weights of ".join([seen, *started])
+
+
+def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
+    """Names of the structures that none of a run's sources of slices teaches."""
+    # Label maps for synthesis have no CSF like FreeSurfer's; all of it may be taught.
+    csf = {label.name for label in scheme.labels if set(label.numbers) == {GENERATION_SURROUNDINGS}}
+    untaught: list[set[str]] = []
+    for stage in recipe.stages:
+        if stage.data.synthetic is None:
+            continue
+        if stage.data.synthetic.synthesis.learn_fluid:
+            untaught.append(set())
+        else:
+            untaught.append(csf)
+    untaught += [set(found["not_predicted"]) for found in read_data(out).values()]
+    if not untaught:
+        return set()
+    return set.intersection(*untaught)
+
+
 def read_data(out: Path) -> dict[str, Any]:
     """What a run found in each of its stores; of synthetic scans alone nothing."""
     path = out / DATA
-    found: dict[str, Any] = json.loads(read_text(path)) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(read_text(path))
     return found
 
 

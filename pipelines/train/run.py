@@ -17,8 +17,9 @@ import yaml
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from trinat.pipelines.common.lock import refuse_foreign, run_lock
 from trinat.pipelines.common.process import prepare_training, stop_signals
+from trinat.pipelines.train.clock import TimeLimit
 from trinat.pipelines.train.foresight import refuse_too_large, say_how_long
-from trinat.pipelines.train.job import Job, JobRun, TimeLimit, Watcher
+from trinat.pipelines.train.job import Job, JobRun, Watcher
 from trinat.pipelines.train.result import DATA, DONE, read_data, save_run
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trinat.pipelines.train import job as trainjob
-from trinat.pipelines.train.job import JobClock, TimeLimit
+from trinat.pipelines.train import clock as trainclock
+from trinat.pipelines.train.clock import JobClock, TimeLimit
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(trainjob, "time", clock)
+    monkeypatch.setattr(trainclock, "time", clock)
     return clock
 
 

@@ -1,0 +1,77 @@
+"""Training within a wall time: the time of a call, and each job's part of it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+# Share of a job's time that is reserved for validation until one has been measured.
+_UNMEASURED = 0.1
+
+
+class TimeLimit:
+    """The seconds that one call may take, from the end of its first step on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = math.inf  # by time.monotonic; not known before the first step
+        self.validation_s: float | None = None  # the longest so far, with what is written then
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call is to stop now."""
+        return time.monotonic() >= self.end
+
+
+class JobClock:
+    """What is done of a job's schedule, by the wall clock.
+
+    The time left is divided among the jobs left by what each has still to do. A job's first step
+    is no progress: a compiler may take minutes in it.
+
+    `done` is the share of the schedule that earlier calls did, 0 to 1; `others` is the number of
+    jobs that follow in this call; `validates` says whether scans are validated in this one.
+    """
+
+    def __init__(self, limit: TimeLimit, done: float, others: int, *, validates: bool) -> None:
+        self.limit = limit
+        self.done = done
+        self.validates = validates
+        self.part = 0.0  # of the time that is left
+        if done < 1:
+            self.part = (1 - done) / (1 - done + others)
+        self.share = done
+        self.has_started = False
+        self.longest_s = 0.0
+
+    def start(self, writing_s: float) -> None:
+        """After the first step and the `writing_s` that its state then took."""
+        self.has_started = True
+        self.began = time.monotonic()
+        limit = self.limit
+        limit.end = min(limit.end, self.began - writing_s + limit.seconds)
+        self.seconds = (limit.end - self.began) * self.part
+        # The state, the page, and the model that is made of all.
+        self.writing_s = 2 * writing_s
+        if self._for_steps() <= 0:
+            limit.end = self.began
+
+    def tick(self, step_s: float) -> float:
+        """After a step; returns the share of the schedule that is done."""
+        self.longest_s = max(step_s, 0.9 * self.longest_s)
+        whole = self._for_steps() - self.longest_s
+        spent = time.monotonic() - self.began
+        now = 1.0
+        if whole > 0:
+            now = min(1.0, spent / whole)
+        self.share = max(self.share, self.done + (1 - self.done) * now)
+        return self.share
+
+    def _for_steps(self) -> float:
+        """Seconds of this job without those at its end."""
+        for_steps = self.seconds - self.writing_s
+        if not self.validates:
+            return for_steps
+        if self.limit.validation_s is None:
+            return for_steps - _UNMEASURED * self.seconds
+        return for_steps - self.limit.validation_s
