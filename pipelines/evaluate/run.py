@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from trinat.pipelines.common.discovery import ScanFile, as_scan, find_files
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed, refuse_foreign
 from trinat.pipelines.common.naming import safe_component
@@ -26,6 +25,7 @@ from trinat.pipelines.common.ratings import (
     rejections,
     use_of_ratings,
 )
+from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
 from trinat.pipelines.common.stored import stored_files
 from trinat.pipelines.evaluate.pairing import (
     Done,
