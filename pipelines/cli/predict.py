@@ -17,7 +17,7 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 
 if TYPE_CHECKING:
-    from trinat.pipelines.common.discovery import Found
+    from trinat.pipelines.common.cases import Found
     from trinat.pipelines.predict.run import EngineMaker, Outcome
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")

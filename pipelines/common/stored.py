@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from trinat.pipelines.common.discovery import Case, Found, Refusal, ScanFile, as_scan
+from trinat.pipelines.common.cases import Case, Found, Refusal
+from trinat.pipelines.common.scanfiles import ScanFile, as_scan
 from trinat.segmentation.data.store import Original, Store
 from trinat.segmentation.errors import DatasetError
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field
 
+from trinat.pipelines.common.cases import Case, Found
 from trinat.pipelines.common.config import check, read_yaml
-from trinat.pipelines.common.discovery import Case, Found
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.common.process import isolated

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.discovery import ScanFile, find_files
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed, refuse_foreign
 from trinat.pipelines.common.process import cpu_count, isolated
@@ -22,6 +21,7 @@ from trinat.pipelines.common.ratings import (
     rejections,
     use_of_ratings,
 )
+from trinat.pipelines.common.scanfiles import ScanFile, find_files
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
 from trinat.segmentation.data.sources.base import Facts, facts_of, read_participants

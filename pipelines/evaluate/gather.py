@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trinat.pipelines.common.discovery import ScanFile, as_scan, find_files
 from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.ratings import (
     Rating,
@@ -14,6 +13,7 @@ from trinat.pipelines.common.ratings import (
     rejected_structures,
     rejections,
 )
+from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
 from trinat.pipelines.common.stored import stored_files
 from trinat.pipelines.evaluate.pairing import (
     Mappings,

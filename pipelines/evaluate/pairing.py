@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.common.discovery import ScanFile, refuse_changed
 from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.process import isolated
+from trinat.pipelines.common.scanfiles import ScanFile, refuse_changed
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, GeometryError, TrinatError
 from trinat.segmentation.io.files import read_rows

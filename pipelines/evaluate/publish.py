@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from trinat.pipelines.common.discovery import ScanFile
 from trinat.pipelines.common.ratings import (
     agreement_table,
     use_of_ratings,
 )
+from trinat.pipelines.common.scanfiles import ScanFile
 from trinat.pipelines.evaluate.gather import Inputs, Settings
 from trinat.pipelines.evaluate.pairing import (
     Done,

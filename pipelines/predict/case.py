@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.ledger import Entry
 from trinat.pipelines.predict.outputs import (

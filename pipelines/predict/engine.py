@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import deaf_to_interrupts, prepare_process
 from trinat.pipelines.predict.ledger import Entry
 from trinat.pipelines.predict.outputs import RunSettings

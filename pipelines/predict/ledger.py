@@ -30,7 +30,7 @@ from trinat.segmentation.io.files import append_whole, open_regular, open_to_app
 from trinat.segmentation.timing import Spent
 
 if TYPE_CHECKING:
-    from trinat.pipelines.common.discovery import Case
+    from trinat.pipelines.common.cases import Case
     from trinat.pipelines.predict.outputs import RunSettings
 
 Status = Literal["done", "failed", "skipped", "writing"]
@@ -109,7 +109,7 @@ class Entry:
 
     def digest_of_scan(self, folder: Path) -> str | None:
         """SHA-256 of the scan as it is now; None where it is not there, or in many files."""
-        from trinat.pipelines.common.discovery import Case
+        from trinat.pipelines.common.cases import Case
 
         path = folder.resolve() / self.scan
         if not self.scan or not path.is_file():

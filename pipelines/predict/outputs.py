@@ -13,9 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trinat.pipelines.common.discovery import Case, refuse_changed
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import ASIDE, Product, bids_name, safe_component
 from trinat.pipelines.common.ratings import RATINGS
+from trinat.pipelines.common.scanfiles import refuse_changed
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.timing import Clock, stage, timed
 

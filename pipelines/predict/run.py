@@ -15,7 +15,8 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from trinat.pipelines.common.discovery import Case, Found, Refusal, find_cases
+from trinat.pipelines.common.cases import Case, Found, Refusal
+from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import refuse_held, run_lock
 from trinat.pipelines.common.naming import safe_component

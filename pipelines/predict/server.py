@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeVar
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
 from trinat.pipelines.predict.ledger import Entry
 from trinat.pipelines.predict.outputs import Job, RunSettings, read

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.ledger import Entry
 from trinat.pipelines.predict.outputs import CaseNames

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.run import Plan
 from trinat.pipelines.serve.queue import Queue

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.discovery import ScanFile, as_scan, find_files
 from trinat.pipelines.common.naming import FOLD, Product, safe_component
 from trinat.pipelines.common.ratings import (
     RATINGS,
@@ -22,6 +21,7 @@ from trinat.pipelines.common.ratings import (
     read_ratings,
     save_rating,
 )
+from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
 from trinat.pipelines.predict.ledger import Entry, entries_in
 from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
 from trinat.segmentation.data.sources.base import natural_order, without_suffix

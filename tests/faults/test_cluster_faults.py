@@ -20,7 +20,7 @@ from helpers.poison import IN_HAND, segment_poison, segment_without_end
 from helpers.serial import SerialEngine, run_serially, write_scans
 
 from trinat.pipelines.cli.predict import engine_on
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.cluster import DaskEngine
 from trinat.pipelines.predict.ledger import Entry, read_entries

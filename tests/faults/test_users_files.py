@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.ledger import Entry, Ledger, read_entries
 from trinat.pipelines.predict.outputs import WORK

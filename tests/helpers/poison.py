@@ -7,7 +7,7 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.ledger import Entry
 from trinat.pipelines.predict.outputs import RunSettings
 from trinat.pipelines.predict.server import serve

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.discovery import Found, find_cases
+from trinat.pipelines.common.cases import Found
+from trinat.pipelines.common.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, InputError
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.prepared import build, prepare
 
-from trinat.pipelines.common.discovery import Case, Found
+from trinat.pipelines.common.cases import Case, Found
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.stored import stored_cases, stored_files
 from trinat.pipelines.evaluate.run import Settings, evaluate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trinat.pipelines.common.discovery import ScanFile
+from trinat.pipelines.common.scanfiles import ScanFile
 from trinat.pipelines.evaluate.pairing import Mappings, Pair, Task, measure_all
 
 

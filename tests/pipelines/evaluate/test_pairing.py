@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.discovery import find_files
+from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.segmentation.errors import ConfigError, EvaluationError
 

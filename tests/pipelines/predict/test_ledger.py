@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.discovery import Case
+from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import LEFT_OUT
 from trinat.pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
 from trinat.pipelines.predict.outputs import OutputSettings, RunSettings

@@ -1,0 +1,100 @@
+"""What a run is given: cases to segment, and what of its input cannot be one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+from natsort import natsorted
+
+from trinat.pipelines.common.folders import is_file
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scan: where it lies, and what its outputs are called.
+
+    `id` is unique and stands for the case in ledger and tables; it is also folder/stem.
+    """
+
+    id: str
+    path: Path
+    shown: str  # path below the input's root, for people
+    entities: Mapping[str, str] = field(default_factory=dict)  # only in a BIDS dataset
+    # Of a store's: where the dataset vouches for axes; what the file was when the store was made.
+    axes: str | None = None
+    sha256: str = ""
+    also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
+    series: tuple[str, ...] = ()  # the DICOM files that it is, in the folder or zip `path`
+
+    @property
+    def stem(self) -> str:
+        """The last part of the id: what the names of its outputs begin with."""
+        return self.id.rpartition("/")[2]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that the scan consists of, a header before its image; a zip as a whole."""
+        if self.series and not is_file(self.path):
+            return tuple(self.path / name for name in self.series)
+        suffix = self.path.suffix
+        if suffix.lower() not in (".hdr", ".img"):
+            return (self.path,)
+        if suffix.isupper():
+            return (self.path.with_suffix(".HDR"), self.path.with_suffix(".IMG"))
+        return (self.path.with_suffix(".hdr"), self.path.with_suffix(".img"))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that was given and is not segmented; `harmless`: nothing is missing without it."""
+
+    shown: str
+    reason: str
+    harmless: bool = False
+    case: str = ""  # the id of the case that it would have been, and may have been in a run before
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that an input holds: cases, refusals, and its root where it is a BIDS dataset."""
+
+    cases: tuple[Case, ...]
+    refusals: tuple[Refusal, ...] = ()
+    bids_root: Path | None = None
+
+    @classmethod
+    def of(
+        cls, cases: Iterable[Case], refusals: Iterable[Refusal], bids_root: Path | None = None
+    ) -> Found:
+        """Cases in natural order; those that would write the same output are refused."""
+        by_id: dict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            by_id[case.id].append(case)
+        alone: list[Case] = []
+        twins: list[Refusal] = []
+        for same in by_id.values():
+            if len(same) == 1:
+                alone += same
+            else:
+                twins += _refuse_twins(same)
+        ordered = tuple(natsorted(alone, key=attrgetter("id")))
+        return cls(ordered, (*refusals, *twins), bids_root)
+
+
+def _refuse_twins(same: list[Case]) -> list[Refusal]:
+    """A refusal for each of several cases with one id; it names the others."""
+    refusals = []
+    for case in same:
+        others = ", ".join(other.path.name for other in same if other is not case)
+        reason = f"{others} beside it would get the same output: keep one"
+        refusals.append(Refusal(case.shown, reason, case=case.id))
+    return refusals
+
+
+def closed_folder(folder: object) -> Refusal:
+    """The refusal of a folder (its name or path, for people) that may not be read."""
+    return Refusal(str(folder), "this folder cannot be read: check its permissions")

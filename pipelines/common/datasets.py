@@ -1,0 +1,83 @@
+"""Cases of a folder whose layout says whose each scan is: a BIDS dataset, a SUBJECTS_DIR."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from natsort import natsorted
+
+from trinat.pipelines.common.cases import Case, Found, Refusal, closed_folder
+from trinat.pipelines.common.folders import is_closed, is_dir
+from trinat.pipelines.common.naming import safe_component
+from trinat.segmentation.data.sources.base import without_suffix
+from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
+from trinat.segmentation.data.sources.freesurfer import find_image
+from trinat.segmentation.errors import InputError
+
+# Where BIDS has folders; one that cannot be read may hide scans.
+_BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
+
+
+def is_bids(root: Path) -> bool:
+    """Whether it is a BIDS dataset: one that says so, or a folder with T1w scans as BIDS has it."""
+    if not is_dir(root):
+        return False
+    return (root / "dataset_description.json").is_file() or any(anat_files(root, "T1w"))
+
+
+def find_bids(root: Path, participants: Collection[str], sessions: Collection[str]) -> Found:
+    """The T1w scans of a BIDS dataset; participants and sessions, if given, say which."""
+    wanted = {label.removeprefix("sub-") for label in participants}
+    visits = {label.removeprefix("ses-") for label in sessions}
+    refusals: list[Refusal] = []
+    for pattern in _BIDS_FOLDERS:
+        closed = filter(is_closed, root.glob(pattern))
+        refusals += [closed_folder(folder.relative_to(root)) for folder in closed]
+    cases: list[Case] = []
+    present: set[str] = set()
+    for path in natsorted(anat_files(root, "T1w"), key=str):
+        place = path.relative_to(root)
+        if reason := misnamed(path, root):
+            refusals.append(Refusal(str(place), reason))
+            continue
+        stem = without_suffix(path).removesuffix("_T1w")
+        facts = entities(stem)
+        present.add(facts["sub"])
+        if wanted and facts["sub"] not in wanted:
+            continue
+        if visits and facts.get("ses") not in visits:
+            continue
+        cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
+    refusals += [
+        Refusal(f"sub-{label}", "no such participant with a T1w scan")
+        for label in natsorted(wanted - present)
+    ]
+    if not cases and not refusals and not visits:
+        raise InputError("no sub-*/[ses-*/]anat/*_T1w.nii[.gz] in this BIDS dataset", where=root)
+    return Found.of(cases, refusals, root)
+
+
+def is_subjects_dir(root: Path) -> bool:
+    """Whether it is a SUBJECTS_DIR of FreeSurfer's: a folder of subjects with images."""
+    return is_dir(root) and any(find_image(folder) for folder in root.iterdir())
+
+
+def find_subjects(root: Path) -> Found:
+    """The image of each subject in a SUBJECTS_DIR."""
+    cases: list[Case] = []
+    refusals: list[Refusal] = []
+    for folder in natsorted(root.iterdir(), key=str):
+        if is_closed(folder) or is_closed(folder / "mri"):
+            refusals.append(closed_folder(folder.name))
+            continue
+        if not is_dir(folder / "mri") or folder.name.startswith("."):
+            continue
+        name = safe_component(folder.name)
+        case = f"{name}/{name}"
+        image = find_image(folder)
+        if image:
+            cases.append(Case(case, image, f"{folder.name}/mri/{image.name}"))
+        else:
+            refusals.append(Refusal(folder.name, "mri/ has no image to segment", case=case))
+    return Found.of(cases, refusals)

@@ -1,0 +1,202 @@
+"""Label maps and images that are compared or measured, and whose they are by their names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trinat.pipelines.common.folders import is_result, stem_ends, walk
+from trinat.pipelines.common.naming import Product
+from trinat.segmentation.data.sources.base import natural_order, without_suffix
+from trinat.segmentation.data.sources.bids import anat_files, entities
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
+from trinat.segmentation.data.sources.pairs import image_files
+from trinat.segmentation.errors import ConfigError, EvaluationError, InputError
+from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.labels.folding import FoldingTable
+
+# All that can be read; a header stands for its pair.
+_READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
+# What a file is, not whose: these may differ between the two files of a pair.
+_NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
+
+
+@dataclass(frozen=True)
+class ScanFile:
+    """A label map or image, and whose it is by its name."""
+
+    name: str
+    path: Path
+    subject: str
+    session: str = ""
+    identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
+    # Below the folder that was searched, where they say whose the file is; empty of BIDS.
+    folders: tuple[str, ...] = ()
+    is_given: bool = False  # by itself, not as one of a folder
+    # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers, before
+    # those of its folding table.
+    axes: str | None = None
+    sha256: str = ""
+    numbers: Mapping[int, int] = field(default_factory=dict)
+    fold: FoldingTable | None = None
+
+    @property
+    def shown(self) -> str:
+        """The file, for people."""
+        return "/".join((*self.folders, self.path.name))
+
+    @property
+    def scan(self) -> str:
+        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say."""
+        rest = dict(self.identity)
+        rest.pop("sub", None)
+        session = rest.pop("ses", None)
+        words = [f"{entity}-{value}" for entity, value in rest.items()]
+        if session is not None:
+            words.insert(0, f"ses-{session}")
+        return "_".join(words) or self.session
+
+
+def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[ScanFile]:
+    """Label maps (or with suffix "T1w" images) under a folder, in natural order.
+
+    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
+    files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
+    """
+    if place.is_file():
+        return [replace(_named(place), is_given=True)]
+    if not place.is_dir():
+        remedy = "check the path; a relative one starts at the current folder"
+        raise ConfigError("no such file or folder", where=place, remedy=remedy)
+    found = _files_below(place, suffix)
+    if found:
+        return sorted(_apart(found), key=lambda file: natural_order(file.name))
+    what = "no image here"
+    if suffix == Product.LABELS.suffix:
+        what = "no label map here"
+    remedy = "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
+    raise EvaluationError(what, where=place, remedy=remedy)
+
+
+def _files_below(place: Path, suffix: str) -> list[ScanFile]:
+    """The files of a folder, by the first of the known layouts in which there are any."""
+    of_labels = suffix == Product.LABELS.suffix
+    bids = [_named(path) for path in anat_files(place, suffix)]
+    if bids:
+        return bids
+    find_in_subject = find_image
+    if of_labels:
+        find_in_subject = find_labels
+    subjects = _of_subjects_dir(place, find_in_subject)
+    if subjects:
+        return subjects
+    if of_labels:
+        marked = _marked_label_maps(place)
+        if marked:
+            return [_named_below(place, path) for path in marked]
+    return [_named(path) for path in image_files(place, _READ).values()]
+
+
+def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
+    """What `find` gives of each subject in a SUBJECTS_DIR; empty where it is none."""
+    files = []
+    for folder in root.iterdir():
+        if not folder.is_dir():
+            continue
+        path = find(folder)
+        if path is None:
+            continue
+        person, session = person_and_session(folder.name)
+        facts: dict[str, str] = {}
+        if folder.name.startswith("sub-"):
+            facts = entities(folder.name)
+        identity = tuple(sorted(facts.items()))
+        files.append(ScanFile(folder.name, path, person, session or "", identity))
+    return files
+
+
+def _marked_label_maps(place: Path) -> list[Path]:
+    """Files called *_dseg anywhere below; if there are any, other label maps in the folder, too."""
+    ending = f"_{Product.LABELS.suffix}"
+    marked = [path for path in walk(place) if stem_ends(path, ending)]
+    if not marked:
+        return []
+    # Beside label maps lie the scans that they are of, and a run's entropies and probabilities.
+    scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
+    others = [
+        path
+        for path in image_files(place, _READ).values()
+        if not is_result(path) and without_suffix(path).lower() not in scans
+    ]
+    return marked + others
+
+
+def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
+    """Files of one name get the names of their folders, too: a/T1 and b/T1 are of two persons.
+
+    Their names become a_T1 and b_T1; where two would become one (a_b/c and a/b_c), a_b/c and a/b_c.
+    """
+    times = Counter(file.name for file in files)
+    names = []
+    for file in files:
+        if times[file.name] > 1 and not file.identity:
+            names.append("_".join((*file.folders, file.name)))
+        else:
+            names.append(file.name)
+    times = Counter(names)
+    for file, name in zip(files, names, strict=True):
+        if name == file.name:
+            yield file
+            continue
+        distinct = name
+        if times[name] > 1:
+            distinct = "/".join((*file.folders, file.name))
+        yield replace(file, name=distinct, subject=distinct)
+
+
+def _named(path: Path) -> ScanFile:
+    """A file and whose it is by its name alone: by the entities of BIDS, or the name itself."""
+    name = without_suffix(path)
+    facts: dict[str, str] = {}
+    if name.startswith("sub-"):
+        facts = entities(name)
+    # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
+    odd = any("-" in part and part.partition("-")[0] not in facts for part in name.split("_"))
+    if "sub" not in facts or odd:
+        name = name.removesuffix(f"_{Product.LABELS.suffix}")
+        return ScanFile(name, path, name)
+    known = {entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY}
+    identity = tuple(sorted(known.items()))
+    session = ""
+    if "ses" in facts:
+        session = f"ses-{facts['ses']}"
+    return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
+
+
+def _named_below(place: Path, path: Path) -> ScanFile:
+    """As `_named`; folders say whose it is as long as BIDS entities do not."""
+    file = _named(path)
+    if file.identity:
+        return file
+    return replace(file, folders=path.parent.relative_to(place).parts)
+
+
+def as_scan(file: ScanFile, scan: Path) -> ScanFile:
+    """A label map under the name of the scan that it is of."""
+    named = _named(scan)
+    return replace(
+        file,
+        name=named.name,
+        subject=named.subject,
+        session=named.session,
+        identity=named.identity,
+    )
+
+
+def refuse_changed(known: str, digest: str | None, where: Path) -> None:
+    """Raise if a file is not what a store was made from (`known`, empty for other files)."""
+    if known and digest != known:
+        remedy = "run `trinat prepare` again"
+        raise InputError("was changed since the store was made", where=where, remedy=remedy)
