@@ -108,7 +108,9 @@ def model() -> str:
     return "\n".join(_table_of_keys(key, part, level=3) for key, part in parts.items())
 
 
-def _settings(model: type[BaseModel], key: str) -> Iterator[tuple[str, type[BaseModel]]]:
+def _settings(
+    model: type[BaseModel], key: str
+) -> Iterator[tuple[str, type[BaseModel]]]:
     """The model's own keys, then those of the models within it, each by its dotted key."""
     yield key, model
     for name, field in model.model_fields.items():
@@ -135,7 +137,9 @@ def _rows_of_keys(model: type[BaseModel]) -> str:
     rows = ["| key | value | default | |", "|---|---|---|---|"]
     for name in model.model_fields:
         kind = _kind(schema["properties"].get(name, {}), schema.get("$defs", {}))
-        rows.append(f"| `{name}` | {kind} | {_default(model, name)} | {comments.get(name, '')} |")
+        rows.append(
+            f"| `{name}` | {kind} | {_default(model, name)} | {comments.get(name, '')} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -169,8 +173,18 @@ def _comments(model: type[BaseModel]) -> dict[str, str]:
     return {name: text.replace("|", "\\|") for name, text in found.items()}
 
 
-_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-_WORDS = {"string": "text", "boolean": "true or false", "null": "none", "object": "keys of its own"}
+_BOUNDS = {
+    "minimum": "≥",
+    "exclusiveMinimum": ">",
+    "maximum": "≤",
+    "exclusiveMaximum": "<",
+}
+_WORDS = {
+    "string": "text",
+    "boolean": "true or false",
+    "null": "none",
+    "object": "keys of its own",
+}
 
 
 def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
@@ -186,13 +200,19 @@ def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
         if "prefixItems" in schema:
             return ", ".join(_kind(item, known) for item in schema["prefixItems"])
         return f"list of {_kind(schema.get('items', {}), known)}"
-    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+    if schema.get("type") == "object" and isinstance(
+        schema.get("additionalProperties"), dict
+    ):
         names = _kind(schema.get("propertyNames", {}), known)
         return f"{names}: {_kind(schema['additionalProperties'], known)}"
     if schema.get("format") == "path":
         return "path"
     word = _WORDS.get(schema.get("type", "object"), schema.get("type", "object"))
-    bounds = [f"{sign} {schema[bound]:g}" for bound, sign in _BOUNDS.items() if bound in schema]
+    bounds = [
+        f"{sign} {schema[bound]:g}"
+        for bound, sign in _BOUNDS.items()
+        if bound in schema
+    ]
     return " ".join([word, ", ".join(bounds)]).strip()
 
 
@@ -211,14 +231,21 @@ def others() -> str:
 
 
 def labels() -> str:
-    return "\n".join(_scheme(path) for path in sorted(LABELS.glob("*.tsv"), reverse=True))
+    return "\n".join(
+        _scheme(path) for path in sorted(LABELS.glob("*.tsv"), reverse=True)
+    )
 
 
 def _scheme(path: Path) -> str:
     with path.open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     shown = [key for key in rows[0] if key not in ("partner", "members", "rim_of")]
-    lines = [f"## {path.stem}", "", f"| {' | '.join(shown)} |", "|---" * len(shown) + "|"]
+    lines = [
+        f"## {path.stem}",
+        "",
+        f"| {' | '.join(shown)} |",
+        "|---" * len(shown) + "|",
+    ]
     for row in rows:
         cells = [_swatch(row[key]) if key == "color" else row[key] for key in shown]
         lines.append(f"| {' | '.join(cell.replace('n/a', '') for cell in cells)} |")

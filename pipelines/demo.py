@@ -28,7 +28,9 @@ class Geometry:
 
     def __str__(self) -> str:
         spacing = " x ".join(f"{mm:g}" for mm in self.spacing_mm)
-        turned = f", oblique by {self.oblique_deg:g} degrees" if self.oblique_deg else ""
+        turned = (
+            f", oblique by {self.oblique_deg:g} degrees" if self.oblique_deg else ""
+        )
         return f"{self.subject}: {spacing} mm, axes {self.orientation}{turned}"
 
 
@@ -52,7 +54,9 @@ def run_demo(
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.run import Plan, predict
 
-    scans, truth, labels, report = (out / n for n in ("scans", "truth", "labels", "report"))
+    scans, truth, labels, report = (
+        out / n for n in ("scans", "truth", "labels", "report")
+    )
     for geometry in geometries:
         say(f"making {geometry}")
 
@@ -72,7 +76,9 @@ def run_demo(
         return outcome.exit
     say("comparing with the truth")
     models, command = {model: labels}, "trinat demo"
-    return evaluate(Settings(truth, models, report, images=scans, jobs=1, command=command))
+    return evaluate(
+        Settings(truth, models, report, images=scans, jobs=1, command=command)
+    )
 
 
 def write_phantoms(
@@ -84,7 +90,10 @@ def write_phantoms(
     """
     width = max(2, len(str(subjects)))
     pairs = [
-        (out / f"sub-{number:0{width}}_T1w.nii.gz", out / f"sub-{number:0{width}}_dseg.nii.gz")
+        (
+            out / f"sub-{number:0{width}}_T1w.nii.gz",
+            out / f"sub-{number:0{width}}_dseg.nii.gz",
+        )
         for number in range(1, subjects + 1)
     ]
     present = [path for pair in pairs for path in pair if path.exists()]
@@ -97,7 +106,9 @@ def write_phantoms(
         yield image_path, labels_path
 
 
-def _write(image: Path, labels: Path, *, seed: tuple[int, int], **geometry: Any) -> None:
+def _write(
+    image: Path, labels: Path, *, seed: tuple[int, int], **geometry: Any
+) -> None:
     scan, classes = phantom(np.random.default_rng(seed), **geometry)
     for path in (image, labels):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,18 @@ def examine() -> list[Finding]:
         ),
         *_torch(),
         Finding("processors", str(cpu_count())),
-        Finding("allocation", "tuned" if tune_allocation() else "system default (no glibc)"),
-        _at_least(
-            "memory", free_memory() / 2**30, 4, "close other programs: a scan takes about 3 GiB"
+        Finding(
+            "allocation", "tuned" if tune_allocation() else "system default (no glibc)"
         ),
-        _at_least("temporary space", disk_gib, 1, f"free space in {temporary} or set TMPDIR"),
+        _at_least(
+            "memory",
+            free_memory() / 2**30,
+            4,
+            "close other programs: a scan takes about 3 GiB",
+        ),
+        _at_least(
+            "temporary space", disk_gib, 1, f"free space in {temporary} or set TMPDIR"
+        ),
     ]
 
 
@@ -71,10 +78,14 @@ def _print(findings: list[Finding], wrong: int) -> None:
     for header in ("", "what", "found", "to do"):
         table.add_column(header, overflow="fold")
     for f in findings:
-        table.add_row(Text(f.severity, styles[f.severity]), f.subject, f.value, f.remedy)
+        table.add_row(
+            Text(f.severity, styles[f.severity]), f.subject, f.value, f.remedy
+        )
     console = Console()
     console.print(table)
-    console.print(f"{wrong} thing{'s' * (wrong != 1)} wrong." if wrong else "Nothing is wrong.")
+    console.print(
+        f"{wrong} thing{'s' * (wrong != 1)} wrong." if wrong else "Nothing is wrong."
+    )
 
 
 def _package(name: str, bounds: str) -> Finding:
@@ -85,19 +96,34 @@ def _package(name: str, bounds: str) -> Finding:
     except metadata.PackageNotFoundError:
         return Finding(name, "missing", "wrong", f"pip install '{name}{bounds}'")
     if not SpecifierSet(bounds).contains(version, prereleases=True):
-        return Finding(name, f"{version}, needs {bounds}", "wrong", f"pip install '{name}{bounds}'")
+        return Finding(
+            name, f"{version}, needs {bounds}", "wrong", f"pip install '{name}{bounds}'"
+        )
     return Finding(name, version)
 
 
 def _torch() -> list[Finding]:
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
-        return [Finding("torch import", str(error), "wrong", "install torch again: see README")]
-    from trinat.segmentation.models.hardware import bfloat16_hardware, count_gpus, describe_gpu
+    except (
+        ImportError,
+        OSError,
+    ) as error:  # OSError: a shared library of its own is missing
+        return [
+            Finding(
+                "torch import", str(error), "wrong", "install torch again: see README"
+            )
+        ]
+    from trinat.segmentation.models.hardware import (
+        bfloat16_hardware,
+        count_gpus,
+        describe_gpu,
+    )
 
     hardware = bfloat16_hardware(torch.device("cpu"))
-    computes = f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"
+    computes = (
+        f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"
+    )
     findings = [
         Finding("CPU instructions", torch.backends.cpu.get_cpu_capability()),
         Finding("CPU arithmetic", computes),
@@ -105,7 +131,11 @@ def _torch() -> list[Finding]:
     ]
     if not count_gpus():
         built = torch.version.cuda
-        note = f"torch is built for CUDA {built}, but finds no device" if built else "CPU build"
+        note = (
+            f"torch is built for CUDA {built}, but finds no device"
+            if built
+            else "CPU build"
+        )
         severity: Severity = "note" if built else "ok"
         remedy = "check the driver with nvidia-smi" if built else ""
         return [*findings, Finding("GPU", f"none ({note})", severity, remedy)]

@@ -43,7 +43,9 @@ _OUT_OF_MEMORY = re.compile(
 class TrinatError(Exception):
     """`where: what: remedy`, each part one line; `where` is mostly a file."""
 
-    def __init__(self, what: str, *, where: str | Path | None = None, remedy: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: str | Path | None = None, remedy: str = ""
+    ) -> None:
         self.what = what
         self.where = None if where is None else str(where)
         self.remedy = remedy
@@ -142,7 +144,9 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
 
     Tables are shared: the full path of an input is nobody else's business.
     """
-    first = "" if isinstance(error, TrinatError) else str(error).strip().partition("\n")[0]
+    first = (
+        "" if isinstance(error, TrinatError) else str(error).strip().partition("\n")[0]
+    )
     if isinstance(error, TrinatError):
         parts = [error.where if where else None, error.what, error.remedy]
     elif isinstance(error, OSError):
@@ -150,9 +154,13 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
         parts = [
             name if where or name is None else Path(name).name,
             error.strerror or first,
-            "free some space there" if is_disk_full(error) else "check path and permissions",
+            "free some space there"
+            if is_disk_full(error)
+            else "check path and permissions",
         ]
-    elif isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {first}"):
+    elif isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(
+        f"{type(error).__name__} {first}"
+    ):
         parts = ["out of memory", "close other programs, or use a larger machine"]
     elif isinstance(error, ImportError):
         parts = [first, "trinat doctor says what is missing"]

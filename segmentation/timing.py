@@ -121,7 +121,11 @@ def as_table(*parts: Spent) -> str:
     stages = {name: seconds for name, seconds in spent.items() if name}
     _, waited = spent.get("", (0.0, 0.0))
     known, used = (sum(column) for column in zip(*stages.values(), strict=True))
-    rows = {**stages, "other": (wall_s - known, waited), "total": (wall_s, used + waited)}
+    rows = {
+        **stages,
+        "other": (wall_s - known, waited),
+        "total": (wall_s, used + waited),
+    }
     lines = [f"{'stage':12} {'wall s':>9} {'share':>6} {'processor s':>12}"]
     for name, (wall, processor) in rows.items():
         lines.append(f"{name:12} {wall:9.2f} {wall / wall_s:6.1%} {processor:12.2f}")

@@ -10,7 +10,9 @@ import pytest
 
 # Tests that run beside each other share the cores, as do the processes that they start.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers))
+    )
 
 
 @pytest.fixture(scope="session")

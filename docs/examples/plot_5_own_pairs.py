@@ -29,7 +29,10 @@ for seed in range(5):
     centre = np.argwhere(truth.data).mean(0).astype(int)
     part = tuple(slice(c - 20, c + 20) for c in centre)
     nib.save(scan.to_nibabel().slicer[part], folder / f"own/images/sub-{seed}.nii.gz")
-    nib.save(truth.to_nibabel(labels=True).slicer[part], folder / f"own/labels/sub-{seed}.nii.gz")
+    nib.save(
+        truth.to_nibabel(labels=True).slicer[part],
+        folder / f"own/labels/sub-{seed}.nii.gz",
+    )
 
 
 def run(line):
@@ -54,7 +57,9 @@ run("trinat train miniature --store store --view coronal --out run --quiet")
 # The test person is segmented and compared with its labels:
 
 run("trinat predict --store store --part test --model run/model --out found --quiet")
-run("trinat evaluate --store store --part test --pred found --out report --tables-only --quiet")
+run(
+    "trinat evaluate --store store --part test --pred found --out report --tables-only --quiet"
+)
 
 # %%
 # 40 steps find the large structures at best:

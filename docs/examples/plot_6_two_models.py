@@ -35,7 +35,9 @@ pictures |= {way: result.probability(name).data for way, result in found.items()
 
 figure, axes = plt.subplots(1, 5, figsize=(10, 2.4))
 for panel, (title, data) in zip(axes, pictures.items(), strict=False):
-    panel.imshow(data[:, cut].T, origin="lower", cmap="gray", vmax=None if title == "scan" else 1)
+    panel.imshow(
+        data[:, cut].T, origin="lower", cmap="gray", vmax=None if title == "scan" else 1
+    )
     panel.set_title(title, fontsize=10)
 colors = np.zeros((256, 3), np.uint8)
 for label in fused.scheme.labels:
@@ -51,7 +53,9 @@ plt.tight_layout()
 # intervals and tests over persons.
 
 deep = ["Thalamus", "Caudate", "Putamen", "Pallidum", "Hippocampus", "Amygdala"]
-dice = pd.DataFrame({way: trinat.evaluate(exact, result).dice for way, result in found.items()})
+dice = pd.DataFrame(
+    {way: trinat.evaluate(exact, result).dice for way, result in found.items()}
+)
 dice = dice.loc[[f"Left-{name}" for name in deep]]
 dice.round(2)
 

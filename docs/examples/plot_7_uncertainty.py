@@ -55,4 +55,6 @@ rows = {
     "Dice, noisy": noisy.uncertainty.pairwise_dice,
 }
 table = pd.DataFrame(rows, index=names)
-table.loc[["Left-Thalamus", "Left-Putamen", "Left-Hippocampus", "Left-Amygdala"]].round(3)
+table.loc[["Left-Thalamus", "Left-Putamen", "Left-Hippocampus", "Left-Amygdala"]].round(
+    3
+)

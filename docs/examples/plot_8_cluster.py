@@ -31,7 +31,9 @@ for number in range(4):
 def run(line):
     print(f"$ {line}")
     command = [sys.executable, "-m", *shlex.split(line)]
-    done = subprocess.run(command, cwd=folder, check=True, text=True, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        command, cwd=folder, check=True, text=True, stderr=subprocess.PIPE
+    )
     print(done.stderr.splitlines()[-1] if done.stderr else "")
 
 
@@ -40,7 +42,9 @@ def run(line):
 # a SLURM array a script gives ``--shard``: ``sbatch --array=1-2 scripts/slurm/array.sh scans``.
 
 for task in ("1/2", "2/2"):
-    run(f"trinat predict scans --out labels --views coronal --no-pictures --shard {task}")
+    run(
+        f"trinat predict scans --out labels --views coronal --no-pictures --shard {task}"
+    )
 
 # %%
 # Each task has written a ledger. Joined, they make the tables and the page:

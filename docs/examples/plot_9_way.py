@@ -61,7 +61,11 @@ show({f"slice {n}": slices[n] for n in (20, 40, 65)}, cmap="gray")
 # **Each view's labels.** What one network finds by itself. The sagittal view cannot tell left from
 # right, so a segmentation always has another view beside it:
 
-ways = {"coronal": ["coronal"], "axial": ["axial"], "sagittal and coronal": ["sagittal", "coronal"]}
+ways = {
+    "coronal": ["coronal"],
+    "axial": ["axial"],
+    "sagittal and coronal": ["sagittal", "coronal"],
+}
 found = {name: trinat.segment(image, views=views) for name, views in ways.items()}
 fused = segmenter.segment(image)
 colors = np.array([label.color for label in fused.scheme.labels], np.uint8)
@@ -80,7 +84,9 @@ share = fused.fused[..., 1:].max(-1).values.float().numpy()
 show(
     {
         "scan": np.clip(middles(gray)["coronal"], 0, 1)[..., None].repeat(3, -1),
-        "probability of the likeliest": middles(share[box])["coronal"][..., None].repeat(3, -1),
+        "probability of the likeliest": middles(share[box])["coronal"][
+            ..., None
+        ].repeat(3, -1),
         "labels": cut(fused.working),
     }
 )

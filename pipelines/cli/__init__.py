@@ -32,10 +32,16 @@ app = typer.Typer(
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=show_version, is_eager=True, help="Print the version and exit."
+        False,
+        "--version",
+        callback=show_version,
+        is_eager=True,
+        help="Print the version and exit.",
     ),
     debug: bool = typer.Option(
-        False, "--debug", help="Show the traceback of an error; accepted anywhere in the line."
+        False,
+        "--debug",
+        help="Show the traceback of an error; accepted anywhere in the line.",
     ),
     log_level: Literal["quiet", "normal", "debug"] = typer.Option(
         "normal",
@@ -103,7 +109,9 @@ def run(app: typer.Typer) -> NoReturn:
     try:
         name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
         defaults = _quiet(typer.main.get_command(app)) if level == "quiet" else None
-        result = app(arguments, prog_name=name, standalone_mode=False, default_map=defaults)
+        result = app(
+            arguments, prog_name=name, standalone_mode=False, default_map=defaults
+        )
     except typer.TyperException as error:
         sys.exit(_usage(error))
     except (typer.Abort, KeyboardInterrupt):
@@ -130,7 +138,9 @@ def _log_level(words: list[str]) -> tuple[list[str], str]:
             kept.append(word)
     # An unknown level is left to typer, which says what there is.
     return (
-        kept if level in ("quiet", "normal", "debug") else [f"--log-level={level}", *kept]
+        kept
+        if level in ("quiet", "normal", "debug")
+        else [f"--log-level={level}", *kept]
     ), level
 
 
@@ -150,7 +160,9 @@ def _open_closed_streams() -> None:
             is_closed = True
         if is_closed:
             descriptor = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(descriptor, True)  # for the processes that are started from here
+            os.set_inheritable(
+                descriptor, True
+            )  # for the processes that are started from here
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
 
 
@@ -173,7 +185,9 @@ def _failure(error: Exception) -> Exit:
     if isinstance(error, TrinatError):
         return _say(str(error), exit_code(error))
     reason = reason_of(error)
-    report = "; please report the output of --debug" if reason.endswith("of trinat") else ""
+    report = (
+        "; please report the output of --debug" if reason.endswith("of trinat") else ""
+    )
     return _say(f"{reason}{report}", Exit.ALL_FAILED)
 
 

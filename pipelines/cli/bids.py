@@ -15,7 +15,9 @@ from trinat.pipelines.cli.options import show_version
 def command(
     bids_dir: Path = typer.Argument(help="BIDS dataset."),
     output_dir: Path = typer.Argument(help="Folder for the derivatives."),
-    level: str = typer.Argument(help="participant: segment; group: write tables of all."),
+    level: str = typer.Argument(
+        help="participant: segment; group: write tables of all."
+    ),
     participant_label: list[str] = typer.Option(
         [],
         "--participant_label",
@@ -30,9 +32,16 @@ def command(
         help="Sessions to process, as a or ses-a. Default: all.",
     ),
     model: options.Model = "",
-    device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."),
+    device: str = typer.Option(
+        "auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."
+    ),
     n_cpus: int | None = typer.Option(
-        None, "--n_cpus", "--n-cpus", min=1, envvar="TRINAT_THREADS", help="Number of CPU threads."
+        None,
+        "--n_cpus",
+        "--n-cpus",
+        min=1,
+        envvar="TRINAT_THREADS",
+        help="Number of CPU threads.",
     ),
     uncertainty: options.Uncertainty = 0,
     stats: options.Stats = False,
@@ -43,10 +52,18 @@ def command(
     overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
     _version: bool = typer.Option(
-        False, "--version", "-v", callback=show_version, is_eager=True, help="Print the version."
+        False,
+        "--version",
+        "-v",
+        callback=show_version,
+        is_eager=True,
+        help="Print the version.",
     ),
     skip_bids_validation: bool = typer.Option(
-        False, "--skip_bids_validation", "--skip-bids-validation", help="Accepted and ignored."
+        False,
+        "--skip_bids_validation",
+        "--skip-bids-validation",
+        help="Accepted and ignored.",
     ),
 ) -> int:
     """Segment the T1w scans of a BIDS dataset into BIDS derivatives.
@@ -61,12 +78,16 @@ def command(
     from trinat.segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):
-        raise ConfigError(f"unknown analysis level {level!r}", remedy="give participant or group")
+        raise ConfigError(
+            f"unknown analysis level {level!r}", remedy="give participant or group"
+        )
     if level == "group":
         return merge(output_dir, overwrite=overwrite).exit
     if not (bids_dir / "dataset_description.json").is_file():
         what = "not a BIDS dataset: dataset_description.json is missing"
-        raise InputError(what, where=bids_dir, remedy="use trinat predict for other folders")
+        raise InputError(
+            what, where=bids_dir, remedy="use trinat predict for other folders"
+        )
     devices = split_devices(device)
     plan = Plan(
         inputs=[str(bids_dir)],

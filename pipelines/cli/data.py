@@ -23,7 +23,9 @@ def list_() -> None:
 
     for name, dataset in load_catalogue().items():
         parts = ", ".join(
-            f"{archive.part} (discs 1-{archive.discs})" if archive.discs > 1 else archive.part
+            f"{archive.part} (discs 1-{archive.discs})"
+            if archive.discs > 1
+            else archive.part
             for archive in dataset.archives
         )
         typer.echo(f"{name}: {dataset.title}")
@@ -44,10 +46,14 @@ def list_() -> None:
 def get(
     dataset: str = typer.Argument(help="Dataset name, as printed by trinat data list."),
     root: Path = typer.Option(..., "--root", help="Download folder."),
-    disc: list[int] = typer.Option(None, help="Disc to download; repeatable. Default: all."),
+    disc: list[int] = typer.Option(
+        None, help="Disc to download; repeatable. Default: all."
+    ),
     part: str = typer.Option("images", help="oasis1: images or freesurfer."),
     accept_terms: bool = typer.Option(
-        False, "--accept-terms", help="Confirm that you have read and accept the dataset's terms."
+        False,
+        "--accept-terms",
+        help="Confirm that you have read and accept the dataset's terms.",
     ),
     quiet: Quiet = False,
 ) -> None:
@@ -62,7 +68,9 @@ def get(
 
     catalogue = load_catalogue()
     if dataset not in catalogue:
-        raise ConfigError(f"no dataset {dataset!r}", remedy=f"choose from {', '.join(catalogue)}")
+        raise ConfigError(
+            f"no dataset {dataset!r}", remedy=f"choose from {', '.join(catalogue)}"
+        )
     entry = catalogue[dataset]
     files = entry.files(part=part, discs=tuple(disc or ()))
     if not accept_terms:
@@ -71,7 +79,11 @@ def get(
     for remote in files:
         with byte_progress(remote.name, quiet) as progress:
             fetched = fetch(remote, root, progress=progress)
-        known = "as published" if fetched.published else f"not published; saved in {CHECKSUMS}"
+        known = (
+            "as published"
+            if fetched.published
+            else f"not published; saved in {CHECKSUMS}"
+        )
         there = "already downloaded" if fetched.was_there else "downloaded"
         typer.echo(f"{fetched.path}: {there}, {fetched.checksum} ({known})")
 
@@ -80,14 +92,20 @@ def get(
 def show(
     store: Path = _STORE,
     subject: str = typer.Argument(help="Subject in the store."),
-    out: Path = typer.Option(None, "--out", "-o", help="PNG file. Default: SUBJECT.png."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="PNG file. Default: SUBJECT.png."
+    ),
     augment: int = typer.Option(
         0, min=0, max=48, help="Show this many augmented slices per view instead."
     ),
-    augmentation: Path = typer.Option(None, help="YAML file with augmentation settings."),
+    augmentation: Path = typer.Option(
+        None, help="YAML file with augmentation settings."
+    ),
     seed: int = typer.Option(0, min=0, help="Random seed of the augmentation."),
     whole_head: bool = typer.Option(
-        False, "--whole-head", help="Show the face too; by default only the brain is shown."
+        False,
+        "--whole-head",
+        help="Show the face too; by default only the brain is shown.",
     ),
 ) -> None:
     """Write a mosaic of a subject: image, labels and overlay in three views.
@@ -98,7 +116,9 @@ def show(
 
     path = out or Path(f"{subject}.png")
     if augment:
-        show_augmented(store, subject, path, count=augment, config=augmentation, seed=seed)
+        show_augmented(
+            store, subject, path, count=augment, config=augmentation, seed=seed
+        )
     else:
         show_subject(store, subject, path, whole_head=whole_head)
     typer.echo(str(path))
@@ -107,7 +127,9 @@ def show(
 @app.command("report")
 def report(
     store: Path = _STORE,
-    out: Path = typer.Option(None, "--out", "-o", help="HTML file. Default: STORE/report.html."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="HTML file. Default: STORE/report.html."
+    ),
 ) -> None:
     """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
 
@@ -121,7 +143,9 @@ def report(
 
 
 def prepare(
-    out: Path = typer.Option(..., "--out", "-o", help="Slice store to create or update."),
+    out: Path = typer.Option(
+        ..., "--out", "-o", help="Slice store to create or update."
+    ),
     source: str = typer.Option(
         None, help="oasis1, neurite, ixi, malc, freesurfer, bids, pairs or labelmaps."
     ),
@@ -132,7 +156,8 @@ def prepare(
         None, help="Label scheme: quicknat33 (default), tissue4, left4 or a TSV file."
     ),
     views: list[str] = typer.Option(
-        None, help="Views to cut: coronal axial sagittal. Default: all that the scheme allows."
+        None,
+        help="Views to cut: coronal axial sagittal. Default: all that the scheme allows.",
     ),
     image: str = typer.Option(
         None,
@@ -140,14 +165,17 @@ def prepare(
         "malc head, stripped; freesurfer a file name in mri/.",
     ),
     label_maps: str = typer.Option(
-        None, help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
+        None,
+        help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder.",
     ),
     fold: str = typer.Option(
         None,
         help="Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV file "
         "with columns first, last, name, target.",
     ),
-    subjects_dir: Path = typer.Option(None, help="FreeSurfer results of these scans (ixi)."),
+    subjects_dir: Path = typer.Option(
+        None, help="FreeSurfer results of these scans (ixi)."
+    ),
     label_with: str = typer.Option(
         None,
         "--label-with",
@@ -206,12 +234,16 @@ def prepare(
         summary = run(settings, out, jobs=jobs, say=say, finished=finished)
     for row in summary.rows:
         if row.status == "failed" or (row.reason and not quiet):
-            typer.echo(f"{row.subject}: {row.status}: {row.reason}", err=row.status == "failed")
+            typer.echo(
+                f"{row.subject}: {row.status}: {row.reason}", err=row.status == "failed"
+            )
     typer.echo(
         f"{out}: {len(summary.rows)} in, {summary.made} made, {summary.current} up to date, "
         f"{summary.failed} failed, {summary.skipped} skipped"
     )
-    if not quiet and len({p.person for p in Store(out).labelled}) >= 3:  # one for each part
+    if (
+        not quiet and len({p.person for p in Store(out).labelled}) >= 3
+    ):  # one for each part
         if SOURCES[settings.source].published_training:
             say_next("split", out, "--published", "--validation", "2")
         else:
@@ -234,13 +266,20 @@ def split(
         "persons alone are divided.",
     ),
     validation: int = typer.Option(
-        None, min=0, help="With --published: training persons that validate. Default: 0."
+        None,
+        min=0,
+        help="With --published: training persons that validate. Default: 0.",
     ),
-    seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same split."),
+    seed: int = typer.Option(
+        0, min=0, help="Random seed; the same seed gives the same split."
+    ),
     exclude: Path = typer.Option(
-        None, help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
+        None,
+        help="Text file of subjects to leave out, one a line, as trinat suspects writes it.",
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="JSON file. Default: STORE/split.json."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="JSON file. Default: STORE/split.json."
+    ),
 ) -> None:
     """Divide a store's persons; sessions of one person and families stay together.
 
@@ -266,7 +305,11 @@ def split(
         published=published,
         validation=validation or 0,
     ):
-        parts = {"train": split.train, "validation": split.validation, "test": split.test}
+        parts = {
+            "train": split.train,
+            "validation": split.validation,
+            "test": split.test,
+        }
         counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())
         typer.echo(f"{path}: {counts}")
     if out is None:
@@ -279,13 +322,21 @@ def split(
 
 def phantom(
     out: Path = typer.Argument(help="Output folder.", file_okay=False),
-    subjects: int = typer.Option(1, min=1, max=9999, help="Number of heads, all different."),
-    seed: int = typer.Option(0, min=0, help="Random seed; the same seed gives the same files."),
+    subjects: int = typer.Option(
+        1, min=1, max=9999, help="Number of heads, all different."
+    ),
+    seed: int = typer.Option(
+        0, min=0, help="Random seed; the same seed gives the same files."
+    ),
     spacing: tuple[float, float, float] = typer.Option(
         (1.0, 1.0, 1.0), help="Voxel size in mm along the array's axes, 0.3 to 10."
     ),
-    orientation: str = typer.Option("RAS", help="Orientation of the array's axes, as LIA."),
-    oblique: float = typer.Option(0.0, help="Rotate the grid by this many degrees, up to 45."),
+    orientation: str = typer.Option(
+        "RAS", help="Orientation of the array's axes, as LIA."
+    ),
+    oblique: float = typer.Option(
+        0.0, help="Rotate the grid by this many degrees, up to 45."
+    ),
     force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
 ) -> None:
     """Write synthetic T1 scans of a head, each with its exact segmentation.

@@ -20,11 +20,15 @@ RatingsFile = Annotated[
         "raters.csv (agreement, Cohen's kappa).",
     ),
 ]
-Jobs = Annotated[int | None, typer.Option(help="Number of processes. Default: one per processor.")]
+Jobs = Annotated[
+    int | None, typer.Option(help="Number of processes. Default: one per processor.")
+]
 
 
 def evaluate(
-    truth: Path = typer.Option(None, "--truth", help="True label maps: a folder or a file."),
+    truth: Path = typer.Option(
+        None, "--truth", help="True label maps: a folder or a file."
+    ),
     pred: list[Path] = typer.Option(
         ..., "--pred", "-i", help="Predicted label maps; repeat it to compare models."
     ),
@@ -36,7 +40,9 @@ def evaluate(
         [], "--model-name", help="Display name of a model, one for each --pred."
     ),
     labels: str = typer.Option(
-        "quicknat33", "--labels", help="Label scheme to compare in: a name or a TSV file."
+        "quicknat33",
+        "--labels",
+        help="Label scheme to compare in: a name or a TSV file.",
     ),
     mapping: Path | None = typer.Option(
         None,
@@ -60,7 +66,9 @@ def evaluate(
         None, "--images", help="T1 scans, to show the worst cases on."
     ),
     resample: bool = typer.Option(
-        False, "--resample", help="Resample predictions on another grid to the truth's grid."
+        False,
+        "--resample",
+        help="Resample predictions on another grid to the truth's grid.",
     ),
     trust_affine: TrustAffine = None,
     not_predicted: list[str] = typer.Option(
@@ -72,13 +80,17 @@ def evaluate(
     ratings: RatingsFile = None,
     jobs: Jobs = None,
     show_heads: bool = typer.Option(
-        False, "--show-heads", help="Show whole heads including faces, not only the brain."
+        False,
+        "--show-heads",
+        help="Show whole heads including faces, not only the brain.",
     ),
     tables_only: bool = typer.Option(
         False, "--tables-only", help="Write tables only, without figures and page."
     ),
     latex: bool = typer.Option(
-        False, "--latex", help="Also write structures.tex: Dice, IoU and distances for a paper."
+        False,
+        "--latex",
+        help="Also write structures.tex: Dice, IoU and distances for a paper.",
     ),
     csv: bool = typer.Option(
         False, "--csv", help="Also write structures.csv: the numbers of structures.tex."
@@ -96,9 +108,13 @@ def evaluate(
     if (truth is None) == (store is None):
         raise ConfigError("one of --truth and --store is needed", remedy="give either")
     if folds and store is None:
-        raise ConfigError("--folds without --store", remedy="name the store that was split")
+        raise ConfigError(
+            "--folds without --store", remedy="name the store that was split"
+        )
     if fold is not None and store is not None:
-        raise ConfigError("--fold with --store", remedy="leave it out: a store knows its numbers")
+        raise ConfigError(
+            "--fold with --store", remedy="leave it out: a store knows its numbers"
+        )
     settings = Settings(
         truth=store or truth,
         part=part if store and not folds else None,
@@ -122,18 +138,24 @@ def evaluate(
         command=_command(),
     )
     with batch_progress(quiet) as progress:
-        status = evaluate(settings, progress=progress, say=partial(typer.echo, err=True))
+        status = evaluate(
+            settings, progress=progress, say=partial(typer.echo, err=True)
+        )
     if not quiet:
         typer.echo(out / ("metrics.csv" if tables_only else "report.html"))
     return status
 
 
 def report(
-    predictions: Path = typer.Argument(..., help="Label maps: a folder, or a BIDS derivative."),
+    predictions: Path = typer.Argument(
+        ..., help="Label maps: a folder, or a BIDS derivative."
+    ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Output folder. Default: PREDICTIONS/report."
     ),
-    labels: str = typer.Option("quicknat33", help="Label scheme: a name or a TSV file."),
+    labels: str = typer.Option(
+        "quicknat33", help="Label scheme: a name or a TSV file."
+    ),
     participants: Path | None = typer.Option(
         None,
         "--participants",
@@ -145,7 +167,9 @@ def report(
         help="TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally sex, "
         "age_from, age_to.",
     ),
-    images: Path | None = typer.Option(None, "--images", help="T1 scans, for pictures."),
+    images: Path | None = typer.Option(
+        None, "--images", help="T1 scans, for pictures."
+    ),
     trust_affine: TrustAffine = None,
     ratings: RatingsFile = None,
     jobs: Jobs = None,

@@ -47,7 +47,9 @@ def models(json_: Json = False) -> int:
     for header in ("name", "views", "labels", "MB", "measured"):
         table.add_column(header, overflow="fold")
     for model in found:
-        measured = ", ".join(f"{key} {_short(value)}" for key, value in model["metrics"].items())
+        measured = ", ".join(
+            f"{key} {_short(value)}" for key, value in model["metrics"].items()
+        )
         views, size = " ".join(model["views"]), f"{model['megabytes']:.1f}"
         cells = (model["name"], views, model["labels"], size, measured)
         # What a model says of itself is text: no markup, nothing that a terminal obeys.
@@ -62,7 +64,9 @@ def models(json_: Json = False) -> int:
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
     from trinat.segmentation.models.model_info import weights_file
 
-    size = sum((folder / weights_file(view)).stat().st_size for view in info.architectures)
+    size = sum(
+        (folder / weights_file(view)).stat().st_size for view in info.architectures
+    )
     return {
         "name": name,
         "views": [view.value for view in info.architectures],
@@ -80,20 +84,31 @@ def _short(value: Any) -> str:
 
 
 def bundle(
-    sources: list[Path] = typer.Argument(help="Run folders of trinat train, or model folders."),
-    out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
-    name: str = typer.Option(None, help="Name of the model. Default: name of the folder."),
-    weights: str = typer.Option(
-        None, help="File written by trinat fuse-weights, or: default. Default: from the sources."
+    sources: list[Path] = typer.Argument(
+        help="Run folders of trinat train, or model folders."
     ),
-    licence: str = typer.Option("", help="Licence of the weights, where a source states none."),
+    out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
+    name: str = typer.Option(
+        None, help="Name of the model. Default: name of the folder."
+    ),
+    weights: str = typer.Option(
+        None,
+        help="File written by trinat fuse-weights, or: default. Default: from the sources.",
+    ),
+    licence: str = typer.Option(
+        "", help="Licence of the weights, where a source states none."
+    ),
     prior: Path = typer.Option(
         None, help="Folder of label maps to make the model's anatomical prior from."
     ),
     ensemble: bool = typer.Option(
-        False, "--ensemble", help="Sources of the same view become members whose mean counts."
+        False,
+        "--ensemble",
+        help="Sources of the same view become members whose mean counts.",
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace the model in --out."
+    ),
 ) -> None:
     """Combine views that were trained separately, and their fusion weights, into one model.
 
@@ -113,15 +128,20 @@ def bundle(
     )
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")
     for structure in info.not_predicted:
-        untaught = [v.value for v, o in info.origins.items() if structure in o.not_predicted]
+        untaught = [
+            v.value for v, o in info.origins.items() if structure in o.not_predicted
+        ]
         if len(untaught) < len(info.origins):
-            typer.echo(f"{structure} is not predicted: not taught to {', '.join(untaught)}")
+            typer.echo(
+                f"{structure} is not predicted: not taught to {', '.join(untaught)}"
+            )
 
 
 def calibrate(
     model: str = typer.Argument(help="Model folder."),
     scans: list[Path] = typer.Argument(
-        None, help="FreeSurfer subject folders to test the limits on; they set no limits."
+        None,
+        help="FreeSurfer subject folders to test the limits on; they set no limits.",
     ),
     device: Device = "auto",
     threads: Threads = None,
@@ -141,7 +161,9 @@ def calibrate(
 
 def export(
     model: str = typer.Argument(help="Name of a shipped model, or a model folder."),
-    out: Path = typer.Option(..., "--out", "-o", help="Output folder; one file per view."),
+    out: Path = typer.Option(
+        ..., "--out", "-o", help="Output folder; one file per view."
+    ),
     format_: str = typer.Option("onnx", "--format", help="onnx"),
 ) -> None:
     """Write a model's networks as ONNX, and check that they give the same labels.
@@ -155,11 +177,18 @@ def export(
 
 
 def fuse_weights(
-    model: str = typer.Argument(help="Model folder; with --out also a shipped model's name."),
-    scans: Path = typer.Option(..., "--scans", "-i", help="T1 scans not used in training."),
+    model: str = typer.Argument(
+        help="Model folder; with --out also a shipped model's name."
+    ),
+    scans: Path = typer.Option(
+        ..., "--scans", "-i", help="T1 scans not used in training."
+    ),
     truth: Path = typer.Option(..., "--truth", help="Their true label maps."),
     out: Path = typer.Option(
-        None, "--out", "-o", help="Write the weights to this file; do not change the model."
+        None,
+        "--out",
+        "-o",
+        help="Write the weights to this file; do not change the model.",
     ),
     mapping: Path = typer.Option(
         None,
@@ -191,7 +220,9 @@ def fuse_weights(
 
 
 def import_weights(
-    file: Path = typer.Argument(exists=True, dir_okay=False, help="File written by torch.save."),
+    file: Path = typer.Argument(
+        exists=True, dir_okay=False, help="File written by torch.save."
+    ),
     view: Literal["coronal", "axial", "sagittal"] = typer.Option(
         ..., help="View that it was trained on."
     ),
@@ -218,11 +249,17 @@ def labels(
     format_: Literal["freesurfer", "itksnap", "slicer", "fsleyes"] = typer.Option(
         "freesurfer", "--format", help="Program to write for."
     ),
-    scheme: str = typer.Option("quicknat33", "--labels", help="Label scheme: a name or TSV file."),
-    index: bool = typer.Option(
-        False, "--index", help="Numbers 0 to K, as trinat predict --format index writes them."
+    scheme: str = typer.Option(
+        "quicknat33", "--labels", help="Label scheme: a name or TSV file."
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="File to write. Default: print."),
+    index: bool = typer.Option(
+        False,
+        "--index",
+        help="Numbers 0 to K, as trinat predict --format index writes them.",
+    ),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="File to write. Default: print."
+    ),
 ) -> None:
     """Print names and colours of the labels for FreeView, ITK-SNAP, 3D Slicer or FSLeyes.
 

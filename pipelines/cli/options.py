@@ -11,7 +11,9 @@ from typer.core import TyperCommand
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
-Device = Annotated[str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")]
+Device = Annotated[
+    str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")
+]
 FillNonfinite = Annotated[
     bool, typer.Option("--fill-nonfinite", help="Replace NaN and infinite voxels by 0.")
 ]
@@ -23,12 +25,15 @@ Model = Annotated[
         "Default: quicknat on GPUs once it is shipped, otherwise fast."
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and failures only.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print results and failures only.")
+]
 Timings = Annotated[
     bool, typer.Option("--timings", help="Print where wall and processor time went.")
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, envvar="TRINAT_THREADS", help="Number of CPU threads.")
+    int | None,
+    typer.Option(min=1, envvar="TRINAT_THREADS", help="Number of CPU threads."),
 ]
 TrustAffine = Annotated[
     Literal["sform", "qform", "header"] | None,
@@ -38,11 +43,16 @@ TrustAffine = Annotated[
 
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", help="Slice store with a split: brings label scheme, views and files."),
+    typer.Option(
+        "--store",
+        help="Slice store with a split: brings label scheme, views and files.",
+    ),
 ]
 Folds = Annotated[
     bool,
-    typer.Option("--folds", help="Cross-validation: all splits of trinat split --kfold in turn."),
+    typer.Option(
+        "--folds", help="Cross-validation: all splits of trinat split --kfold in turn."
+    ),
 ]
 Part = Annotated[
     Literal["train", "validation", "test"],
@@ -91,15 +101,20 @@ class ListOptions(TyperCommand):
 Overwrite = Annotated[
     bool,
     typer.Option(
-        "--overwrite", help="Replace files that trinat did not write; keep a copy (.bak)."
+        "--overwrite",
+        help="Replace files that trinat did not write; keep a copy (.bak).",
     ),
 ]
 Uncertainty = Annotated[
     int,
     typer.Option(
-        "--uncertainty", min=0, help="Number of dropout samples to estimate uncertainty from."
+        "--uncertainty",
+        min=0,
+        help="Number of dropout samples to estimate uncertainty from.",
     ),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
 Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
-Probabilities = Annotated[bool, typer.Option("--probabilities", help="Write probability maps.")]
+Probabilities = Annotated[
+    bool, typer.Option("--probabilities", help="Write probability maps.")
+]

@@ -40,7 +40,9 @@ def predict(
         envvar="TRINAT_DEVICE",
         help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1.",
     ),
-    workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
+    workers: int = typer.Option(
+        1, min=1, help="Number of processes; each loads the model."
+    ),
     threads: options.Threads = None,
     batch: int | None = typer.Option(None, min=1, help="Number of slices per batch."),
     precision: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
@@ -54,18 +56,24 @@ def predict(
     ),
     uncertainty: options.Uncertainty = 0,
     clean: bool = typer.Option(
-        False, "--clean", help="Keep the largest component of each structure and fill holes."
+        False,
+        "--clean",
+        help="Keep the largest component of each structure and fill holes.",
     ),
     format_: Literal["aseg", "index"] = typer.Option(
         "aseg", "--format", help="Label numbers: aseg (FreeSurfer's) or index (0 to K)."
     ),
-    mgz: bool = typer.Option(False, "--mgz", help="Write .mgz label maps for .mgz scans."),
+    mgz: bool = typer.Option(
+        False, "--mgz", help="Write .mgz label maps for .mgz scans."
+    ),
     stats: options.Stats = False,
     pictures: bool = typer.Option(True, help="Write a picture of each scan's labels."),
     entropy: options.Entropy = False,
     probabilities: options.Probabilities = False,
     dicom_seg: bool = typer.Option(
-        False, "--dicom-seg", help="Write a DICOM SEG of each scan that was given as DICOM."
+        False,
+        "--dicom-seg",
+        help="Write a DICOM SEG of each scan that was given as DICOM.",
     ),
     fill_nonfinite: options.FillNonfinite = False,
     trust_affine: options.TrustAffine = None,
@@ -96,7 +104,9 @@ def predict(
         None, help="YAML file with the cluster's jobs, cores, memory and walltime."
     ),
     timings: options.Timings = False,
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print one summary line only."),
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", help="Print one summary line only."
+    ),
     json_: options.Json = False,
 ) -> int:
     """Segment scans: label maps in each scan's own space, volumes and quality grades.
@@ -116,7 +126,9 @@ def predict(
     # What is found, by its folder below --out (and with --folds below --model).
     runs: dict[str, Found | None] = {"": None}
     if bool(inputs) == (store is not None):
-        raise ConfigError("what is to be segmented is one of two", remedy="give INPUTS or --store")
+        raise ConfigError(
+            "what is to be segmented is one of two", remedy="give INPUTS or --store"
+        )
     if folds and (store is None or not model):
         raise ConfigError("--folds needs --store and --model", remedy="give both")
     if store is not None:
@@ -125,7 +137,10 @@ def predict(
 
         opened = Store(store)
         if folds:
-            tested = {FOLD.format(n): opened.part("test", s) for n, s in enumerate(opened.folds)}
+            tested = {
+                FOLD.format(n): opened.part("test", s)
+                for n, s in enumerate(opened.folds)
+            }
         else:
             tested = {"": opened.part(part)}
         runs = {place: stored_cases(opened, names) for place, names in tested.items()}
@@ -161,21 +176,27 @@ def predict(
         timings=timings,
         overwrite=overwrite,
         shard=Shard.parse(shard) if shard else None,
-        engine=engine_on(cluster, cluster_config, devices, workers, timeout) if cluster else None,
+        engine=engine_on(cluster, cluster_config, devices, workers, timeout)
+        if cluster
+        else None,
     )
     outcomes: list[Outcome] = []
     for place, found in runs.items():
         plan = replace(plan, found=found, out=out / place)
         if folds:
             plan = replace(plan, model=f"{model}/{place}/model")
-        with listener(quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()) as parts:
+        with listener(
+            quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()
+        ) as parts:
             start, entry, end = parts
             outcomes.append(predict(plan, start, entry))
             end(outcomes[-1], plan.out)
         if outcomes[-1].interrupted:
             break
     if clock:
-        typer.echo(as_table(*(outcome.spent for outcome in outcomes), clock.take()), err=True)
+        typer.echo(
+            as_table(*(outcome.spent for outcome in outcomes), clock.take()), err=True
+        )
     whole = replace(
         outcomes[-1],
         done=sum(outcome.done for outcome in outcomes),
@@ -184,7 +205,9 @@ def predict(
     )
     if store is not None and whole.done + whole.skipped and not (quiet or json_):
         which = ["--folds"] if folds else ["--part", part]
-        options.say_next("evaluate", "--store", store, *which, "--pred", out, "--out", "report")
+        options.say_next(
+            "evaluate", "--store", store, *which, "--pred", out, "--out", "report"
+        )
     return whole.exit
 
 
@@ -204,9 +227,13 @@ def merge(
 
 
 def demo(
-    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Output folder.", file_okay=False),
+    out: Path = typer.Option(
+        Path("demo"), "--out", "-o", help="Output folder.", file_okay=False
+    ),
     seed: int = typer.Option(0, min=0, help="Random seed of the heads."),
-    model: str = typer.Option("fast", help="Name of a shipped model, or a model folder."),
+    model: str = typer.Option(
+        "fast", help="Name of a shipped model, or a model folder."
+    ),
 ) -> int:
     """Make three synthetic heads in unusual geometries, segment and evaluate them.
 
@@ -268,7 +295,9 @@ def engine_on(
         raise ConfigError(f"--cluster {cluster}: unknown cluster", remedy=remedy)
     if len(devices) > 1:
         what = f"--device {','.join(devices)} with --cluster: a worker has one device"
-        raise ConfigError(what, remedy="give one, as cuda, and start a worker for each GPU")
+        raise ConfigError(
+            what, remedy="give one, as cuda, and start a worker for each GPU"
+        )
     if workers > 1:
         what = f"--workers {workers} with --cluster: the cluster sets the number of workers"
         raise ConfigError(what, remedy=f"remove it, or give --cluster local:{workers}")
@@ -277,5 +306,7 @@ def engine_on(
         remedy = "remove it; the walltime in --cluster-config ends a job that hangs"
         raise ConfigError(what, remedy=remedy)
     if importlib.util.find_spec("distributed") is None:
-        raise ConfigError("--cluster needs more packages", remedy="pip install 'trinat[cluster]'")
+        raise ConfigError(
+            "--cluster needs more packages", remedy="pip install 'trinat[cluster]'"
+        )
     return lambda settings: DaskEngine(settings, cluster, config, device=devices[0])

@@ -21,21 +21,35 @@ def serve_(
         "$XDG_STATE_HOME or ~/.local/state.",
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen at."),
-    port: int = typer.Option(8765, min=0, max=65535, help="Port to listen at; 0: any free one."),
+    port: int = typer.Option(
+        8765, min=0, max=65535, help="Port to listen at; 0: any free one."
+    ),
     name: list[str] = typer.Option(
         [], help="Name that a proxy before this server has. Repeatable."
     ),
     keep: float = typer.Option(
-        24, min=0, help="Hours after its end at which a scan is deleted with its results."
+        24,
+        min=0,
+        help="Hours after its end at which a scan is deleted with its results.",
     ),
     max_upload: float = typer.Option(1000, min=1, help="Largest upload, in MB."),
     max_queue: int = typer.Option(200, min=1, help="Number of scans that may wait."),
-    max_client: int = typer.Option(50, min=1, help="Number of scans that one address may have."),
-    device: str = typer.Option("auto", envvar="TRINAT_DEVICE", help="As of trinat predict."),
-    workers: int = typer.Option(1, min=1, help="Number of processes; each loads the model."),
+    max_client: int = typer.Option(
+        50, min=1, help="Number of scans that one address may have."
+    ),
+    device: str = typer.Option(
+        "auto", envvar="TRINAT_DEVICE", help="As of trinat predict."
+    ),
+    workers: int = typer.Option(
+        1, min=1, help="Number of processes; each loads the model."
+    ),
     threads: Threads = None,
-    timeout: float | None = typer.Option(None, min=0, help="Time limit per scan, in seconds."),
-    cluster: str | None = typer.Option(None, help="Dask cluster, as of trinat predict."),
+    timeout: float | None = typer.Option(
+        None, min=0, help="Time limit per scan, in seconds."
+    ),
+    cluster: str | None = typer.Option(
+        None, help="Dask cluster, as of trinat predict."
+    ),
     cluster_config: Path | None = typer.Option(None, help="As of trinat predict."),
 ) -> int:
     """Segment scans that come over HTTP, in a browser or from a program; see docs/service.md.
@@ -43,7 +57,9 @@ def serve_(
     Example: trinat serve --model fast
     """
     if importlib.util.find_spec("fastapi") is None:
-        raise ConfigError("trinat serve needs more packages", remedy="pip install 'trinat[serve]'")
+        raise ConfigError(
+            "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
+        )
     import logging
 
     from trinat.pipelines.common.lock import run_lock
@@ -76,13 +92,17 @@ def serve_(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)
     if not is_loopback(host):
-        typer.echo("anyone on the network can read what is sent: put TLS before it", err=True)
+        typer.echo(
+            "anyone on the network can read what is sent: put TLS before it", err=True
+        )
     folder = find_model(plan.model)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if queue is None:
         place.chmod(0o700)
     with private_files(), run_lock(place / "lock"):
-        waiting = Queue(place, queued=max_queue, per_client=max_client, keep_s=keep * 3600)
+        waiting = Queue(
+            place, queued=max_queue, per_client=max_client, keep_s=keep * 3600
+        )
         worker = Worker(waiting, plan, folder)
 
         def say(address: str) -> None:
@@ -116,10 +136,17 @@ def view(
         "quicknat33", "--labels", help="Label scheme of folders without a label table."
     ),
     rater: str = typer.Option(
-        "", "--rater", envvar="TRINAT_RATER", help="Name in ratings.tsv. Default: your user name."
+        "",
+        "--rater",
+        envvar="TRINAT_RATER",
+        help="Name in ratings.tsv. Default: your user name.",
     ),
-    port: int = typer.Option(0, "--port", min=0, max=65535, help="Port. Default: any free one."),
-    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address only."),
+    port: int = typer.Option(
+        0, "--port", min=0, max=65535, help="Port. Default: any free one."
+    ),
+    no_browser: bool = typer.Option(
+        False, "--no-browser", help="Print the address only."
+    ),
 ) -> int:
     """Look at results in the browser and judge them; ratings are saved in RESULTS/ratings.tsv.
 

@@ -13,15 +13,23 @@ _STORE = typer.Argument(help="Slice store.")
 
 
 def average(
-    runs: list[Path] = typer.Argument(help="Runs of one recipe; after the first also models."),
+    runs: list[Path] = typer.Argument(
+        help="Runs of one recipe; after the first also models."
+    ),
     out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
     soup: bool = typer.Option(
-        False, "--soup", help="Keep a member only if the mean validates no worse with it."
+        False,
+        "--soup",
+        help="Keep a member only if the mean validates no worse with it.",
     ),
     batches: int = typer.Option(
-        50, min=1, help="Training batches from which the norms' statistics are computed again."
+        50,
+        min=1,
+        help="Training batches from which the norms' statistics are computed again.",
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the model in --out."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace the model in --out."
+    ),
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -34,7 +42,13 @@ def average(
 
     prepare_process(threads)
     average(
-        runs, out, greedy=soup, batches=batches, device=device, overwrite=overwrite, say=typer.echo
+        runs,
+        out,
+        greedy=soup,
+        batches=batches,
+        device=device,
+        overwrite=overwrite,
+        say=typer.echo,
     )
     typer.echo(out)
 
@@ -43,7 +57,9 @@ def explain(
     scan: Path = typer.Argument(help="T1 scan."),
     structure: str = typer.Option(..., help="Name, abbreviation or FreeSurfer number."),
     model: Model = "fast",
-    view: Literal["coronal", "axial", "sagittal"] = typer.Option("coronal", help="Network."),
+    view: Literal["coronal", "axial", "sagittal"] = typer.Option(
+        "coronal", help="Network."
+    ),
     out: Path = typer.Option(Path("explained"), "--out", "-o", help="Output folder."),
     device: Device = "auto",
     threads: Threads = None,
@@ -66,8 +82,12 @@ def profile(
         metavar="MODEL|RECIPE", help="A model's or a recipe's name or path."
     ),
     out: Path = typer.Option(Path("profile"), "--out", "-o", help="Output folder."),
-    steps: int = typer.Option(5, min=1, help="Steps to measure, after one that is not."),
-    against: Path = typer.Option(None, help="Folder of an earlier profile to compare with."),
+    steps: int = typer.Option(
+        5, min=1, help="Steps to measure, after one that is not."
+    ),
+    against: Path = typer.Option(
+        None, help="Folder of an earlier profile to compare with."
+    ),
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -82,7 +102,9 @@ def profile(
 
     prepare_process(threads)
     found = write_profile(name, out, device=device, steps=steps, against=against)
-    typer.echo(f"{1e3 * found.seconds:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward")
+    typer.echo(
+        f"{1e3 * found.seconds:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward"
+    )
     for row in sorted(found.modules, key=lambda row: -row.share)[:5]:
         typer.echo(f"{row.share:6.1%} {row.name or '(network)'} {row.kind}")
     typer.echo(out / PAGE)
@@ -90,10 +112,16 @@ def profile(
 
 def suspects(
     store: Path = _STORE,
-    model: str = typer.Option(..., help="Model to hold the labels against: a name or a folder."),
-    out: Path = typer.Option(None, "--out", "-o", help="Output folder. Default: STORE/suspects."),
+    model: str = typer.Option(
+        ..., help="Model to hold the labels against: a name or a folder."
+    ),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="Output folder. Default: STORE/suspects."
+    ),
     every: int = typer.Option(6, min=1, help="Look at every n-th slice."),
-    limit: float = typer.Option(8.0, min=0, help="Score above which a subject is excluded."),
+    limit: float = typer.Option(
+        8.0, min=0, help="Score above which a subject is excluded."
+    ),
     device: Device = "auto",
     threads: Threads = None,
     quiet: Quiet = False,

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: str = typer.Argument(help="Recipe: a YAML file, or a shipped recipe's name (fast)."),
+    config: str = typer.Argument(
+        help="Recipe: a YAML file, or a shipped recipe's name (fast)."
+    ),
     view: str = typer.Option(
         "all", help="coronal, axial, sagittal, or all (all views of the recipe)."
     ),
@@ -36,15 +38,22 @@ def train(
         None, "--start", help="Model to start from: a shipped one's name, or a folder."
     ),
     settings: list[str] = typer.Option(
-        None, "--set", help="Override a recipe setting, as stages.0.batch=4; repeatable."
+        None,
+        "--set",
+        help="Override a recipe setting, as stages.0.batch=4; repeatable.",
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="Run folder. Default: runs/NAME."
+    ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
     device: str = typer.Option(
-        "auto", help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once."
+        "auto",
+        help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once.",
     ),
     nproc: int = typer.Option(
-        1, min=1, help="Processes that share each batch: one per GPU, or one per CPU core."
+        1,
+        min=1,
+        help="Processes that share each batch: one per GPU, or one per CPU core.",
     ),
     seconds: float = typer.Option(
         None,
@@ -62,7 +71,8 @@ def train(
     if timings and (nproc > 1 or "," in device):
         several = f"--nproc {nproc}" if nproc > 1 else f"--device {device}"
         raise ConfigError(
-            f"--timings with {several}: times are of one process", remedy="leave one of them out"
+            f"--timings with {several}: times are of one process",
+            remedy="leave one of them out",
         )
     clock = time_process() if timings else None
     with stage("start"):
@@ -77,13 +87,19 @@ def train(
     places = {out: store / SPLIT if store else None}
     if folds:
         if store is None:
-            raise ConfigError("--folds without --store", remedy="name the store that was split")
-        places = {out / FOLD.format(n): split for n, split in enumerate(Store(store).folds)}
+            raise ConfigError(
+                "--folds without --store", remedy="name the store that was split"
+            )
+        places = {
+            out / FOLD.format(n): split for n, split in enumerate(Store(store).folds)
+        }
     for place, split in places.items():
         recipe = on_store(whole, store, split) if store else whole
         if missing := [v.value for v in whole.views if v not in recipe.views]:
             left = " and ".join(view.value for view in recipe.views)
-            typer.echo(f"{store} has no {' and no '.join(missing)} slices: {left} are trained")
+            typer.echo(
+                f"{store} has no {' and no '.join(missing)} slices: {left} are trained"
+            )
         model = launch(
             recipe,
             place,
@@ -95,7 +111,11 @@ def train(
             processes=nproc,
         )
     if store is not None and not quiet and (folds or read_split(store / SPLIT).test):
-        tested = ("--folds", "--model", out) if folds else ("--part", "test", "--model", model)
+        tested = (
+            ("--folds", "--model", out)
+            if folds
+            else ("--part", "test", "--model", model)
+        )
         say_next("predict", "--store", store, *tested, "--out", "found")
     if clock:
         typer.echo(as_table(clock.take()), err=True)

@@ -28,7 +28,9 @@ class Case:
     axes: str | None = None
     sha256: str = ""
     also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
-    series: tuple[str, ...] = ()  # the DICOM files that it is, in the folder or zip `path`
+    series: tuple[
+        str, ...
+    ] = ()  # the DICOM files that it is, in the folder or zip `path`
 
     @property
     def stem(self) -> str:
@@ -68,7 +70,10 @@ class Found:
 
     @classmethod
     def of(
-        cls, cases: Iterable[Case], refusals: Iterable[Refusal], bids_root: Path | None = None
+        cls,
+        cases: Iterable[Case],
+        refusals: Iterable[Refusal],
+        bids_root: Path | None = None,
     ) -> Found:
         """Cases in natural order; those that would write the same output are refused."""
         by_id: dict[str, list[Case]] = defaultdict(list)

@@ -26,7 +26,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(str(error), where=path) from error
     if not isinstance(content, dict):
-        raise ConfigError("holds no settings", where=path, remedy="write `key: value` lines")
+        raise ConfigError(
+            "holds no settings", where=path, remedy="write `key: value` lines"
+        )
     return content
 
 
@@ -40,10 +42,14 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
     if path.name == str(name_or_path) and shipped.is_file():
         return shipped
     known = ", ".join(sorted(p.stem for p in recipes.glob("*.yaml")))
-    raise ConfigError("no such recipe", where=path, remedy=f"give a file, or one of {known}")
+    raise ConfigError(
+        "no such recipe", where=path, remedy=f"give a file, or one of {known}"
+    )
 
 
-def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def with_settings(
+    content: Mapping[str, Any], settings: Sequence[str]
+) -> dict[str, Any]:
     """`content` with `key.in.it=value` on top, the value written as in YAML; `[0]` is `.0`."""
     result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(content)))
     for setting in settings:
@@ -72,7 +78,9 @@ def check(
     except ValidationError as error:
         key, message = first_mistake(error)
         origin = "command line" if key.partition(".")[0] in typed else where
-        raise ConfigError(f"{key}: {message}" if key else message, where=origin) from error
+        raise ConfigError(
+            f"{key}: {message}" if key else message, where=origin
+        ) from error
 
 
 def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:

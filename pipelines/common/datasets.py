@@ -26,7 +26,9 @@ def is_bids(root: Path) -> bool:
     return (root / "dataset_description.json").is_file() or any(anat_files(root, "T1w"))
 
 
-def find_bids(root: Path, participants: Collection[str], sessions: Collection[str]) -> Found:
+def find_bids(
+    root: Path, participants: Collection[str], sessions: Collection[str]
+) -> Found:
     """The T1w scans of a BIDS dataset; participants and sessions, if given, say which."""
     wanted = {label.removeprefix("sub-") for label in participants}
     visits = {label.removeprefix("ses-") for label in sessions}
@@ -54,7 +56,9 @@ def find_bids(root: Path, participants: Collection[str], sessions: Collection[st
         for label in natsorted(wanted - present)
     ]
     if not cases and not refusals and not visits:
-        raise InputError("no sub-*/[ses-*/]anat/*_T1w.nii[.gz] in this BIDS dataset", where=root)
+        raise InputError(
+            "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] in this BIDS dataset", where=root
+        )
     return Found.of(cases, refusals, root)
 
 
@@ -79,5 +83,7 @@ def find_subjects(root: Path) -> Found:
         if image:
             cases.append(Case(case, image, f"{folder.name}/mri/{image.name}"))
         else:
-            refusals.append(Refusal(folder.name, "mri/ has no image to segment", case=case))
+            refusals.append(
+                Refusal(folder.name, "mri/ has no image to segment", case=case)
+            )
     return Found.of(cases, refusals)

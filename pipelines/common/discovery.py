@@ -13,7 +13,12 @@ from pathlib import Path
 from natsort import natsorted
 
 from trinat.pipelines.common.cases import Case, Found, Refusal, closed_folder
-from trinat.pipelines.common.datasets import find_bids, find_subjects, is_bids, is_subjects_dir
+from trinat.pipelines.common.datasets import (
+    find_bids,
+    find_subjects,
+    is_bids,
+    is_subjects_dir,
+)
 from trinat.pipelines.common.folders import (
     absolute,
     is_dicom_or_zip,
@@ -68,7 +73,11 @@ def find_cases(
     if roots:
         root = absolute(os.path.commonpath(roots))
     paths = _without_results(inputs, paths, refusals)
-    dicom = [path for path in dict.fromkeys(paths) if not is_scan(path) and is_dicom_or_zip(path)]
+    dicom = [
+        path
+        for path in dict.fromkeys(paths)
+        if not is_scan(path) and is_dicom_or_zip(path)
+    ]
     known_dicom = set(dicom)
     others = [path for path in paths if path not in known_dicom]
     cases = list(_name_cases(root, others, refusals))
@@ -106,7 +115,9 @@ def _without_results(
     return scans
 
 
-def _expand(given: str, exclude: Path | None, refusals: list[Refusal]) -> tuple[Path, list[Path]]:
+def _expand(
+    given: str, exclude: Path | None, refusals: list[Refusal]
+) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of one INPUT."""
     path = absolute(given)
     if is_dir(path):
@@ -140,7 +151,9 @@ def _expand_folder(
     every = walk(folder, exclude, note_closed, is_visible)
     files = [file for file in every if file.suffix.lower() != ".img"]
     dicom = {file for file in files if not is_scan(file) and is_dicom(file)}
-    scans = natsorted((file for file in files if file in dicom or is_scan(file)), key=str)
+    scans = natsorted(
+        (file for file in files if file in dicom or is_scan(file)), key=str
+    )
     others = len(files) - len(scans)
     if dicom and others:
         left_out = f"{LEFT_OUT}files that are neither DICOM nor scans: {others}"
@@ -154,7 +167,9 @@ def _expand_folder(
 def _read_list(path: Path) -> tuple[Path, list[Path]]:
     """One path a line, relative to the list; empty lines and # comments are passed over."""
     lines = read_text(path, "utf-8-sig", "surrogateescape").splitlines()
-    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    names = [
+        line.strip() for line in lines if line.strip() and not line.startswith("#")
+    ]
     if not names:
         raise InputError("the list names no scan", where=path)
     scans = [absolute(path.parent / name) for name in names]
@@ -185,7 +200,9 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     return absolute(Path(*fixed)), scans
 
 
-def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> Iterator[Case]:
+def _name_cases(
+    root: Path, paths: Iterable[Path], refusals: list[Refusal]
+) -> Iterator[Case]:
     """Cases that mirror the tree below `root`."""
     seen: set[Path] = set()
     for path in paths:
@@ -211,7 +228,9 @@ def _name_cases(root: Path, paths: Iterable[Path], refusals: list[Refusal]) -> I
         seen.add(same)
 
 
-def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> Iterator[Case]:
+def _name_series(
+    root: Path, paths: Sequence[Path], refusals: list[Refusal]
+) -> Iterator[Case]:
     """A case for each T1-weighted series in zips and DICOM files below `root`.
 
     The other series become refusals.
@@ -226,7 +245,9 @@ def _name_series(root: Path, paths: Sequence[Path], refusals: list[Refusal]) -> 
         yield from _series_in(root, loose, refusals)
 
 
-def _series_in(place: Path, names: list[str] | None, refusals: list[Refusal]) -> Iterator[Case]:
+def _series_in(
+    place: Path, names: list[str] | None, refusals: list[Refusal]
+) -> Iterator[Case]:
     """As `_name_series`, of one zip, or of these files of a folder."""
     try:
         found = find_series(place, names)
@@ -240,7 +261,9 @@ def _series_in(place: Path, names: list[str] | None, refusals: list[Refusal]) ->
     for series in found:
         folder = Path(without_suffix(place))
         if names:
-            folder = Path(os.path.commonpath([Path(file).parent for file in series.files]))
+            folder = Path(
+                os.path.commonpath([Path(file).parent for file in series.files])
+            )
         name = "/".join(safe_component(part) for part in (*folder.parts, series.name))
         if series.reason:
             refusals.append(_refuse_series(name, series, has_scan=has_scan))

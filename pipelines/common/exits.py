@@ -27,7 +27,9 @@ _BY_ERROR: tuple[tuple[type[errors.TrinatError], Exit], ...] = (
 
 def exit_code(error: errors.TrinatError) -> Exit:
     """The status for a command that this error ended."""
-    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.ALL_FAILED)
+    return next(
+        (code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.ALL_FAILED
+    )
 
 
 def batch_exit(*, done: int, failed: int) -> Exit:

@@ -22,7 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trinat.segmentation.errors import LockedError, OutputError
-from trinat.segmentation.io.files import not_written, read_bytes, remove_leftovers, write_whole
+from trinat.segmentation.io.files import (
+    not_written,
+    read_bytes,
+    remove_leftovers,
+    write_whole,
+)
 
 _BEAT_S = 15.0
 # A holder on another machine that has not touched its lock for this long is dead.
@@ -49,7 +54,9 @@ def run_lock(path: Path) -> Iterator[None]:
         _remove_empty(path.parent, *made)
         raise
     stop = threading.Event()
-    beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="lock")
+    beat = threading.Thread(
+        target=_beat, args=(descriptor, stop), daemon=True, name="lock"
+    )
     beat.start()
     try:
         yield
@@ -80,7 +87,9 @@ def _acquire(path: Path) -> int:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise OutputError("is a symbolic link", where=path, remedy="remove it") from None
+            raise OutputError(
+                "is a symbolic link", where=path, remedy="remove it"
+            ) from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +215,11 @@ def _is_marked(folder: Path) -> bool:
 
 @contextmanager
 def claimed(
-    folder: Path, names: Iterable[str], *, within: Iterable[str] = (), is_known: bool = False
+    folder: Path,
+    names: Iterable[str],
+    *,
+    within: Iterable[str] = (),
+    is_known: bool = False,
 ) -> Iterator[None]:
     """Hold a folder and mark it before its first file, so that a run that was killed can be done
     again; what that was writing, also in the folders `within`, goes."""

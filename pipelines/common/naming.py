@@ -11,9 +11,45 @@ from enum import Enum
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # The order of entities in a file name, by the BIDS schema.
 _ORDER = (
-    *("sub", "tpl", "cohort", "ses", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce"),
-    *("trc", "stain", "rec", "dir", "run", "mod", "echo", "flip", "inv", "mt", "part", "proc"),
-    *("hemi", "space", "split", "recording", "chunk", "atlas", "seg", "scale", "res", "den"),
+    *(
+        "sub",
+        "tpl",
+        "cohort",
+        "ses",
+        "sample",
+        "task",
+        "tracksys",
+        "acq",
+        "nuc",
+        "voi",
+        "ce",
+    ),
+    *(
+        "trc",
+        "stain",
+        "rec",
+        "dir",
+        "run",
+        "mod",
+        "echo",
+        "flip",
+        "inv",
+        "mt",
+        "part",
+        "proc",
+    ),
+    *(
+        "hemi",
+        "space",
+        "split",
+        "recording",
+        "chunk",
+        "atlas",
+        "seg",
+        "scale",
+        "res",
+        "den",
+    ),
     *("label", "from", "to", "mode", "desc"),
 )
 

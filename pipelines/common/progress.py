@@ -50,7 +50,9 @@ class Progress:
         since, before = self._past[0]
         text = one_line(f"{head}, {failed} failed" if failed else head)
         if total and before < done < total:
-            left = timedelta(seconds=round((now - since) * (total - done) / (done - before)))
+            left = timedelta(
+                seconds=round((now - since) * (total - done) / (done - before))
+            )
             text += f", {left} left"
         if self._bar:
             self._bar(text, done, total)
@@ -65,7 +67,10 @@ class Progress:
 
 @contextmanager
 def progress(
-    quiet: bool, *, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic
+    quiet: bool,
+    *,
+    terminal: bool | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
     """On stderr; a quiet one says nothing."""
     if quiet:
@@ -82,7 +87,9 @@ def progress(
         with Bar(BarColumn(), text, console=console, transient=True) as bar:
             task = bar.add_task("", total=None)
             yield Progress(
-                lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+                lambda line: console.print(
+                    line, markup=False, highlight=False, soft_wrap=True
+                ),
                 lambda text, done, total: bar.update(
                     task, description=text, completed=done, total=total
                 ),
@@ -115,7 +122,9 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None
 
 
 @contextmanager
-def byte_progress(name: str, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+def byte_progress(
+    name: str, quiet: bool
+) -> Iterator[Callable[[int, int | None], None]]:
     """Bytes of a download."""
     with progress(quiet) as shown:
 

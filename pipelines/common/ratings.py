@@ -49,7 +49,9 @@ def read_ratings(path: Path) -> list[Rating]:
     """All lines; none where there is no such file."""
     if not path.exists():
         return []
-    reader = csv.DictReader(io.StringIO(read_text(path, "utf-8-sig")), delimiter="\t", restval="")
+    reader = csv.DictReader(
+        io.StringIO(read_text(path, "utf-8-sig")), delimiter="\t", restval=""
+    )
     if missing := [name for name in _COLUMNS if name not in (reader.fieldnames or ())]:
         raise DatasetError(f"has no column {missing[0]!r}", where=path)
     ratings = [Rating(*(_plain(row[name]) for name in _COLUMNS)) for row in reader]
@@ -95,12 +97,16 @@ def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
 def read_given(path: Path | None) -> list[Rating]:
     """The ratings of a file that a user named; none where none was."""
     if path and not path.is_file():
-        raise ConfigError("no such file", where=path, remedy="rate results with `trinat view`")
+        raise ConfigError(
+            "no such file", where=path, remedy="rate results with `trinat view`"
+        )
     return read_ratings(path) if path else []
 
 
 def use_of_ratings(
-    ratings: Collection[Rating], seen: Collection[str], in_part: Collection[tuple[str, str]]
+    ratings: Collection[Rating],
+    seen: Collection[str],
+    in_part: Collection[tuple[str, str]],
 ) -> str:
     """What became of ratings, given the SHA-256 of the label maps that were looked at.
 
@@ -137,7 +143,10 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
     of_structures = table.index.get_level_values("structure") != ""
     rows = []
     for one, two in combinations(table.columns, 2):
-        for of, judged in (("scans", table[~of_structures]), ("structures", table[of_structures])):
+        for of, judged in (
+            ("scans", table[~of_structures]),
+            ("structures", table[of_structures]),
+        ):
             both = judged[[one, two]].dropna()
             if len(both):
                 same = 100 * (both[one] == both[two]).sum() / len(both)

@@ -11,7 +11,11 @@ from trinat.pipelines.common.folders import is_result, stem_ends, walk
 from trinat.pipelines.common.naming import Product
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities
-from trinat.segmentation.data.sources.freesurfer import find_image, find_labels, person_and_session
+from trinat.segmentation.data.sources.freesurfer import (
+    find_image,
+    find_labels,
+    person_and_session,
+)
 from trinat.segmentation.data.sources.pairs import image_files
 from trinat.segmentation.errors import ConfigError, EvaluationError, InputError
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
@@ -31,7 +35,9 @@ class ScanFile:
     path: Path
     subject: str
     session: str = ""
-    identity: tuple[tuple[str, str], ...] = ()  # BIDS entities, sorted; empty for other names
+    identity: tuple[
+        tuple[str, str], ...
+    ] = ()  # BIDS entities, sorted; empty for other names
     # Below the folder that was searched, where they say whose the file is; empty of BIDS.
     folders: tuple[str, ...] = ()
     is_given: bool = False  # by itself, not as one of a folder
@@ -76,7 +82,9 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     what = "no image here"
     if suffix == Product.LABELS.suffix:
         what = "no label map here"
-    remedy = "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
+    remedy = (
+        "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
+    )
     raise EvaluationError(what, where=place, remedy=remedy)
 
 
@@ -163,11 +171,15 @@ def _named(path: Path) -> ScanFile:
     if name.startswith("sub-"):
         facts = entities(name)
     # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
-    odd = any("-" in part and part.partition("-")[0] not in facts for part in name.split("_"))
+    odd = any(
+        "-" in part and part.partition("-")[0] not in facts for part in name.split("_")
+    )
     if "sub" not in facts or odd:
         name = name.removesuffix(f"_{Product.LABELS.suffix}")
         return ScanFile(name, path, name)
-    known = {entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY}
+    known = {
+        entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY
+    }
     identity = tuple(sorted(known.items()))
     session = ""
     if "ses" in facts:
@@ -199,4 +211,6 @@ def refuse_changed(known: str, digest: str | None, where: Path) -> None:
     """Raise if a file is not what a store was made from (`known`, empty for other files)."""
     if known and digest != known:
         remedy = "run `trinat prepare` again"
-        raise InputError("was changed since the store was made", where=where, remedy=remedy)
+        raise InputError(
+            "was changed since the store was made", where=where, remedy=remedy
+        )

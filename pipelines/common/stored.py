@@ -20,17 +20,23 @@ def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
     for name in subjects:
         scan = _original(store, name, "image")
         if scan.path.is_file():
-            cases.append(Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256))
+            cases.append(
+                Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256)
+            )
         else:
             refusals.append(Refusal(name, f"{scan.path} is no longer there: {_AGAIN}"))
     if not cases:
-        raise DatasetError("none of the scans is where it was", where=store.root, remedy=_AGAIN)
+        raise DatasetError(
+            "none of the scans is where it was", where=store.root, remedy=_AGAIN
+        )
     return Found.of(cases, refusals)
 
 
 def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
     """The label maps of subjects (or kind "image" their scans), with whose they are."""
-    people = {participant.subject: participant.person for participant in store.participants}
+    people = {
+        participant.subject: participant.person for participant in store.participants
+    }
     files = []
     for name in subjects:
         original, entry = _original(store, name, kind), store.info.subjects[name]
@@ -54,5 +60,8 @@ def _original(store: Store, subject: str, kind: str) -> Original:
     entry = store.info.subjects[subject]
     if found := entry.image if kind == "image" else entry.labels:
         return found
-    what, remedy = f"no {kind} of {subject} is known but its slices", "give files, not --store"
+    what, remedy = (
+        f"no {kind} of {subject} is known but its slices",
+        "give files, not --store",
+    )
     raise DatasetError(what, where=store.root, remedy=remedy)

@@ -82,11 +82,17 @@ class Dataset(_Strict):
     def files(self, *, part: str, discs: tuple[int, ...]) -> list[RemoteFile]:
         """The files of one part; without disc numbers, all of them."""
         if not self.archives:
-            raise ConfigError(f"{self.title}: there is no public download", remedy=self.get)
-        found = next((archive for archive in self.archives if archive.part == part), None)
+            raise ConfigError(
+                f"{self.title}: there is no public download", remedy=self.get
+            )
+        found = next(
+            (archive for archive in self.archives if archive.part == part), None
+        )
         if found is None:
             parts = ", ".join(archive.part for archive in self.archives)
-            raise ConfigError(f"{self.title} has no part {part!r}", remedy=f"name one of {parts}")
+            raise ConfigError(
+                f"{self.title} has no part {part!r}", remedy=f"name one of {parts}"
+            )
         wrong = [number for number in discs if not 1 <= number <= found.discs]
         if wrong:
             what = f"{self.title} ({part}) has no disc {wrong[0]}"
@@ -97,7 +103,10 @@ class Dataset(_Strict):
 @cache
 def load_catalogue() -> dict[str, Dataset]:
     text = (resources.files("trinat.configs") / "datasets.yaml").read_text("utf-8")
-    return {name: Dataset.model_validate(entry) for name, entry in yaml.safe_load(text).items()}
+    return {
+        name: Dataset.model_validate(entry)
+        for name, entry in yaml.safe_load(text).items()
+    }
 
 
 def archives_of(dataset: str) -> dict[str, ArchiveLimits]:

@@ -78,7 +78,9 @@ def fetch(
         expected = _recorded(folder).get(remote.name)
 
     def found() -> Fetched:
-        checksum = _check(target, remote, expected, remedy="move it away and run this again")
+        checksum = _check(
+            target, remote, expected, remedy="move it away and run this again"
+        )
         return Fetched(target, checksum, remote.md5 is not None, was_there=True)
 
     if target.exists():
@@ -102,7 +104,9 @@ def fetch(
         download.validator.unlink(missing_ok=True)
     if remote.md5 is None:
         known = {**_recorded(folder), remote.name: checksum}
-        write_whole(folder / CHECKSUMS, json.dumps(known, indent=2, sort_keys=True) + "\n")
+        write_whole(
+            folder / CHECKSUMS, json.dumps(known, indent=2, sort_keys=True) + "\n"
+        )
     return Fetched(target, checksum, remote.md5 is not None, was_there=False)
 
 
@@ -142,7 +146,9 @@ class _Download:
             for _ in ("resumed", "fresh"):
                 try:
                     self.fill(url)
-                    return _check(self.part, self.remote, self.expected, remedy="try again later")
+                    return _check(
+                        self.part, self.remote, self.expected, remedy="try again later"
+                    )
                 except DownloadError as error:
                     reasons.append(f"{urlsplit(url).hostname}: {error.what}")
                     if not isinstance(error, _WrongContentError):
@@ -162,7 +168,12 @@ class _Download:
             try:
                 self.attempt(url)
                 return
-            except (_RetryError, OSError, HTTPException, ValueError) as error:  # numbers, hosts
+            except (
+                _RetryError,
+                OSError,
+                HTTPException,
+                ValueError,
+            ) as error:  # numbers, hosts
                 reason, asked_wait_s = _reason(error), getattr(error, "wait_s", 0.0)
             now = time.monotonic()
             is_slow = self.have() - before <= policy.least_bytes_s * (now - since)
@@ -191,7 +202,9 @@ class _Download:
             start, total = _announced(response, have)
             if start != have:
                 self.start_over()
-                raise _RetryError(f"the server sent bytes from {start} where {have} was asked for")
+                raise _RetryError(
+                    f"the server sent bytes from {start} where {have} was asked for"
+                )
             if response.headers.get_content_type() == "text/html":
                 raise self.web_page()
             if total is not None and (problem := remote.problem_of(total)):
@@ -203,12 +216,17 @@ class _Download:
             if total is None and remote.md5 is None and not is_marked:
                 what = "neither server nor catalogue says how long the file is"
                 raise DownloadError(what, where=remote.name)
-            missing, free = (total or have) - have, shutil.disk_usage(self.part.parent).free
+            missing, free = (
+                (total or have) - have,
+                shutil.disk_usage(self.part.parent).free,
+            )
             if missing > free:
                 what = f"{missing / 1e9:.4g} GB are to come and {free / 1e9:.4g} GB are free"
                 raise DownloadError(what, where=self.part.parent)
             etag = response.headers.get("ETag", "")
-            validator = etag if etag.startswith('"') else response.headers.get("Last-Modified")
+            validator = (
+                etag if etag.startswith('"') else response.headers.get("Last-Modified")
+            )
             if validator:
                 self.validator.write_text(validator)
             self.receive(response, have, total)
@@ -230,11 +248,15 @@ class _Download:
             self.progress(have, total)
             if have > most:
                 self.start_over()
-                raise _RetryError(f"the server sent more than the {most} bytes announced")
+                raise _RetryError(
+                    f"the server sent more than the {most} bytes announced"
+                )
             now = time.monotonic()
             if now - since > policy.timeout_s:
                 if have - mark < policy.least_bytes_s * (now - since):
-                    raise _RetryError(f"fewer than {policy.least_bytes_s:g} bytes a second came")
+                    raise _RetryError(
+                        f"fewer than {policy.least_bytes_s:g} bytes a second came"
+                    )
                 since, mark = now, have
         self.stream.flush()
         if total is not None and have < total:
@@ -299,11 +321,19 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: Any,
+        code: int,
+        msg: str,
+        headers: Any,
+        newurl: str,
     ) -> urllib.request.Request | None:
         _require_http(newurl)
         if req.type == "https" and urlsplit(newurl).scheme != "https":
-            raise DownloadError("the server redirects from https to http", where=req.full_url)
+            raise DownloadError(
+                "the server redirects from https to http", where=req.full_url
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -334,7 +364,9 @@ def _check(path: Path, remote: RemoteFile, expected: str | None, *, remedy: str)
     """The file's checksum, where size and checksum are as they should be."""
     size = path.stat().st_size
     if problem := remote.problem_of(size):
-        raise _WrongContentError(f"has {size} bytes, {problem}", where=path, remedy=remedy)
+        raise _WrongContentError(
+            f"has {size} bytes, {problem}", where=path, remedy=remedy
+        )
     kind = "md5" if remote.md5 else "sha256"
     with open_regular(path) as stream:
         # MD5 is what the publishers state; it finds damage, which is what is asked of it.
@@ -354,7 +386,9 @@ def _recorded(folder: Path) -> dict[str, str]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise DownloadError("is no list of checksums", where=path, remedy="move it away")
+        raise DownloadError(
+            "is no list of checksums", where=path, remedy="move it away"
+        )
     return content
 
 

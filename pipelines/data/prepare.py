@@ -23,7 +23,12 @@ from trinat.pipelines.data.unpack import unpack_archives
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.outputs import CaseNames, OutputSettings
 from trinat.pipelines.predict.run import Plan, predict
-from trinat.segmentation.data.preparing import Cut, digest_of, fingerprint, prepare_subject
+from trinat.segmentation.data.preparing import (
+    Cut,
+    digest_of,
+    fingerprint,
+    prepare_subject,
+)
 from trinat.segmentation.data.slices import SubjectFile, scheme_table
 from trinat.segmentation.data.sources.base import (
     Exclusion,
@@ -67,7 +72,9 @@ from trinat.segmentation.space.views import View
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 Say = Callable[[str], None]
-Finished = Callable[["Outcome", int, int], None]  # what became of it, how many are, of how many
+Finished = Callable[
+    ["Outcome", int, int], None
+]  # what became of it, how many are, of how many
 
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
@@ -82,18 +89,28 @@ class PrepareConfig(BaseModel):
     root: Path
     labels: str = "quicknat33"  # the label scheme: a name or a TSV file
     views: tuple[View, ...] | None = None  # default: all that the scheme can have
-    grid: tuple[Side, Side, Side] = (256, 256, 256)  # of the working grid, in voxels of 1 mm
+    grid: tuple[Side, Side, Side] = (
+        256,
+        256,
+        256,
+    )  # of the working grid, in voxels of 1 mm
     image: str | None = None  # which of a dataset's images
     label_maps: str | None = None  # which of a dataset's label maps
     subjects_dir: Path | None = None
     label_with: str | None = None  # a model that makes the labels
     participants: Path | None = None  # a table of age, sex and family by person
-    extra: dict[int, int] = Field(default_factory=dict)  # label number -> FreeSurfer number
+    extra: dict[int, int] = Field(
+        default_factory=dict
+    )  # label number -> FreeSurfer number
     ignore: tuple[int, ...] = ()  # label numbers that are background
-    fold: str | None = None  # the label maps' numbering: a folding table's name or TSV file
+    fold: str | None = (
+        None  # the label maps' numbering: a folding table's name or TSV file
+    )
     trust_affine: TrustAffine | None = None  # what to believe where headers do not say
     fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
-    require_checksum: bool = False  # of every scan and label map; see segmentation/io/streams.py
+    require_checksum: bool = (
+        False  # of every scan and label map; see segmentation/io/streams.py
+    )
 
 
 @dataclass(frozen=True)
@@ -168,11 +185,15 @@ class _Job:
         if stored != wanted:
             return None
         if self.known is None or self.known.fingerprint != wanted:
-            return FileStamp.of(self.path)  # made by a run that was stopped before its end
+            return FileStamp.of(
+                self.path
+            )  # made by a run that was stopped before its end
         return self.known.file.renewed(self.path)
 
 
-def _original(path: Path | None, digest: str | None, axes: str | None) -> Original | None:
+def _original(
+    path: Path | None, digest: str | None, axes: str | None
+) -> Original | None:
     """A file's place, for whoever has another current folder; links are not followed."""
     if path is None or digest is None:
         return None
@@ -183,7 +204,9 @@ def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
     """The settings of a YAML file, with those of the command line in front."""
     values = {} if path is None else read_yaml(path)
     given = {key: value for key, value in overrides.items() if value is not None}
-    return check(PrepareConfig, {**values, **given}, path or "command line", typed=given)
+    return check(
+        PrepareConfig, {**values, **given}, path or "command line", typed=given
+    )
 
 
 def run(
@@ -204,7 +227,9 @@ def run(
         listing = _listing(config)
         pseudo = None
         if config.label_with is not None:
-            listing, pseudo = _label(listing, config.label_with, out / "labels", cut, say)
+            listing, pseudo = _label(
+                listing, config.label_with, out / "labels", cut, say
+            )
         elif listing.advice:
             say(listing.advice)
         table = out / f"{scheme.name}.tsv"
@@ -216,7 +241,14 @@ def run(
         with suppress(DatasetError):  # there is none yet, or none of this version
             known = Store(out).info.subjects
         todo = [
-            _Job(s, subject_path(out, s.id), cut, config.require_checksum, pseudo, known.get(s.id))
+            _Job(
+                s,
+                subject_path(out, s.id),
+                cut,
+                config.require_checksum,
+                pseudo,
+                known.get(s.id),
+            )
             for s in listing.subjects
         ]
         before = [_stamp(job.path) for job in todo]
@@ -250,7 +282,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     if config.views is None:
-        return tuple(v for v in View if v is not View.SAGITTAL or not scheme.has_unpartnered_sides)
+        return tuple(
+            v
+            for v in View
+            if v is not View.SAGITTAL or not scheme.has_unpartnered_sides
+        )
     if View.SAGITTAL in config.views:
         _ = scheme.merged  # refuses where sides cannot be merged
     return tuple(view for view in View if view in config.views)
@@ -292,13 +328,26 @@ def _label(
     output = OutputSettings(
         picture=False, trust_affine=cut.trust_affine, fill_nonfinite=cut.fill_nonfinite
     )
-    cases = [Case(s.id, s.image, s.id, axes=s.image_axes) for s in listing.subjects if s.image]
-    plan = Plan(inputs=(), found=Found(tuple(cases)), out=out, model=name, output=output)
-    outcome = predict(plan, on_entry=lambda entry: say(f"{entry.case}: {entry.reason or pseudo}"))
+    cases = [
+        Case(s.id, s.image, s.id, axes=s.image_axes)
+        for s in listing.subjects
+        if s.image
+    ]
+    plan = Plan(
+        inputs=(), found=Found(tuple(cases)), out=out, model=name, output=output
+    )
+    outcome = predict(
+        plan, on_entry=lambda entry: say(f"{entry.case}: {entry.reason or pseudo}")
+    )
     if outcome.interrupted:
         remedy = "the same command goes on"
-        raise InterruptedRunError("stopped while labels were made", where=out, remedy=remedy)
-    entries, scans = read_entries(ledgers_in(out)), {case.id: case.path for case in cases}
+        raise InterruptedRunError(
+            "stopped while labels were made", where=out, remedy=remedy
+        )
+    entries, scans = (
+        read_entries(ledgers_in(out)),
+        {case.id: case.path for case in cases},
+    )
 
     def labelled(subject: Subject) -> Subject | Exclusion:
         entry = entries.get(subject.id)
@@ -307,7 +356,9 @@ def _label(
             return Exclusion(subject.id, reason, broken=True)
         return replace(
             subject,
-            labels=CaseNames(out, subject.id, {}, bids=False).labels(output, scans[subject.id]),
+            labels=CaseNames(out, subject.id, {}, bids=False).labels(
+                output, scans[subject.id]
+            ),
             labels_axes=None,
             extra={},
             ignore=(),
@@ -341,7 +392,9 @@ def _prepare(job: _Job) -> Outcome:
     name = job.subject.id
     try:
         files = [path for path in (job.subject.image, job.subject.labels) if path]
-        if job.require_checksum and (bad := next((p for p in files if not has_checksum(p)), None)):
+        if job.require_checksum and (
+            bad := next((p for p in files if not has_checksum(p)), None)
+        ):
             raise FormatError(NO_CHECKSUM, where=bad)
         return Outcome(name, "done", stored=job.bring_up_to_date())
     except Exception as error:
@@ -353,7 +406,12 @@ def _prepare(job: _Job) -> Outcome:
 
 
 def _conclude(
-    source: str, out: Path, listing: Listing, outcomes: dict[str, Outcome], cut: Cut, current: int
+    source: str,
+    out: Path,
+    listing: Listing,
+    outcomes: dict[str, Outcome],
+    cut: Cut,
+    current: int,
 ) -> Summary:
     """Write what the subjects have in common; store.json, which opens the store, comes last."""
     done = [s for s in listing.subjects if outcomes[s.id].status == "done"]
@@ -361,12 +419,15 @@ def _conclude(
         LedgerRow(
             subject=s.id,
             status=outcomes[s.id].status,
-            reason=outcomes[s.id].reason or ("" if s.labels else "no labels: for prediction only"),
+            reason=outcomes[s.id].reason
+            or ("" if s.labels else "no labels: for prediction only"),
         )
         for s in listing.subjects
     ]
     rows += [
-        LedgerRow(subject=e.name, status="failed" if e.broken else "skipped", reason=e.reason)
+        LedgerRow(
+            subject=e.name, status="failed" if e.broken else "skipped", reason=e.reason
+        )
         for e in listing.exclusions
     ]
     rows = natsorted(rows, key=lambda row: row.subject)

@@ -21,7 +21,14 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.statistics import robust_z
 from trinat.segmentation.report import drawing, pictures
 from trinat.segmentation.report.drawing import MODEL_COLORS, Drawing, canvas
-from trinat.segmentation.report.page import Column, Columns, Table, render, short_name, table
+from trinat.segmentation.report.page import (
+    Column,
+    Columns,
+    Table,
+    render,
+    short_name,
+    table,
+)
 from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
 from trinat.segmentation.report.svg import INK
 from trinat.segmentation.space.views import View, from_slices, to_slices
@@ -55,7 +62,9 @@ def write_report(root: Path, path: Path) -> None:
     labelled = {subject: s for subject, s in statistics.items() if s.voxels}
     imaged = {subject: s for subject, s in statistics.items() if s.histogram}
     outliers = find_outliers(store.scheme.names, statistics)
-    failed = [(r.subject, r.status, r.reason) for r in store.ledger if r.status != "done"]
+    failed = [
+        (r.subject, r.status, r.reason) for r in store.ledger if r.status != "done"
+    ]
     people = {participant.person for participant in store.participants}
     subjects, strange = len(store.subjects), len({o.subject for o in outliers})
     distance = Column("Distance", 1, "in robust standard deviations")
@@ -73,18 +82,24 @@ def write_report(root: Path, path: Path) -> None:
             ("Outliers", strange, "subjects to look at"),
         ],
         views=", ".join(view.value for view in store.views),
-        licences=sorted({entry.licence for entry in store.info.subjects.values() if entry.licence}),
+        licences=sorted(
+            {entry.licence for entry in store.info.subjects.values() if entry.licence}
+        ),
         outliers=table(
             "outlier-table",
             "Values far from those of the other subjects, farthest first",
             ["Subject", "What", Column("Value", 3), Column("Median", 3), distance],
             outliers,
         ),
-        volumes=_volume_plot(store.scheme.names, labelled, outliers) if labelled else None,
+        volumes=_volume_plot(store.scheme.names, labelled, outliers)
+        if labelled
+        else None,
         volume_table=_volume_table(store, labelled),
         intensities=_histograms(imaged) if imaged else None,
         subjects=_subject_table(store, statistics, outliers),
-        left_out=table("left-out-table", "In the source, but not in the store", titles, failed),
+        left_out=table(
+            "left-out-table", "In the source, but not in the store", titles, failed
+        ),
         rule=f"Values farther than {_FAR} robust standard deviations from the median, where there "
         f"are at least {_FEWEST} subjects. A robust standard deviation is 1.4826 times the median "
         "absolute deviation, and at least 1 % of the median.",
@@ -92,7 +107,9 @@ def write_report(root: Path, path: Path) -> None:
     write_whole(path, page)
 
 
-def find_outliers(names: Sequence[str], statistics: Mapping[str, Statistics]) -> list[Outlier]:
+def find_outliers(
+    names: Sequence[str], statistics: Mapping[str, Statistics]
+) -> list[Outlier]:
     """Class volumes and brightness far from the median of all subjects, worst first."""
     found: list[Outlier] = []
     labelled = {subject: s for subject, s in statistics.items() if s.voxels}
@@ -100,7 +117,9 @@ def find_outliers(names: Sequence[str], statistics: Mapping[str, Statistics]) ->
         volumes = dict(zip(labelled, _volumes(labelled, index).tolist(), strict=True))
         found += _far(_volume_of(name), volumes)
     levels = {subject: _brightness(s) for subject, s in statistics.items()}
-    found += _far("brightness", {k: level for k, level in levels.items() if level is not None})
+    found += _far(
+        "brightness", {k: level for k, level in levels.items() if level is not None}
+    )
     return sorted(found, key=lambda outlier: -outlier.distance)
 
 
@@ -138,9 +157,14 @@ def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
     for label in store.scheme.labels[1:] if labelled else ():
         volumes = _volumes(labelled, label.index)
         low, median, high = np.percentile(volumes, (0, 50, 100)).tolist()
-        rows.append((label.name, label.fs_id, median, low, high, int((volumes == 0).sum())))
+        rows.append(
+            (label.name, label.fs_id, median, low, high, int((volumes == 0).sum()))
+        )
     titles = {"FreeSurfer": 0, "Median": 3, "Smallest": 3, "Largest": 3}
-    columns: Columns = ["Structure", *(Column(title, digits) for title, digits in titles.items())]
+    columns: Columns = [
+        "Structure",
+        *(Column(title, digits) for title, digits in titles.items()),
+    ]
     columns.append(Column("Absent", 0, "subjects without a voxel of it"))
     return table("volume-table", "Volumes in ml on the working grid", columns, rows)
 
@@ -153,7 +177,13 @@ def _subject_table(
     for person in store.participants:
         entry, s = store.info.subjects[person.subject], statistics[person.subject]
         has = [name for name in ("image", "labels") if getattr(entry, f"has_{name}")]
-        who = (person.subject, person.person, person.family or "", person.age, person.sex or "")
+        who = (
+            person.subject,
+            person.person,
+            person.family or "",
+            person.age,
+            person.sex or "",
+        )
         labelled_ml = sum(s.voxels[1:]) / 1000 if s.voxels else None
         measured = (labelled_ml, _brightness(s), marked.count(person.subject))
         notes = "; ".join(store.file(person.subject).notes)
@@ -161,26 +191,37 @@ def _subject_table(
     hint = "mean of what is labelled, else the head's median, on the working scale"
     columns: Columns = [
         *("Subject", "Person", "Family", Column("Age", 0), "Sex", "Has"),
-        *(Column("Labelled (ml)", 0), Column("Brightness", 3, hint), Column("Outliers", 0)),
+        *(
+            Column("Labelled (ml)", 0),
+            Column("Brightness", 3, hint),
+            Column("Outliers", 0),
+        ),
         "Notes",
     ]
     return table("subject-table", "Subjects", columns, rows)
 
 
 def _volume_plot(
-    names: Sequence[str], labelled: Mapping[str, Statistics], outliers: Sequence[Outlier]
+    names: Sequence[str],
+    labelled: Mapping[str, Statistics],
+    outliers: Sequence[Outlier],
 ) -> Drawing:
     """A box a structure, relative to its median so that all share an axis; outliers in red."""
     volumes = {name: _volumes(labelled, n) for n, name in enumerate(names) if n}
-    volumes = {name: values for name, values in volumes.items() if np.median(values) > 0}
+    volumes = {
+        name: values for name, values in volumes.items() if np.median(values) > 0
+    }
     far = {(o.subject, o.what) for o in outliers}
-    dots = [(subject, name, n) for name in volumes for n, subject in enumerate(labelled)]
+    dots = [
+        (subject, name, n) for name in volumes for n, subject in enumerate(labelled)
+    ]
     blue = MODEL_COLORS[0]
     with canvas(8.6, 0.24 * len(volumes) + 0.9) as (figure, axis):
         shares = [100 * values / np.median(values) for values in volumes.values()]
         drawing.draw_boxes(axis, list(enumerate(shares)), 0.8, blue)
         colors = [
-            drawing.WARNING_COLOR if (s, _volume_of(name)) in far else blue for s, name, _ in dots
+            drawing.WARNING_COLOR if (s, _volume_of(name)) in far else blue
+            for s, name, _ in dots
         ]
         if shares:
             drawing.draw_dots(axis, list(enumerate(shares)), 0.6, colors, "volumes")
@@ -190,7 +231,11 @@ def _volume_plot(
         "volumes",
         figure,
         "Volumes of the structures over subjects",
-        {"volumes": [f"{subject}: {volumes[name][n]:.3g} ml" for subject, name, n in dots]},
+        {
+            "volumes": [
+                f"{subject}: {volumes[name][n]:.3g} ml" for subject, name, n in dots
+            ]
+        },
         caption="Boxes span the quartiles, whiskers reach the last value within 1.5 quartile "
         "ranges; every dot is a subject, outliers are red.",
     )
@@ -226,14 +271,18 @@ def _histograms(imaged: Mapping[str, Statistics]) -> Drawing:
 # Pictures of a subject ------------------------------------------------------------------------
 
 
-def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = False) -> None:
+def show_subject(
+    root: Path, subject: str, path: Path, *, whole_head: bool = False
+) -> None:
     """Image, labels and overlay in three views; by default only the brain's part of the head."""
     store = Store(root)
     file = store.file(subject)
     entry = store.info.subjects[subject]
     if not (entry.has_labels or whole_head):
         what = f"subject {subject} has no labels to tell the brain from the face"
-        raise DatasetError(what, where=root, remedy="add --whole-head to show the face too")
+        raise DatasetError(
+            what, where=root, remedy="add --whole-head to show the face too"
+        )
     view = next((v for v in store.views if v is not View.SAGITTAL), View.SAGITTAL)
     count, scheme = file.slice_count(view), store.scheme.seen_in(view)
     if entry.has_labels:
@@ -260,7 +309,13 @@ def show_subject(root: Path, subject: str, path: Path, *, whole_head: bool = Fal
 
 
 def show_augmented(
-    root: Path, subject: str, path: Path, *, count: int, config: Path | None = None, seed: int = 0
+    root: Path,
+    subject: str,
+    path: Path,
+    *,
+    count: int,
+    config: Path | None = None,
+    seed: int = 0,
 ) -> None:
     """`count` augmented slices of each view, labels laid over, cropped to the brain."""
     store = Store(root)
@@ -275,22 +330,35 @@ def show_augmented(
             raise DatasetError(f"subject {subject} has no labelled voxel", where=root)
         chosen = useful[np.linspace(0, len(useful) - 1, count).round().astype(int)]
         images, labels = (
-            torch.stack(part) for part in zip(*map(dataset.__getitem__, chosen), strict=True)
+            torch.stack(part)
+            for part in zip(*map(dataset.__getitem__, chosen), strict=True)
         )
         generator = torch.Generator().manual_seed(seed)
-        images, labels = Augmenter(settings, view, dataset.scheme)(images, labels, generator)
+        images, labels = Augmenter(settings, view, dataset.scheme)(
+            images, labels, generator
+        )
         colors = label_colors(dataset.scheme)
         shown = []
         for image, truth in zip(images[:, 0].numpy(), labels.numpy(), strict=True):
             window = pictures.brain_window(truth[None])
             # Where nothing is labelled, all stays dark.
-            shown.append(pictures.overlay(image[window] * truth.any(), truth[window], colors, 0.3))
+            shown.append(
+                pictures.overlay(
+                    image[window] * truth.any(), truth[window], colors, 0.3
+                )
+            )
         for start in range(0, count, _ACROSS):
             name = view.value if start == 0 else f"{view.value} {start + 1}"
             rows[name] = shown[start : start + _ACROSS]
-    write_whole(path, encoded(draw_rows(rows, f"{subject}, augmented, seed {seed}"), "PNG"))
+    write_whole(
+        path, encoded(draw_rows(rows, f"{subject}, augmented, seed {seed}"), "PNG")
+    )
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
     """Settings of a YAML file; without one, the defaults."""
-    return check(AugmentationConfig, read_yaml(path), path) if path else AugmentationConfig()
+    return (
+        check(AugmentationConfig, read_yaml(path), path)
+        if path
+        else AugmentationConfig()
+    )

@@ -163,9 +163,13 @@ def _checked_members(
         stream.end = tar.offset + _MOST_HEADER_BYTES
         count, content_bytes = count + 1, content_bytes + member.size
         if count > limits.members:
-            raise _refused(archive, f"holds more than the {limits.members} members declared")
+            raise _refused(
+                archive, f"holds more than the {limits.members} members declared"
+            )
         if max(content_bytes, tar.offset) > limits.bytes:
-            raise _refused(archive, f"holds more than the {limits.bytes} bytes declared")
+            raise _refused(
+                archive, f"holds more than the {limits.bytes} bytes declared"
+            )
         name = member.name
         if "\0" in name:
             raise _refused(archive, f"member {name!r} has no possible name")
@@ -181,7 +185,9 @@ def _checked_members(
 
 
 def _refused(archive: Path, what: str) -> DatasetError:
-    return DatasetError(what, where=archive, remedy="do not unpack it; download it again")
+    return DatasetError(
+        what, where=archive, remedy="do not unpack it; download it again"
+    )
 
 
 @contextmanager
@@ -189,7 +195,9 @@ def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
     """A tar stream whose end is reached, so that gzip's checksum has been compared."""
     try:
         with ExitStack() as stack:
-            stream: IO[bytes] | gzip.GzipFile = stack.enter_context(open_regular(archive))
+            stream: IO[bytes] | gzip.GzipFile = stack.enter_context(
+                open_regular(archive)
+            )
             if archive.name.endswith("gz"):
                 # tarfile's own "r|gz" never looks at the checksum behind the last member.
                 stream = stack.enter_context(gzip.GzipFile(fileobj=stream, mode="rb"))
@@ -203,5 +211,7 @@ def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
         raise _refused(archive, str(error)) from error
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise IntegrityError(
-            f"the archive is damaged ({error})", where=archive, remedy="download it again"
+            f"the archive is damaged ({error})",
+            where=archive,
+            remedy="download it again",
         ) from error

@@ -80,7 +80,9 @@ _Task = tuple[ScanFile, str, TrustAffine | None]
 def report(
     settings: Settings,
     *,
-    progress: Callable[[_Measured, int, int], object] = lambda result, done, total: None,
+    progress: Callable[[_Measured, int, int], object] = lambda result, done, total: (
+        None
+    ),
     say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Measure every label map, write volumes.csv and the page; failures are in the page.
@@ -113,9 +115,13 @@ def report(
     )
     told = list(entries_in(settings.predictions))
     entries = [entry for _, entry in told]
-    results = {folder / name: entry.result for folder, entry in told for name in entry.outputs}
+    results = {
+        folder / name: entry.result for folder, entry in told for name in entry.outputs
+    }
     rated = rejected_structures(ratings)
-    in_part: set[tuple[str, str]] = set()  # rejected, but measured as a part of another structure
+    in_part: set[tuple[str, str]] = (
+        set()
+    )  # rejected, but measured as a part of another structure
     sound: list[ScanFile] = []
     scans: list[Scan] = []
     for result in measured:
@@ -132,7 +138,9 @@ def report(
                 in_part.add((result.sha256, structure))
     failures = [(file.name, unfit[file.path]) for file in found if file.path in unfit]
     failures += [(r.subject, r.failure) for r in measured if r.failure]
-    failures += [(entry.case, entry.reason) for entry in entries if entry.status == "failed"]
+    failures += [
+        (entry.case, entry.reason) for entry in entries if entry.status == "failed"
+    ]
     for name, reason in failures:
         say(f"{name}: {reason}")
     if not scans:
@@ -174,16 +182,23 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     age_to."""
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     ranges = []
-    for line, row in enumerate(read_rows(path, required=("structure", "low_mm3", "high_mm3")), 2):
+    for line, row in enumerate(
+        read_rows(path, required=("structure", "low_mm3", "high_mm3")), 2
+    ):
         name = by_number.get(row["structure"], row["structure"])
         if name not in scheme.names:
             raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
         try:
             low_high = float(row["low_mm3"]), float(row["high_mm3"])
-            ages = float(row.get("age_from") or -np.inf), float(row.get("age_to") or np.inf)
+            ages = (
+                float(row.get("age_from") or -np.inf),
+                float(row.get("age_to") or np.inf),
+            )
             limits = Range(name, *low_high, row.get("sex", "")[:1].upper(), *ages)
         except ValueError:
-            raise ConfigError(f"line {line}: not a number among the limits", where=path) from None
+            raise ConfigError(
+                f"line {line}: not a number among the limits", where=path
+            ) from None
         if not limits.low_mm3 <= limits.high_mm3:
             raise ConfigError(f"line {line}: low_mm3 is above high_mm3", where=path)
         ranges.append(limits)
@@ -196,7 +211,9 @@ def _measure(task: _Task) -> _Measured:
     scheme = load_scheme(scheme_name)
     try:
         labels = Volume.read(file.path, labels=True, trust_affine=trust_affine)
-        indices = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm, where=file.path)
+        indices = scheme.from_freesurfer(
+            labels.data, spacing_mm=labels.spacing_mm, where=file.path
+        )
     except (TrinatError, OSError) as error:
         return _Measured(file, None, str(error))
     counts = np.bincount(indices.ravel(), minlength=len(scheme))
@@ -239,7 +256,10 @@ def _pictures(
     unusual = cohort.largest_z()
     order = sorted(
         range(len(files)),
-        key=lambda n: (grades.get(cohort.scans[n].grade, 2), -np.nan_to_num(unusual[n])),
+        key=lambda n: (
+            grades.get(cohort.scans[n].grade, 2),
+            -np.nan_to_num(unusual[n]),
+        ),
     )
     images: dict[str, Path] = {}
     if settings.images:
@@ -253,7 +273,9 @@ def _pictures(
         if ending and drawn.is_file():
             png = drawn.read_bytes()
         elif file.name in images:
-            png = _drawn_picture(images[file.name], file.path, scheme, settings.trust_affine)
+            png = _drawn_picture(
+                images[file.name], file.path, scheme, settings.trust_affine
+            )
         if png:
             pictures.append((scan.name, scan.notes or scan.grade, png))
     return pictures

@@ -45,7 +45,9 @@ class Settings:
     labels: str = "quicknat33"
     mapping: Path | None = None
     fold: str | None = None  # the truth's numbering: a folding table's name or file
-    fold_pred: tuple[str, ...] = ()  # the predictions': one for all, or one for each model
+    fold_pred: tuple[
+        str, ...
+    ] = ()  # the predictions': one for all, or one for each model
     images: Path | None = None
     resample: bool = False
     trust_affine: TrustAffine | None = None
@@ -64,7 +66,9 @@ class LedgerNotes:
     """What the ledger beside predictions, if there is one, says of them."""
 
     models: set[str] = field(default_factory=set)
-    structures: set[str] = field(default_factory=set)  # with a volume: the model knows them
+    structures: set[str] = field(
+        default_factory=set
+    )  # with a volume: the model knows them
     scans: dict[Path, Path] = field(default_factory=dict)  # label map -> its scan
     taught: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)  # case -> reason
@@ -130,10 +134,12 @@ def gather(settings: Settings, say: Callable[[str], None]) -> Inputs:
             images = find_files(settings.images, suffix="T1w")
     notes = {model: _read_notes(place) for model, place in settings.models.items()}
     predictions = {
-        model: _predictions(place, notes[model]) for model, place in settings.models.items()
+        model: _predictions(place, notes[model])
+        for model, place in settings.models.items()
     }
     pairings = {
-        model: pair_files(truths, files, guess=True) for model, files in predictions.items()
+        model: pair_files(truths, files, guess=True)
+        for model, files in predictions.items()
     }
     unfit: dict[Path, str] = {}
     for model, place in settings.models.items():
@@ -147,7 +153,16 @@ def gather(settings: Settings, say: Callable[[str], None]) -> Inputs:
             say(f"check it: {guess}")
     ratings = read_given(settings.ratings)
     return Inputs(
-        settings, scheme, store, subjects, images, notes, pairings, mappings, unfit, ratings
+        settings,
+        scheme,
+        store,
+        subjects,
+        images,
+        notes,
+        pairings,
+        mappings,
+        unfit,
+        ratings,
     )
 
 
@@ -215,7 +230,9 @@ def _read_notes(predictions: Path) -> LedgerNotes:
         if entry.outputs:
             notes.models.add(entry.result.get("model", ""))
         notes.structures.update(entry.result.get("volumes_mm3", ()))
-        notes.scans.update({place / output: Path(entry.input) for output in entry.outputs})
+        notes.scans.update(
+            {place / output: Path(entry.input) for output in entry.outputs}
+        )
         notes.taught.update(taught_by_models([entry]))
     return notes
 
@@ -248,8 +265,7 @@ def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
         file = pair.truth
         other = seen.setdefault((file.subject, file.scan), file.path)
         if other != file.path:
-            what = (
-                f"{other.name} and {file.path.name} are both of {file.subject} {file.scan}".strip()
-            )
+            both = f"{other.name} and {file.path.name}"
+            what = f"{both} are both of {file.subject} {file.scan}".strip()
             remedy = "keep one true label map a scan in that folder"
             raise EvaluationError(what, where=truth, remedy=remedy)

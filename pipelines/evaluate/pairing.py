@@ -24,7 +24,11 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.metrics.common_grid import drawn_slices, labelled_slices, on_grid_of
+from trinat.segmentation.metrics.common_grid import (
+    drawn_slices,
+    labelled_slices,
+    on_grid_of,
+)
 from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.pair import Measurement, compare
 
@@ -56,7 +60,9 @@ class Pairing:
             for pair in guessed[:_MOST_NAMED]
         ]
         if len(guessed) > _MOST_NAMED:
-            lines.append(f"{len(guessed) - _MOST_NAMED} more pairs of that kind are in pairs.csv")
+            lines.append(
+                f"{len(guessed) - _MOST_NAMED} more pairs of that kind are in pairs.csv"
+            )
         return lines
 
 
@@ -114,15 +120,21 @@ class _Matching:
                 found += [(truth, prediction) for prediction in theirs.get(value, ())]
         return found
 
-    def take(self, matches: Iterable[_Match], how: str, *, is_guess: bool = False) -> None:
+    def take(
+        self, matches: Iterable[_Match], how: str, *, is_guess: bool = False
+    ) -> None:
         """Make pairs of those that match each other alone; remember why others do not."""
         possible = []
         for truth, prediction in matches:
             if not _same_scan(truth, prediction):
                 continue
             if _folders_differ(truth, prediction):
-                self._doubt(truth, f"{prediction.shown} has its name, in another folder")
-                self._doubt(prediction, f"{truth.shown} has its name, in another folder")
+                self._doubt(
+                    truth, f"{prediction.shown} has its name, in another folder"
+                )
+                self._doubt(
+                    prediction, f"{truth.shown} has its name, in another folder"
+                )
                 continue
             possible.append((truth, prediction))
         of_truth: dict[int, list[ScanFile]] = defaultdict(list)
@@ -130,7 +142,9 @@ class _Matching:
         for truth, prediction in possible:
             of_truth[id(truth)].append(prediction)
             of_prediction[id(prediction)].append(truth)
-        taken = {id(file) for pair in self.pairs for file in (pair.truth, pair.prediction)}
+        taken = {
+            id(file) for pair in self.pairs for file in (pair.truth, pair.prediction)
+        }
         for truth, prediction in possible:
             mine, theirs = of_truth[id(truth)], of_prediction[id(prediction)]
             if len(mine) > 1 or len(theirs) > 1:
@@ -165,8 +179,12 @@ class _Matching:
     def take_by_what_is_left(self) -> None:
         """`t_1_manual` belongs to `p_1_auto`, where all names of a side begin and end alike."""
         ours, theirs = _cores(self.truths), _cores(self.predictions)
-        matches = self.alike(lambda file: ours[file.path], lambda file: theirs[file.path])
-        self.take(matches, "what is left of names that begin or end otherwise", is_guess=True)
+        matches = self.alike(
+            lambda file: ours[file.path], lambda file: theirs[file.path]
+        )
+        self.take(
+            matches, "what is left of names that begin or end otherwise", is_guess=True
+        )
 
     def take_the_only_two(self) -> None:
         """One file on each side, of which the user has named one at least."""
@@ -195,11 +213,15 @@ def _name(file: ScanFile) -> str:
     return file.name
 
 
-def _not_unique(file: ScanFile, candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
+def _not_unique(
+    file: ScanFile, candidates: list[ScanFile], rivals: list[ScanFile]
+) -> str:
     """Why a file has no partner: several fit, or the one that fits does so for others, too."""
     if len(candidates) > 1:
         return f"not unique: {_either(candidates)} could be its partner"
-    return f"not unique: {candidates[0].shown} could be the partner of {_either(rivals)}"
+    return (
+        f"not unique: {candidates[0].shown} could be the partner of {_either(rivals)}"
+    )
 
 
 def _either(files: Sequence[ScanFile]) -> str:
@@ -216,7 +238,9 @@ def _same_scan(one: ScanFile, other: ScanFile) -> bool:
     """Whether no entity that both names carry differs: session 1 is not session 2."""
     theirs = dict(other.identity)
     same = all(theirs.get(key, value) == value for key, value in one.identity)
-    return same and (not one.session or not other.session or one.session == other.session)
+    return same and (
+        not one.session or not other.session or one.session == other.session
+    )
 
 
 def _says_less(one: ScanFile, other: ScanFile) -> bool:
@@ -246,8 +270,28 @@ _SEPARATORS = "_-. "
 # What files are called beside their scans; any other word may tell one scan from another.
 _KINDS = frozenset(
     (
-        *("seg", "segmentation", "label", "labels", "labelmap", "pred", "prediction", "predicted"),
-        *("dseg", "aseg", "mask", "manual", "truth", "true", "gt", "auto", "result", "brain"),
+        *(
+            "seg",
+            "segmentation",
+            "label",
+            "labels",
+            "labelmap",
+            "pred",
+            "prediction",
+            "predicted",
+        ),
+        *(
+            "dseg",
+            "aseg",
+            "mask",
+            "manual",
+            "truth",
+            "true",
+            "gt",
+            "auto",
+            "result",
+            "brain",
+        ),
         *("t1", "t1w", "mri", "mprage", "anat", "anon", "orig", "image", "img", "scan"),
     )
 )
@@ -298,7 +342,9 @@ def _cores(files: Sequence[ScanFile]) -> dict[Path, str]:
     names = [file.name for file in files]
     beginning, ending = _common_beginning(names), _common_ending(names)
     return {
-        file.path: file.name.removeprefix(beginning).removesuffix(ending).strip(_SEPARATORS)
+        file.path: file.name.removeprefix(beginning)
+        .removesuffix(ending)
+        .strip(_SEPARATORS)
         for file in files
     }
 
@@ -309,15 +355,21 @@ def _by_beginning(truths: list[ScanFile], predictions: list[ScanFile]) -> list[_
     by_name: dict[str, list[ScanFile]] = defaultdict(list)
     for file in truths:
         by_name[file.name].append(file)
-    matches = [(truth, p) for p in predictions for truth in _longest_beginning(p.name, by_name)]
+    matches = [
+        (truth, p) for p in predictions for truth in _longest_beginning(p.name, by_name)
+    ]
     by_name = defaultdict(list)
     for file in predictions:
         by_name[file.name].append(file)
-    matches += [(truth, p) for truth in truths for p in _longest_beginning(truth.name, by_name)]
+    matches += [
+        (truth, p) for truth in truths for p in _longest_beginning(truth.name, by_name)
+    ]
     return matches
 
 
-def _longest_beginning(name: str, files: Mapping[str, list[ScanFile]]) -> list[ScanFile]:
+def _longest_beginning(
+    name: str, files: Mapping[str, list[ScanFile]]
+) -> list[ScanFile]:
     """Of the files that are called as this name begins, those with the longest name."""
     for end in range(len(name) - 1, 0, -1):
         if not name[end].isalnum() and name[:end] in files:
@@ -378,16 +430,21 @@ def read_mapping(path: Path) -> Mappings:
     """A table with columns `number` and `freesurfer`, and maybe `of`: truth (default), prediction
     or both."""
     sides: dict[str, dict[int, int]] = {"truth": {}, "prediction": {}}
-    for line, row in enumerate(read_rows(path, required=("number", "freesurfer")), start=2):
+    for line, row in enumerate(
+        read_rows(path, required=("number", "freesurfer")), start=2
+    ):
         of = row.get("of") or "truth"
         if of not in ("truth", "prediction", "both"):
             raise ConfigError(
-                f"line {line}: `of` is truth, prediction or both, not {of!r}", where=path
+                f"line {line}: `of` is truth, prediction or both, not {of!r}",
+                where=path,
             )
         try:
             number, freesurfer = int(row["number"]), int(row["freesurfer"])
         except ValueError:
-            raise ConfigError(f"line {line}: label numbers are whole numbers", where=path) from None
+            raise ConfigError(
+                f"line {line}: label numbers are whole numbers", where=path
+            ) from None
         for side in ("truth", "prediction") if of == "both" else (of,):
             sides[side][number] = freesurfer
     return Mappings(sides["truth"], sides["prediction"])
@@ -408,7 +465,9 @@ def measure_all(
         torch_threads=None,
     )
     # What comes back from a process holds a copy of its task.
-    return [replace(result, task=task) for result, task in zip(done, tasks, strict=True)]
+    return [
+        replace(result, task=task) for result, task in zip(done, tasks, strict=True)
+    ]
 
 
 def _measure(task: Task) -> Done:
@@ -425,10 +484,14 @@ def _measure(task: Task) -> Done:
     return Done(task, tuple(rows), facts, facts.pop("note"))
 
 
-def read_pair(task: Task) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
+def read_pair(
+    task: Task,
+) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
     """The truth as read, both maps as class indices on its grid, and facts for the table."""
     truth, prediction = (
-        Volume.read(file.path, labels=True, axes=file.axes, trust_affine=task.trust_affine)
+        Volume.read(
+            file.path, labels=True, axes=file.axes, trust_affine=task.trust_affine
+        )
         for file in (task.pair.truth, task.pair.prediction)
     )
     refuse_changed(task.pair.truth.sha256, truth.source_sha256, task.pair.truth.path)
@@ -458,7 +521,12 @@ def read_pair(task: Task) -> tuple[Volume, NDArray[np.uint8], NDArray[np.uint8],
         )
         for volume, extra, fold, file in (
             (truth, mappings.truth, mappings.truth_fold, task.pair.truth),
-            (prediction, mappings.prediction, mappings.prediction_fold, task.pair.prediction),
+            (
+                prediction,
+                mappings.prediction,
+                mappings.prediction_fold,
+                task.pair.prediction,
+            ),
         )
     )
     if drawn := drawn_slices(true, truth.spacing_mm):

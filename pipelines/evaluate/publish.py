@@ -66,12 +66,16 @@ def publish(
         first = done[0].failure or f"rejected by {done[0].rejected}"
         what = f"none of {len(done)} pairs could be measured; the first: {first}"
         raise EvaluationError(what, where=settings.out / "pairs.csv")
-    frame = metrics_frame((scan_of(result.task), result.measurements) for result in measured)
+    frame = metrics_frame(
+        (scan_of(result.task), result.measurements) for result in measured
+    )
     write_table(settings.out / "metrics.csv", frame)
     notices = _notices(inputs, done)
     for notice in notices:
         say(notice)
-    _write_report(settings, inputs.scheme, frame, pairs, measured, inputs.images, notices, started)
+    _write_report(
+        settings, inputs.scheme, frame, pairs, measured, inputs.images, notices, started
+    )
 
 
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
@@ -92,7 +96,9 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
     return notices
 
 
-def _rejected_in_part(done: Iterable[Done], scheme: LabelScheme) -> set[tuple[str, str]]:
+def _rejected_in_part(
+    done: Iterable[Done], scheme: LabelScheme
+) -> set[tuple[str, str]]:
     """Rejected structures that were measured as a part of another: map (SHA-256), structure."""
     found: set[tuple[str, str]] = set()
     for result in done:
@@ -131,13 +137,23 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
         )
     for model, pairing in pairings.items():
         rows += [
-            _row_alone(file, model, pairing, "truth", "prediction") for file in pairing.truths_alone
+            _row_alone(file, model, pairing, "truth", "prediction")
+            for file in pairing.truths_alone
         ]
         rows += [
             _row_alone(file, model, pairing, "prediction", "truth")
             for file in pairing.predictions_alone
         ]
-    columns = ["subject", "session", "model", "status", "note", "paired_by", "truth", "prediction"]
+    columns = [
+        "subject",
+        "session",
+        "model",
+        "status",
+        "note",
+        "paired_by",
+        "truth",
+        "prediction",
+    ]
     return pd.DataFrame(rows, columns=[*columns, *_FACTS]).fillna("")
 
 
@@ -165,15 +181,24 @@ def _write_report(
     notices: Sequence[str],
     started: datetime,
 ) -> None:
-    from trinat.segmentation.report.evaluation import drawings, evaluation_page, heat_maps
+    from trinat.segmentation.report.evaluation import (
+        drawings,
+        evaluation_page,
+        heat_maps,
+    )
     from trinat.segmentation.report.summary import evaluate_frame
 
     done = {
         **provenance(started, settings.command, scheme.name),
         "truth": ", part ".join(filter(None, (str(settings.truth), settings.part))),
         **({"labels made by models": " ".join(notices)} if notices else {}),
-        **{f"predictions of {name}": str(place) for name, place in settings.models.items()},
-        "numpy, scipy, nibabel": ", ".join(version(n) for n in ("numpy", "scipy", "nibabel")),
+        **{
+            f"predictions of {name}": str(place)
+            for name, place in settings.models.items()
+        },
+        "numpy, scipy, nibabel": ", ".join(
+            version(n) for n in ("numpy", "scipy", "nibabel")
+        ),
         "metrics.csv (SHA-256)": sha256_of(settings.out / "metrics.csv"),
     }
     evaluation = evaluate_frame(frame, pairs, scheme)
@@ -194,7 +219,11 @@ def _write_report(
     cases, more = _worst_cases(settings, scheme, evaluation.frame, measured, images)
     for number, case in enumerate(cases, start=1):
         write_whole(folder / f"worst-{number}.png", case.view.still_png)
-    faces = "Scans are black away from the brain, so that no face is shown." if images else ""
+    faces = (
+        "Scans are black away from the brain, so that no face is shown."
+        if images
+        else ""
+    )
     if images and settings.show_heads:
         faces = "Whole heads are shown, as asked for."
     page = evaluation_page(
@@ -217,11 +246,17 @@ def _worst_cases(
     from trinat.segmentation.report.summary import worst_scans
 
     by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}
-    truths = {result.task.pair.truth.name: result.task.pair.truth for result in measured}
+    truths = {
+        result.task.pair.truth.name: result.task.pair.truth for result in measured
+    }
     pairing = pair_files(truths.values(), images)
     scans = {pair.truth.name: pair.prediction for pair in pairing.pairs}
     missing = len(pairing.truths_alone) if images else 0
-    notices = [f"{missing} of {len(truths)} scans have no image to be shown on."] if missing else []
+    notices = (
+        [f"{missing} of {len(truths)} scans have no image to be shown on."]
+        if missing
+        else []
+    )
     cases = []
     for row in worst_scans(frame).to_dict("records"):
         task = by_scan[row["subject"], row["session"], row["model"]]
@@ -230,7 +265,9 @@ def _worst_cases(
         if scan_file := scans.get(task.pair.truth.name):
             try:
                 read = Volume.read(
-                    scan_file.path, axes=scan_file.axes, trust_affine=settings.trust_affine
+                    scan_file.path,
+                    axes=scan_file.axes,
+                    trust_affine=settings.trust_affine,
                 )
                 image = on_grid_of(read, truth)[0]
             except (TrinatError, OSError) as error:
@@ -240,7 +277,9 @@ def _worst_cases(
         text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
         maps = Volume(true, truth.affine), Volume(predicted, truth.affine)
         focus = scheme.names.index(row["worst_structure"])
-        view = view_case(*maps, scheme, image=image, focus=focus, show_head=settings.show_heads)
+        view = view_case(
+            *maps, scheme, image=image, focus=focus, show_head=settings.show_heads
+        )
         cases.append(
             Case(
                 f"{scan}, {row['model']}: mean Dice {row['value']:.3f}",

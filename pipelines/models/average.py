@@ -62,14 +62,19 @@ def average(
         raise ConfigError("there is no mean of one", remedy="give two runs or more")
     models = [load_model(find_source(place)) for place in given]
     first, chosen = models[0], choose_device(device)
-    shapes = [(m.info.architectures, m.info.labels_sha256, m.info.preprocessing) for m in models]
+    shapes = [
+        (m.info.architectures, m.info.labels_sha256, m.info.preprocessing)
+        for m in models
+    ]
     for place, shape in zip(given, shapes, strict=True):
         if shape != shapes[0]:
             what = f"has other networks or labels than {given[0]}"
             raise ConfigError(what, where=place, remedy="give runs of one recipe")
     config = given[0] / CONFIG
     if not config.is_file():
-        raise ConfigError("has no recipe to take data from", where=given[0], remedy="give a run")
+        raise ConfigError(
+            "has no recipe to take data from", where=given[0], remedy="give a run"
+        )
     recipe = read_recipe(str(config))
     gains, networks = [], {}
     for view in first.networks:
@@ -80,7 +85,11 @@ def average(
     said = {key: getattr(first.info, key) for key in Description.model_fields}
     dice = {gain.view.value: gain.mean for gain in gains}
     # Limits of quality and scores are those of other weights.
-    changes = {"name": out.resolve().name, "quality": None, "metrics": {"validation_dice": dice}}
+    changes = {
+        "name": out.resolve().name,
+        "quality": None,
+        "metrics": {"validation_dice": dice},
+    }
     save_model(
         out,
         check(Description, {**said, **changes}, out),
@@ -102,8 +111,12 @@ def _mean(
     device: torch.device,
 ) -> tuple[Gain, Network]:
     stage = [s for s in recipe.stages if view in (s.views or recipe.views)][-1]
-    stage = stage.model_copy(update={"validation": stage.validation or ValidationConfig()})
-    with open_data(recipe, stage, (view,), load_scheme(recipe.scheme), device, 1) as data:
+    stage = stage.model_copy(
+        update={"validation": stage.validation or ValidationConfig()}
+    )
+    with open_data(
+        recipe, stage, (view,), load_scheme(recipe.scheme), device, 1
+    ) as data:
         source, scans = data
 
         def images() -> Iterator[Tensor]:  # the same at each call
@@ -124,7 +137,11 @@ def _mean(
             return validate(network, scans(view), classes, channels, device).mean_dice
 
         scores = [score(network) for network in members]
-        kept = soup(scores, lambda some: score(of(some))) if greedy else range(len(members))
+        kept = (
+            soup(scores, lambda some: score(of(some)))
+            if greedy
+            else range(len(members))
+        )
         mean = of(kept)
         return Gain(view, tuple(scores), tuple(kept), score(mean)), mean
 

@@ -15,8 +15,19 @@ from trinat.segmentation.inference.prior import build_template, default_prior
 from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
-from trinat.segmentation.models.checkpoint import Model, class_weights, load_model, save_model
-from trinat.segmentation.models.model_info import Description, Fusion, ModelInfo, Origin, Training
+from trinat.segmentation.models.checkpoint import (
+    Model,
+    class_weights,
+    load_model,
+    save_model,
+)
+from trinat.segmentation.models.model_info import (
+    Description,
+    Fusion,
+    ModelInfo,
+    Origin,
+    Training,
+)
 from trinat.segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
@@ -30,10 +41,14 @@ def check_out(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / MODEL_FILE).is_file():
-        raise ModelError("is there already, and is no model", where=out, remedy="choose another")
+        raise ModelError(
+            "is there already, and is no model", where=out, remedy="choose another"
+        )
     if not overwrite:
         raise ModelError(
-            "is there already", where=out, remedy="choose another name, or add --overwrite"
+            "is there already",
+            where=out,
+            remedy="choose another name, or add --overwrite",
         )
 
 
@@ -42,19 +57,27 @@ def find_source(given: Path) -> Path:
     if (given / "model" / MODEL_FILE).is_file() and not (given / MODEL_FILE).is_file():
         return given / "model"
     if not given.is_dir():
-        raise ModelError("no such folder", where=given, remedy="give runs or model folders")
+        raise ModelError(
+            "no such folder", where=given, remedy="give runs or model folders"
+        )
     return given
 
 
-def load_views(model: str, device: str, instead: str, *, changed: bool = True) -> Segmenter:
+def load_views(
+    model: str, device: str, instead: str, *, changed: bool = True
+) -> Segmenter:
     """A model of several views that may be changed; `instead` says what to do where it may not."""
     folder = find_model(model)
     if changed and folder in shipped_models().values():
-        raise ConfigError(f"{model} comes with the software and is not changed", remedy=instead)
+        raise ConfigError(
+            f"{model} comes with the software and is not changed", remedy=instead
+        )
     segmenter = Segmenter.load(folder, device=device)
     if len(segmenter.views) < 2:
         what = f"has the {segmenter.views[0].value} view alone, and views are compared"
-        raise ConfigError(what, where=folder, remedy="join views with trinat bundle first")
+        raise ConfigError(
+            what, where=folder, remedy="join views with trinat bundle first"
+        )
     return segmenter
 
 
@@ -99,14 +122,20 @@ def bundle(
     if label_maps is not None:
         fluid = {label.name for label in first.scheme.labels if label.group == "csf"}
         learn_fluid = fluid.isdisjoint(first.info.not_predicted)
-        template = build_template(load_heads(label_maps), first.scheme, learn_fluid=learn_fluid)
+        template = build_template(
+            load_heads(label_maps), first.scheme, learn_fluid=learn_fluid
+        )
         prior = default_prior(first.scheme)
     # The common grid, and each view's slices as its own model cuts them.
     own = {view: found[0].info.preprocessing for view, found in members.items()}
-    slices = {view: said.slices[view] for view, said in own.items() if view in said.slices}
+    slices = {
+        view: said.slices[view] for view, said in own.items() if view in said.slices
+    }
     preprocessing = next(iter(own.values()))
     # A structure that one view does not predict cannot be fused.
-    untaught = {structure for source in sources for structure in source.info.not_predicted}
+    untaught = {
+        structure for source in sources for structure in source.info.not_predicted
+    }
     description = check(
         Description,
         {
@@ -143,8 +172,12 @@ def _joined_network(sources: Sequence[Model], view: View) -> Network:
     for source, network in zip(sources, networks, strict=True):
         same_licence = source.info.training.licence == sources[0].info.training.licence
         if network.config != networks[0].config or not same_licence:
-            what = f"has another {view.value} network or licence than {sources[0].folder}"
-            raise ModelError(what, where=source.folder, remedy="join members of one recipe")
+            what = (
+                f"has another {view.value} network or licence than {sources[0].folder}"
+            )
+            raise ModelError(
+                what, where=source.folder, remedy="join members of one recipe"
+            )
     return Ensemble(EnsembleConfig.of(networks[0].config, len(networks)), networks)
 
 
@@ -152,9 +185,17 @@ def _check_fits(first: Model, other: Model) -> None:
     """One model has one label scheme and one working grid; architectures may differ by view."""
     said = []
     for info in (first.info, other.info):
-        common = info.preprocessing.model_dump(exclude={"slices"})  # these are a view's own
+        common = info.preprocessing.model_dump(
+            exclude={"slices"}
+        )  # these are a view's own
         grid = {f"preprocessing.{key}": value for key, value in common.items()}
-        said.append({"labels": info.labels, "classes of these labels": info.labels_sha256, **grid})
+        said.append(
+            {
+                "labels": info.labels,
+                "classes of these labels": info.labels_sha256,
+                **grid,
+            }
+        )
     for what, ours in said[0].items():
         if said[1][what] != ours:
             raise ModelError(
@@ -184,13 +225,17 @@ def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
     for source in sources:
         info = source.info
         digest = hashlib.sha256((source.folder / MODEL_FILE).read_bytes()).hexdigest()
-        shared = {k: getattr(info, k) for k in Origin.model_fields if k != "model_sha256"}
+        shared = {
+            k: getattr(info, k) for k in Origin.model_fields if k != "model_sha256"
+        }
         origins.append(info.origins.get(view) or Origin(model_sha256=digest, **shared))
     if len(origins) == 1:
         return origins[0]
     # The data of all members.
     said = {
-        key: "; ".join(filter(None, dict.fromkeys(getattr(o.training, key) for o in origins)))
+        key: "; ".join(
+            filter(None, dict.fromkeys(getattr(o.training, key) for o in origins))
+        )
         for key in ("data", "pseudo_labels")
     }
     training = origins[0].training.model_copy(update=said)
@@ -205,9 +250,13 @@ def _training(origins: Mapping[View, Origin], licence: str) -> Training:
     notes = {view: origin.training for view, origin in origins.items()}
     return Training(
         data=_joined({view: note.data for view, note in notes.items()}),
-        licence=_joined({view: note.licence or licence for view, note in notes.items()}),
+        licence=_joined(
+            {view: note.licence or licence for view, note in notes.items()}
+        ),
         recipe=_joined({view: note.recipe for view, note in notes.items()}),
-        pseudo_labels="; ".join(sorted({n.pseudo_labels for n in runs.values()} - {""})),
+        pseudo_labels="; ".join(
+            sorted({n.pseudo_labels for n in runs.values()} - {""})
+        ),
         slices_seen=sum(known) if len(known) == len(runs) else None,
     )
 
@@ -219,4 +268,6 @@ def _joined(texts: Mapping[View, str]) -> str:
         said.setdefault(text, []).append(view.value)
     if len(said) == 1:
         return next(iter(said))
-    return "; ".join(f"{', '.join(views)}: {text or 'not stated'}" for text, views in said.items())
+    return "; ".join(
+        f"{', '.join(views)}: {text or 'not stated'}" for text, views in said.items()
+    )

@@ -53,7 +53,9 @@ class Point:
 
 def noise(image: Floats, draw: np.random.Generator, share: float) -> Floats:
     """Magnitude noise, of the brightness of white matter (1)."""
-    one, other = (share * draw.standard_normal(image.shape, np.float32) for _ in range(2))
+    one, other = (
+        share * draw.standard_normal(image.shape, np.float32) for _ in range(2)
+    )
     return np.asarray(np.hypot(image + one, other))
 
 
@@ -79,7 +81,9 @@ def inverted(image: Floats, _: np.random.Generator, share: float) -> Floats:
 
 def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
     """Thick axial slices on a grid of thin ones."""
-    means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[:, :, slices_mm // 2 :: slices_mm]
+    means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[
+        :, :, slices_mm // 2 :: slices_mm
+    ]
     return np.asarray(means.repeat(slices_mm, axis=2)[:, :, : image.shape[2]])
 
 
@@ -153,7 +157,11 @@ def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
 
 
 def calibrate(
-    model: str, subjects: Sequence[Path] = (), *, device: str = "auto", say: Say = lambda line: None
+    model: str,
+    subjects: Sequence[Path] = (),
+    *,
+    device: str = "auto",
+    say: Say = lambda line: None,
 ) -> list[str]:
     """Write a model's limits, and say how good they are; real subjects are only held against them.
 
@@ -163,17 +171,26 @@ def calibrate(
 
     def look(name: str, scan: Volume, truth: Volume) -> list[Point]:
         points = list(_compare(segmenter.segment(scan), truth))
-        say(f"{name}: {len(points)} structures, Dice {np.mean([p.dice for p in points]):.2f}")
+        say(
+            f"{name}: {len(points)} structures, Dice {np.mean([p.dice for p in points]):.2f}"
+        )
         return points
 
     # First, so that what cannot be read is known before all the work.
     real = [point for path in subjects for point in look(path.name, *_subject(path))]
     points = [point for case in CASES for point in look(case.name, *case.read())]
     limits = find_limits(points)
-    lines = [f"{len(points)} structures in {len(CASES)} phantoms", *_say_limits(limits, points)]
+    lines = [
+        f"{len(points)} structures in {len(CASES)} phantoms",
+        *_say_limits(limits, points),
+    ]
     origin = "trinat calibrate: " + "; ".join(lines)
-    update_info(segmenter.model.folder, quality=Quality(agreement=limits, origin=origin))
-    lines += [f"real scans, {line}" for line in (_say_limits(limits, real) if real else ())]
+    update_info(
+        segmenter.model.folder, quality=Quality(agreement=limits, origin=origin)
+    )
+    lines += [
+        f"real scans, {line}" for line in (_say_limits(limits, real) if real else ())
+    ]
     return lines
 
 

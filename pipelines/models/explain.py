@@ -37,7 +37,13 @@ class Explanation:
 
 
 def explain(
-    scan: Path, structure: str, out: Path, *, model: str, view: View, device: str = "auto"
+    scan: Path,
+    structure: str,
+    out: Path,
+    *,
+    model: str,
+    view: View,
+    device: str = "auto",
 ) -> Explanation:
     """Write a picture and a NIfTI of each method for the slice that shows most of a structure."""
     segmenter = Segmenter.load(model, device=device, views=[view])
@@ -46,11 +52,15 @@ def explain(
     volume = segmenter.prepare(Volume.read(scan)).volume
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = torch.from_numpy(volume.data)
-    parts = [part.probabilities.argmax(-1).cpu() for _, part in segmenter.each_view(image)]
+    parts = [
+        part.probabilities.argmax(-1).cpu() for _, part in segmenter.each_view(image)
+    ]
     classes = torch.cat(parts).numpy()
     counts = (classes == label.index).sum((1, 2))
     if not counts.any():
-        raise InputError(f"the {view.value} network sees no {label.name} in it", where=scan)
+        raise InputError(
+            f"the {view.value} network sees no {label.name} in it", where=scan
+        )
     number = int(counts.argmax())
     # Where the brain is: what the network is shown when it segments, and no face in the picture.
     window = brain_window(classes > 0)
@@ -64,11 +74,15 @@ def explain(
         whole = np.zeros_like(volume.data)
         to_slices(whole, axes)[number][window] = found
         Volume(whole, volume.affine).write(out / f"{name}_{method}.nii.gz")
-    write_whole(out / f"{name}.png", _draw(slices[len(slices) // 2].numpy(), region, maps, name))
+    write_whole(
+        out / f"{name}.png", _draw(slices[len(slices) // 2].numpy(), region, maps, name)
+    )
     return Explanation(view, number, window, maps)
 
 
-def attribute(network: Network, slices: Tensor, index: int, region: Tensor) -> dict[str, Map]:
+def attribute(
+    network: Network, slices: Tensor, index: int, region: Tensor
+) -> dict[str, Map]:
     """Of slices (1, C, H, W), by method: summed over the neighbours that come as channels.
 
     What is explained is the mean, over a region (H, W), of how far the class's logit is above the
@@ -88,28 +102,41 @@ def attribute(network: Network, slices: Tensor, index: int, region: Tensor) -> d
         ahead: Tensor = (logits[:, index] - others) * region
         return ahead.sum((1, 2)) / region.sum()
 
-    integral = IntegratedGradients(seen).attribute(slices, n_steps=_STEPS, internal_batch_size=4)
+    integral = IntegratedGradients(seen).attribute(
+        slices, n_steps=_STEPS, internal_batch_size=4
+    )
     depth = slices.shape[1]
     with torch.inference_mode():
         covered = Occlusion(seen).attribute(
-            slices, (depth, _BOX, _BOX), (depth, _STRIDE, _STRIDE), perturbations_per_eval=4
+            slices,
+            (depth, _BOX, _BOX),
+            (depth, _STRIDE, _STRIDE),
+            perturbations_per_eval=4,
         )
     found = dict(zip(METHODS, (integral, covered), strict=True))
-    return {name: v.detach().sum(1)[0].float().cpu().numpy() for name, v in found.items()}
+    return {
+        name: v.detach().sum(1)[0].float().cpu().numpy() for name, v in found.items()
+    }
 
 
-def _draw(gray: Map, region: NDArray[np.bool_], maps: dict[str, Map], title: str) -> bytes:
+def _draw(
+    gray: Map, region: NDArray[np.bool_], maps: dict[str, Map], title: str
+) -> bytes:
     """The slice with the structure's outline, and each map over it; red speaks for it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, 1 + len(maps))
-    for panel, (name, found) in zip(panels, {"slice": 0 * gray, **maps}.items(), strict=True):
+    for panel, (name, found) in zip(
+        panels, {"slice": 0 * gray, **maps}.items(), strict=True
+    ):
         panel.imshow(gray, cmap="gray", origin="lower")
         # The few largest values would leave all else pale.
         most = float(np.percentile(np.abs(found), 99.5)) or 1.0
         strength = np.clip(np.abs(found) / most, 0, 1) * 0.8
-        panel.imshow(found, cmap="bwr", vmin=-most, vmax=most, alpha=strength, origin="lower")
+        panel.imshow(
+            found, cmap="bwr", vmin=-most, vmax=most, alpha=strength, origin="lower"
+        )
         panel.contour(region, levels=[0.5], colors="lime", linewidths=0.8)
         panel.set_title(name)
         panel.set_axis_off()

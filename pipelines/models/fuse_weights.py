@@ -20,7 +20,12 @@ from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
 from trinat.pipelines.models.bundle import load_views
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
-from trinat.segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from trinat.segmentation.inference.fusion_fit import (
+    Contested,
+    Evidence,
+    contest,
+    fit_weights,
+)
 from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
@@ -76,8 +81,14 @@ class Found:
 
     def lines(self) -> list[str]:
         """The figures for people."""
-        judged = "fitted without its person" if self.held_out else "fitted to this very person"
-        weights = ", ".join(f"{view.value} {w:.2f}" for view, w in self.fusion.weights.items())
+        judged = (
+            "fitted without its person"
+            if self.held_out
+            else "fitted to this very person"
+        )
+        weights = ", ".join(
+            f"{view.value} {w:.2f}" for view, w in self.fusion.weights.items()
+        )
         table = pd.DataFrame(self.dice, self.scans).rename_axis(columns="scan")
         table.loc["mean"] = table.mean()
         return [
@@ -98,11 +109,17 @@ class _Scan:
 def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
     """Fit, try on persons left out, keep what is best there, and write it down."""
     if settings.out is not None and not settings.out.resolve().parent.is_dir():
-        raise ConfigError("its folder is not there", where=settings.out, remedy="create it first")
+        raise ConfigError(
+            "its folder is not there", where=settings.out, remedy="create it first"
+        )
     changed = settings.out is None
-    segmenter = load_views(settings.model, settings.device, "add --out FILE", changed=changed)
+    segmenter = load_views(
+        settings.model, settings.device, "add --out FILE", changed=changed
+    )
     mapping = read_mapping(settings.mapping) if settings.mapping else Mappings()
-    pairing = pair_files(find_files(settings.truth), find_files(settings.scans, suffix="T1w"))
+    pairing = pair_files(
+        find_files(settings.truth), find_files(settings.scans, suffix="T1w")
+    )
     failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
     scans: list[_Scan] = []
     with tempfile.TemporaryDirectory(prefix="trinat-") as kept:
@@ -112,12 +129,20 @@ def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
             file = Path(kept) / f"{number}.npz"
             try:
                 scans.append(_look(segmenter, pair, file, generator, mapping, settings))
-                say(f"{scans[-1].name}: looked at, {number + 1} of {len(pairing.pairs)}")
+                say(
+                    f"{scans[-1].name}: looked at, {number + 1} of {len(pairing.pairs)}"
+                )
             except (TrinatError, OSError) as error:
                 failures.append(f"{pair.truth.name}: {error}")
         if not scans:
-            what = f"no scan can be used; the first: {failures[0]}" if failures else "no scan"
-            raise EvaluationError(what, where=settings.scans, remedy="name scans and truths alike")
+            what = (
+                f"no scan can be used; the first: {failures[0]}"
+                if failures
+                else "no scan"
+            )
+            raise EvaluationError(
+                what, where=settings.scans, remedy="name scans and truths alike"
+            )
         found = _choose(segmenter, scans, len(failures))
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in (*skipped, *failures):
@@ -138,11 +163,18 @@ def _look(
     scheme = segmenter.model.scheme
     # Here the "prediction" of the pair is the scan itself.
     scan = Volume.read(pair.prediction.path, trust_affine=settings.trust_affine)
-    truth = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
+    truth = Volume.read(
+        pair.truth.path, labels=True, trust_affine=settings.trust_affine
+    )
     prepared = segmenter.prepare(scan)
-    numbers = conform(on_grid_of(truth, scan)[0], labels=True, plan=prepared.plan).volume
+    numbers = conform(
+        on_grid_of(truth, scan)[0], labels=True, plan=prepared.plan
+    ).volume
     classes = scheme.from_freesurfer(
-        numbers.data, spacing_mm=numbers.spacing_mm, extra=mapping.truth, where=pair.truth.path
+        numbers.data,
+        spacing_mm=numbers.spacing_mm,
+        extra=mapping.truth,
+        where=pair.truth.path,
     )
     never = segmenter.model.not_predicted.tolist()
     if np.isin(classes, [0, *never]).all():
@@ -150,19 +182,24 @@ def _look(
     image = torch.from_numpy(prepared.volume.data)
     seen, true = segmenter.find_brain(image).box, occupied_box(classes > 0)
     box = tuple(
-        slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(seen, true, strict=True)
+        slice(min(a.start, b.start), max(a.stop, b.stop))
+        for a, b in zip(seen, true, strict=True)
     )
     image = image[box]
     probabilities: dict[View, torch.Tensor] = {}
     for view, part in segmenter.each_view(image):
         found = part.probabilities
         if view not in probabilities:
-            probabilities[view] = torch.zeros((*image.shape, found.shape[-1]), dtype=torch.float16)
+            probabilities[view] = torch.zeros(
+                (*image.shape, found.shape[-1]), dtype=torch.float16
+            )
         axes = segmenter.model.info.preprocessing.slice_axes(view)
         slices = to_slices(probabilities[view], axes, trailing=1)
         slices[part.slices] = found.half().cpu()
     contested = contest(np.ascontiguousarray(classes[box]), probabilities, scheme)
-    by_view: dict[str, Any] = {view.value: p for view, p in contested.probabilities.items()}
+    by_view: dict[str, Any] = {
+        view.value: p for view, p in contested.probabilities.items()
+    }
     np.savez(file, truth=contested.truth, decided=contested.decided, **by_view)
     evidence = Evidence.of(contested, scheme, generator, without=never)
     name = f"{pair.truth.subject} {pair.truth.scan}".strip()
@@ -180,7 +217,9 @@ def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
     # A person's scans are left out together. One person alone cannot be: it is scored on itself.
     fold_of = {person: number % folds for number, person in enumerate(persons)}
     held_out = {
-        fold: _fit([s for s in scans if fold_of[s.person] != fold], scheme) if folds > 1 else fitted
+        fold: _fit([s for s in scans if fold_of[s.person] != fold], scheme)
+        if folds > 1
+        else fitted
         for fold in range(folds)
     }
     for scan in scans:
@@ -213,7 +252,9 @@ def _fit(scans: Sequence[_Scan], scheme: LabelScheme) -> dict[str, Fusion]:
     overall, by_class = fit_weights([scan.evidence for scan in scans], scheme)
     weights = {view: round(weight, _DIGITS) for view, weight in overall.items()}
     per_class = {
-        name: {view: round(float(values[k]), _DIGITS) for view, values in by_class.items()}
+        name: {
+            view: round(float(values[k]), _DIGITS) for view, values in by_class.items()
+        }
         for k, name in enumerate(scheme.names)
     }
     return {
@@ -231,7 +272,9 @@ def _write(settings: Settings, folder: Path, found: Found) -> None:
         "mean_dice_after": round(found.mean(found.chosen), 4),
     }
     if settings.out is not None:
-        said = ["Of trinat fuse-weights, for trinat bundle --weights. Measured with them:"]
+        said = [
+            "Of trinat fuse-weights, for trinat bundle --weights. Measured with them:"
+        ]
         said += [f"{key}: {value}" for key, value in figures.items()]
         fusion = yaml.safe_dump(found.fusion.model_dump(mode="json"), sort_keys=False)
         write_whole(settings.out, "".join(f"# {line}\n" for line in said) + fusion)

@@ -59,7 +59,12 @@ class Profiled:
 
 
 def write_profile(
-    name: str, out: Path, *, device: str = "auto", steps: int = 5, against: Path | None = None
+    name: str,
+    out: Path,
+    *,
+    device: str = "auto",
+    steps: int = 5,
+    against: Path | None = None,
 ) -> Profiled:
     """Profile a model's first view, forward, or a recipe's network, forward and backward."""
     other = None if against is None else _read(against)
@@ -79,14 +84,19 @@ def write_profile(
     else:
         network = next(iter(load_model(name).networks.values())).fold()
         size = (1, network.config.channels, _SIDE, _SIDE)
-    network, slices = network.to(chosen).train(training), torch.rand(size, device=chosen)
+    network, slices = (
+        network.to(chosen).train(training),
+        torch.rand(size, device=chosen),
+    )
     shape = "x".join(map(str, size))
     lead = f"{name}, forward{' and backward' * training}, {shape} on {chosen}"
     if training and size[0] < stage.batch:
         lead += f"; there is no memory for the recipe's batch of {stage.batch}"
     with claimed(out, (ROWS, TRACE, PAGE)):
         with atomic_path(out / TRACE) as trace:
-            found = profile_network(network, slices, steps, training=training, trace=trace)
+            found = profile_network(
+                network, slices, steps, training=training, trace=trace
+            )
         write_whole(out / ROWS, json.dumps(asdict(found), indent=1))
         write_whole(out / PAGE, _page(lead, found, other, against))
     return found
@@ -137,7 +147,11 @@ def profile_network(
     step()
     before = hooks.register_module_forward_pre_hook(enter)
     after = hooks.register_module_forward_hook(leave, always_call=True)
-    with before, after, profile() as profiler:  # of the processor, and of a GPU if there is one
+    with (
+        before,
+        after,
+        profile() as profiler,
+    ):  # of the processor, and of a GPU if there is one
         for _ in range(steps):
             with record_function(_PREFIX + _BACKWARD * training):
                 step()
@@ -158,12 +172,18 @@ def profile_network(
         for e, own_s in zip(averages, times, strict=True)
     ]
     one = torch.rand(_RATE_SIDE, _RATE_SIDE, device=slices.device)
-    timer = Timer("one @ one", globals={"one": one}, num_threads=torch.get_num_threads())
+    timer = Timer(
+        "one @ one", globals={"one": one}, num_threads=torch.get_num_threads()
+    )
     rate = 2 * _RATE_SIDE**3 / timer.timeit(5).median
-    return Profiled(modules, operators, total / steps, sum(row.flops for row in modules), rate)
+    return Profiled(
+        modules, operators, total / steps, sum(row.flops for row in modules), rate
+    )
 
 
-def count_flops(network: Network, slices: Tensor) -> tuple[dict[str, float], dict[str, str]]:
+def count_flops(
+    network: Network, slices: Tensor
+) -> tuple[dict[str, float], dict[str, str]]:
     """Operations of a forward pass by module, its own, and each module's output shape."""
     paths = {module: path for path, module in network.named_modules()}
     shapes: dict[str, str] = {}
@@ -176,7 +196,9 @@ def count_flops(network: Network, slices: Tensor) -> tuple[dict[str, float], dic
     with torch.no_grad(), hooks.register_module_forward_hook(note), counter:
         network(slices)
     counts, root = counter.get_flop_counts(), type(network).__name__
-    whole = {p: float(sum(counts.get(f"{root}.{p}".strip("."), {}).values())) for p in shapes}
+    whole = {
+        p: float(sum(counts.get(f"{root}.{p}".strip("."), {}).values())) for p in shapes
+    }
     own = dict(whole)
     for path in filter(None, whole):
         # Its nearest parent that is called: a list of modules never is.
@@ -206,16 +228,32 @@ def _own_times(events: Iterable[Any]) -> dict[str, float]:
 
 def _read(folder: Path) -> dict[str, Row]:
     try:
-        return {row["name"]: Row(**row) for row in json.loads(read_text(folder / ROWS))["modules"]}
+        return {
+            row["name"]: Row(**row)
+            for row in json.loads(read_text(folder / ROWS))["modules"]
+        }
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"has no {ROWS} of this version", where=folder, remedy="give a folder of trinat profile"
+            f"has no {ROWS} of this version",
+            where=folder,
+            remedy="give a folder of trinat profile",
         ) from None
 
 
-def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Path | None) -> str:
-    columns: Columns = ["Module", "Kind", "Output", Column("ms", 2), Column("% of time", 1)]
-    columns += [Column("GFLOP", 3), Column("% of rate", 1, "of the rate of a matrix product here")]
+def _page(
+    lead: str, found: Profiled, other: dict[str, Row] | None, against: Path | None
+) -> str:
+    columns: Columns = [
+        "Module",
+        "Kind",
+        "Output",
+        Column("ms", 2),
+        Column("% of time", 1),
+    ]
+    columns += [
+        Column("GFLOP", 3),
+        Column("% of rate", 1, "of the rate of a matrix product here"),
+    ]
     if other is not None:
         columns.append(Column("± ms", 2, f"against {against}", sign=True))
     rows: list[list[Any]] = []
@@ -225,9 +263,13 @@ def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Pat
         rows.append([*cells, 100 * row.share, row.flops / 1e9, 100 * reached])
         if other is not None:
             before = other.get(row.name)
-            rows[-1].append(None if before is None else 1e3 * (row.seconds - before.seconds))
+            rows[-1].append(
+                None if before is None else 1e3 * (row.seconds - before.seconds)
+            )
     titles: Columns = ["Operator", Column("ms", 3), Column("%", 1), Column("Calls", 0)]
-    operators = [[name, 1e3 * own_s, 100 * share, n] for name, own_s, share, n in found.operators]
+    operators = [
+        [name, 1e3 * own_s, 100 * share, n] for name, own_s, share, n in found.operators
+    ]
     note = "Own times on the processor."
     return render(
         "toolbox.html",
@@ -236,7 +278,11 @@ def _page(lead: str, found: Profiled, other: dict[str, Row] | None, against: Pat
         cards=[
             ("A step", f"{1e3 * found.seconds:.1f} ms", "as profiled"),
             ("Forward", f"{found.flops / 1e9:.1f} GFLOP", "two for each multiply-add"),
-            ("Matrix product", f"{found.rate / 1e9:.0f} GFLOP/s", "float32, measured here"),
+            (
+                "Matrix product",
+                f"{found.rate / 1e9:.0f} GFLOP/s",
+                "float32, measured here",
+            ),
         ],
         text="Times are each module's own, without the modules inside it: shares add up to 100 %. "
         f"Open {TRACE} at ui.perfetto.dev.",

@@ -50,15 +50,22 @@ class _Sight:
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
         """What it sees in slices, and their images (N, H, W)."""
         file = self.store.file(subject)
-        images = np.stack([file.slab(self.view, n, self.network.channels).values() for n in slices])
+        images = np.stack(
+            [file.slab(self.view, n, self.network.channels).values() for n in slices]
+        )
         labels = np.concatenate([file.labels(self.view, n, n + 1) for n in slices])
         file.close()
         # What the model never predicts is no fault of the labels.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
         size, device = self.network.batch, self.network.device
-        batches = (torch.split(torch.from_numpy(each), size) for each in (images, labels))
+        batches = (
+            torch.split(torch.from_numpy(each), size) for each in (images, labels)
+        )
         network = self.network.network
-        looks = [look(network, x.to(device), y.to(device)) for x, y in zip(*batches, strict=True)]
+        looks = [
+            look(network, x.to(device), y.to(device))
+            for x, y in zip(*batches, strict=True)
+        ]
         joined = Look(*(np.concatenate(parts) for parts in zip(*looks, strict=True)))
         return joined, images[:, images.shape[1] // 2]
 
@@ -78,7 +85,9 @@ def find_suspects(
     if store.scheme.names != model.scheme.names:
         what = f"has the labels {store.scheme.name}, and the model {model.scheme.name}"
         raise ConfigError(what, where=root, remedy="give a model of the same labels")
-    subjects = [p.subject for p in store.labelled if store.info.subjects[p.subject].has_image]
+    subjects = [
+        p.subject for p in store.labelled if store.info.subjects[p.subject].has_image
+    ]
     if len(subjects) < _FEWEST:
         what = f"has {len(subjects)} subjects with image and labels, where {_FEWEST} are needed"
         raise ConfigError(what, where=root)
@@ -93,13 +102,19 @@ def find_suspects(
     ranked = rank(found, classes.names, partners)
     with claimed(out, (*_FILES, EXCLUDE)):
         worst = {subject: found[subject].worst for subject in ranked.index[:_SHOWN]}
-        pictures = [_picture(s, ranked.loc[s], sights[v], at) for s, (v, at) in worst.items()]
+        pictures = [
+            _picture(s, ranked.loc[s], sights[v], at) for s, (v, at) in worst.items()
+        ]
         _write(model, out, ranked, pictures, limit)
     return ranked
 
 
 def _sights(
-    store: Store, model: Model, subjects: Sequence[str], every: int, device: torch.device
+    store: Store,
+    model: Model,
+    subjects: Sequence[str],
+    every: int,
+    device: torch.device,
 ) -> list[_Sight]:
     """Views that tell left from right, where there are any; slices where anybody has labels."""
     views = [view for view in model.networks if view in store.views]
@@ -107,7 +122,9 @@ def _sights(
         raise ConfigError("shares no view with the model", where=store.root)
     sights = []
     for view in [v for v in views if not model.is_merged(v)] or views:
-        counts = [store.file(subject).class_counts(view)[:, 1:].any(1) for subject in subjects]
+        counts = [
+            store.file(subject).class_counts(view)[:, 1:].any(1) for subject in subjects
+        ]
         low, high = np.flatnonzero(np.any(counts, axis=0))[[0, -1]]
         never = model.not_predicted_in(view)
         network = ViewNetwork(model.networks[view], device, torch.float32, never=never)
@@ -130,7 +147,11 @@ def _write(
     with atomic_text(out / EXCLUDE) as file:
         file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
         file.writelines(f"{subject}\n" for subject in beyond)
-    hints = {"loss": "mean cross entropy", "shift": "voxels", "sides": "share that is exchanged"}
+    hints = {
+        "loss": "mean cross entropy",
+        "shift": "voxels",
+        "sides": "share that is exchanged",
+    }
     numbers = [Column(m, 3, hints.get(m, "")) for m in MEASURES]
     columns: Columns = ["Subject", Column("Score", 1), "Why", "Structure", *numbers]
     page = render(
@@ -144,7 +165,9 @@ def _write(
         text="The score is the largest distance from the other subjects, in robust standard "
         "deviations. Look at each suspect: unusual anatomy has a high score too.",
         pictures=pictures,
-        tables=[table("suspects", "All subjects, the most suspect first", columns, rows)],
+        tables=[
+            table("suspects", "All subjects, the most suspect first", columns, rows)
+        ],
     )
     write_whole(out / "suspects.html", page)
 
@@ -158,7 +181,6 @@ def _picture(subject: str, row: pd.Series, sight: _Sight, at: int) -> tuple[str,
     kinds = (np.zeros_like(found.truth), found.truth, found.predicted)
     pictures = [overlay(gray[shown], kind[shown], colors) for kind in kinds]
     what = f"{sight.view.value} {place}"
-    caption = (
-        f"{subject}: {row['why']} (score {row['score']:.1f}). Image, labels, prediction; {what}"
-    )
+    reason = f"{row['why']} (score {row['score']:.1f})"
+    caption = f"{subject}: {reason}. Image, labels, prediction; {what}"
     return caption, encoded(draw_rows({what: pictures}, subject), "PNG")

@@ -109,7 +109,9 @@ class CaseWorker:
             if not is_disk_full(error):
                 raise
             reason = reason_of(error, where=False)
-            return Entry.of(job.case, self.settings, "failed", reason=reason, no_room=True)
+            return Entry.of(
+                job.case, self.settings, "failed", reason=reason, no_room=True
+            )
 
     def _write(self, job: Job) -> Entry:
         """Restore and judge; write to a folder of the case's own, from which the run moves all."""
@@ -132,7 +134,9 @@ class CaseWorker:
                 picture = self._write_all(names, case, found, job.digest)
                 result["picture"] = str(picture.relative_to(staging)) if picture else ""
                 paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
-                outputs = {str(path.relative_to(staging)): sha256_of(path) for path in paths}
+                outputs = {
+                    str(path.relative_to(staging)): sha256_of(path) for path in paths
+                }
                 # No output: the run keeps it for the most doubtful scans alone.
                 if picture:
                     _write_slices(staging / slices_of(case.id), found)
@@ -141,7 +145,9 @@ class CaseWorker:
                     table = LABEL_TABLE if settings.bids else PLAIN_LABEL_TABLE
                     write_label_table(staging / table, found.scheme, by_index=by_index)
                     self._has_label_table = True
-        timings = {name: round(s, 4) for name, (s, _) in job.clock.take().items() if name}
+        timings = {
+            name: round(s, 4) for name, (s, _) in job.clock.take().items() if name
+        }
         return Entry.of(
             case,
             settings,
@@ -185,10 +191,14 @@ class CaseWorker:
                 for label in found.scheme.labels[1:]
                 if label.name in volumes
             }
-        cleaned = {name: round(c, 4) for name, c in changes.items() if c > _REPORTED_CHANGE}
+        cleaned = {
+            name: round(c, 4) for name, c in changes.items() if c > _REPORTED_CHANGE
+        }
         if cleaned:
             result["cleaned"] = cleaned
-            changed = ", ".join(f"{name} {share:.0%}" for name, share in cleaned.items())
+            changed = ", ".join(
+                f"{name} {share:.0%}" for name, share in cleaned.items()
+            )
             result["notes"].append(f"clean-up changed {changed}")
         return result
 
@@ -200,7 +210,10 @@ class CaseWorker:
         output = replace(self.settings.output, **also)
         source = f"bids:raw:{case.shown}"
         origin: dict[str, Any] = {"Model": self.segmenter.model.name}
-        origin |= {"ModelSHA256": self.settings.model_sha256, "TrinatVersion": version("trinat")}
+        origin |= {
+            "ModelSHA256": self.settings.model_sha256,
+            "TrinatVersion": version("trinat"),
+        }
         if self.settings.bids:
             origin = {"SpatialReference": source, "Sources": [source]} | origin
         labels = found.labels if output.format == "aseg" else found.indices
@@ -208,7 +221,9 @@ class CaseWorker:
         if self.settings.bids:
             _write_json(names.path(Product.LABELS, ".json"), origin)
         if output.wants(Product.STATS):
-            table = format_aseg_stats(case.stem, found.scheme, found.voxels, found.voxel_mm3)
+            table = format_aseg_stats(
+                case.stem, found.scheme, found.voxels, found.voxel_mm3
+            )
             write_whole(names.path(Product.STATS), table)
         if output.wants(Product.ENTROPY):
             found.entropy.write(names.path(Product.ENTROPY))
@@ -216,7 +231,9 @@ class CaseWorker:
             # One 4D file, background first, and what each of its maps is of, as BIDS has it: by
             # the abbreviations of the label table that lies beside the label maps.
             known = [
-                label for label in found.scheme.labels if label.name not in found.not_predicted
+                label
+                for label in found.scheme.labels
+                if label.name not in found.not_predicted
             ]
             maps = (found.probabilities(label.name) for label in known)
             write_maps(names.path(Product.PROBABILITIES), maps, len(known))
@@ -233,7 +250,9 @@ class CaseWorker:
             return None
         picture = names.path(Product.PICTURE)
         with stage("picture"):
-            drawn = draw_mosaic(found.image, found.working, found.scheme, title=case.stem)
+            drawn = draw_mosaic(
+                found.image, found.working, found.scheme, title=case.stem
+            )
             write_whole(picture, encoded(drawn, "PNG"))
         return picture
 
@@ -249,7 +268,10 @@ def _write_slices(path: Path, found: Segmentation) -> None:
         focus = 1 + int(np.argmin(agreement[1:]))
     view = asdict(view_result(found.image, found.working, focus=focus))
     del view["truth"], view["still_png"]
-    palette = {"colors": [k.color for k in labels], "names": [short_name(k.name) for k in labels]}
+    palette = {
+        "colors": [k.color for k in labels],
+        "names": [short_name(k.name) for k in labels],
+    }
     path.parent.mkdir()
     _write_json(path, view | {"palette": palette})
 

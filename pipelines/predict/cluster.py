@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 
     from trinat.pipelines.predict.case import CaseWorker
 
-Task = Callable[[RunSettings, Case, str], Entry]  # what a worker does: settings, case, device
+Task = Callable[
+    [RunSettings, Case, str], Entry
+]  # what a worker does: settings, case, device
 
 # A scan that has killed three workers is set aside.
 _ALLOWED_FAILURES = 2
 _POLL_S = 0.5
-_QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "sge": "SGECluster", "lsf": "LSFCluster"}
+_QUEUES = {
+    "slurm": "SLURMCluster",
+    "pbs": "PBSCluster",
+    "sge": "SGECluster",
+    "lsf": "LSFCluster",
+}
 
 
 def is_cluster(text: str) -> bool:
@@ -64,7 +71,9 @@ class DaskEngine:
         self._config = config
         self._device = device
 
-    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(
+        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+    ) -> Iterator[Entry]:
         from distributed import wait
 
         waiting = iter(cases)
@@ -86,10 +95,14 @@ class DaskEngine:
                         break
                     given = (self.settings, case, self._device)
                     needs = {"GPU": 1} if gpus else None
-                    future = client.submit(self._task, *given, pure=False, resources=needs)
+                    future = client.submit(
+                        self._task, *given, pure=False, resources=needs
+                    )
                     futures[future] = case
                 # What is in hand where the last worker has gone would wait for the queue.
-                if (exhausted and not futures) or (stop() and not (futures and workers)):
+                if (exhausted and not futures) or (
+                    stop() and not (futures and workers)
+                ):
                     return
                 if not futures:
                     # No worker has come yet: the queue decides when.
@@ -101,7 +114,11 @@ class DaskEngine:
                     case = futures.pop(future)
                     with self._told_if_lost():
                         error = future.exception()
-                        entry = future.result() if error is None else self._failed(case, error)
+                        entry = (
+                            future.result()
+                            if error is None
+                            else self._failed(case, error)
+                        )
                     yield entry
 
     @contextmanager
@@ -149,7 +166,9 @@ class DaskEngine:
             count = self._local_count()
             with deaf_to_interrupts():
                 return LocalCluster(
-                    n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+                    n_workers=count,
+                    threads_per_worker=1,
+                    dashboard_address="127.0.0.1:0",
                 )
         if self._where not in _QUEUES:
             return None
@@ -157,7 +176,9 @@ class DaskEngine:
 
         if self._config is None:
             remedy = "a YAML file with jobs, cores, memory, walltime and queue"
-            raise ConfigError(f"--cluster {self._where} needs --cluster-config", remedy=remedy)
+            raise ConfigError(
+                f"--cluster {self._where} needs --cluster-config", remedy=remedy
+            )
         options = read_yaml(self._config)
         jobs = options.pop("jobs", 1)
         kind = getattr(dask_jobqueue, _QUEUES[self._where])
@@ -169,7 +190,9 @@ class DaskEngine:
     def _local_count(self) -> int:
         count = self._where.removeprefix("local:")
         if not count.isdecimal() or not int(count):
-            raise ConfigError(f"--cluster {self._where}: how many?", remedy="give local:2")
+            raise ConfigError(
+                f"--cluster {self._where}: how many?", remedy="give local:2"
+            )
         return int(count)
 
     def _failed(self, case: Case, error: BaseException) -> Entry:

@@ -30,7 +30,9 @@ _POLL_S = 0.5
 class Engine(Protocol):
     """Does cases, in any order, and yields one entry for each that was begun."""
 
-    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(
+        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+    ) -> Iterator[Entry]:
         """`stop` is asked often; once true, what is in hand is finished and no more begun.
 
         A None among the cases says that there is none yet: it is asked again.
@@ -47,7 +49,9 @@ class SerialEngine:
     def __init__(self, settings: RunSettings, device: str = "cpu") -> None:
         self._settings, self._device = settings, device
 
-    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(
+        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+    ) -> Iterator[Entry]:
         from trinat.pipelines.predict.case import CaseWorker
 
         prepare_process(self._settings.threads)
@@ -137,7 +141,9 @@ class LocalEngine:
     # Scans are read while a worker starts, until one has died of something before it was ready.
     _early: bool = field(default=True, init=False)
 
-    def run(self, cases: Iterable[Case | None], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(
+        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+    ) -> Iterator[Entry]:
         waiting = iter(cases)
         workers = [self._start(device) for device in self.devices]
         starts_failed = 0
@@ -278,15 +284,21 @@ class LocalEngine:
             return
         # One of those at work has done it; those that waited are innocent.
         self._alone.extend(hand.case for hand in active)
-        self._again.extend(hand.case for hand in worker.in_hand.values() if hand.stage == WAITING)
+        self._again.extend(
+            hand.case for hand in worker.in_hand.values() if hand.stage == WAITING
+        )
 
     def _late(self, worker: _Worker) -> _InHand | None:
         if not self.timeout_s:
             return None
         if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
             what = f"a worker process on {worker.device} did not start within"
-            raise DeviceError(f"{what} {self.timeout_s:g} s", remedy="see trinat doctor")
-        return next((h for h in worker.in_hand.values() if h.seconds > self.timeout_s), None)
+            raise DeviceError(
+                f"{what} {self.timeout_s:g} s", remedy="see trinat doctor"
+            )
+        return next(
+            (h for h in worker.in_hand.values() if h.seconds > self.timeout_s), None
+        )
 
 
 def _how(worker: _Worker) -> str:

@@ -26,7 +26,12 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 from trinat.pipelines.common.naming import ASIDE, FOLD, LEFT_OUT
 from trinat.pipelines.common.process import cpu_count
 from trinat.segmentation.errors import InputError, IntegrityError, OutputError
-from trinat.segmentation.io.files import append_whole, open_regular, open_to_append, sha256_of
+from trinat.segmentation.io.files import (
+    append_whole,
+    open_regular,
+    open_to_append,
+    sha256_of,
+)
 from trinat.segmentation.timing import Spent
 
 if TYPE_CHECKING:
@@ -71,13 +76,19 @@ class Entry:
     no_room: bool = False
 
     @classmethod
-    def of(cls, case: Case, settings: RunSettings, status: Status, **fields: Any) -> Entry:
+    def of(
+        cls, case: Case, settings: RunSettings, status: Status, **fields: Any
+    ) -> Entry:
         """What a run with these settings made of a case."""
         model, digest = settings.model_sha256, settings.output.digest()
         # As seen from the output, so that no path of this machine is told.
         scan = os.path.relpath(case.path, settings.out.resolve())
         return cls(
-            *(case.id, status, case.shown), scan=scan, model=model, settings=digest, **fields
+            *(case.id, status, case.shown),
+            scan=scan,
+            model=model,
+            settings=digest,
+            **fields,
         )
 
     @classmethod
@@ -105,7 +116,9 @@ class Entry:
         if self.status != "done" or (self.model, self.settings) != now:
             return False
         # The scan comes last: where anything else has changed it is not read.
-        return self.is_written(settings.out) and _digest(*case.files) == self.input_sha256
+        return (
+            self.is_written(settings.out) and _digest(*case.files) == self.input_sha256
+        )
 
     def digest_of_scan(self, folder: Path) -> str | None:
         """SHA-256 of the scan as it is now; None where it is not there, or in many files."""
@@ -118,7 +131,9 @@ class Entry:
 
     def is_written(self, folder: Path) -> bool:
         """Whether its outputs are there, and are what was written."""
-        return all(_digest(folder / path) == digest for path, digest in self.outputs.items())
+        return all(
+            _digest(folder / path) == digest for path, digest in self.outputs.items()
+        )
 
 
 class _Result(BaseModel):
@@ -185,7 +200,11 @@ class Ledger:
     def refuse(self, there: Mapping[str, str | None]) -> None:
         """OutputError if one of these files (path -> sha256) was not written by any run; else
         ChangedError if one is not as it was written."""
-        strange = [name for name, digest in there.items() if (name, digest) not in self._written]
+        strange = [
+            name
+            for name, digest in there.items()
+            if (name, digest) not in self._written
+        ]
         if strange and not self._overwrite:
             ours = {name for name, _ in self._written}
             name = next((name for name in strange if name not in ours), strange[0])
@@ -204,14 +223,22 @@ class Ledger:
         known = entry.outputs if entry else {}
         paths = [path for path in sorted(staged.rglob("*")) if path.is_file()]
         names = {path.relative_to(staged).as_posix(): path for path in paths}
-        files = {name: known.get(name) or sha256_of(path) for name, path in names.items()}
+        files = {
+            name: known.get(name) or sha256_of(path) for name, path in names.items()
+        }
         there = digests_of(self._folder, files)
         changed = {name: there[name] for name in there if there[name] != files[name]}
         self.refuse(changed)
-        strange = [name for name in changed if (name, changed[name]) not in self._written]
+        strange = [
+            name for name in changed if (name, changed[name]) not in self._written
+        ]
         # Files of the whole folder apart: other parts of the work hear of them, not of this case's.
         for case, model, said in (
-            (entry.case if entry else "", entry.model if entry else "", files.keys() & known),
+            (
+                entry.case if entry else "",
+                entry.model if entry else "",
+                files.keys() & known,
+            ),
             ("", "", files.keys() - known),
         ):
             outputs = {name: files[name] for name in sorted(said)}
@@ -249,7 +276,9 @@ class Ledger:
 
     def _open(self) -> FileIO:
         if self._path.is_symlink() and not self._path.exists():
-            raise OutputError("is a link to nothing", where=self._path, remedy="remove it")
+            raise OutputError(
+                "is a link to nothing", where=self._path, remedy="remove it"
+            )
         file = open_to_append(self._path)
         # A torn last line must not swallow the next one.
         if file.tell():
@@ -302,7 +331,9 @@ def read_entries(
         with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 entry = _parse(line.rstrip(b"\n"), path, number)
-                if not entry or (cases is not None and entry.case not in cases and entry.model):
+                if not entry or (
+                    cases is not None and entry.case not in cases and entry.model
+                ):
                     continue
                 if written is not None:
                     written.update(entry.outputs.items())
@@ -323,7 +354,10 @@ def _holds(entry: Entry, other: Entry, folder: Path) -> bool:
     # A ledger that was joined has the same entries as its parts.
     if entry == other:
         return False
-    return (_standing(entry, folder), entry.reason) > (_standing(other, folder), other.reason)
+    return (_standing(entry, folder), entry.reason) > (
+        _standing(other, folder),
+        other.reason,
+    )
 
 
 def _standing(entry: Entry, folder: Path) -> int:
@@ -397,7 +431,9 @@ def _unfit_in(place: Path, files: Collection[Path]) -> dict[Path, str]:
     # Hashes of large files: threads do not wait for one another.
     with ThreadPoolExecutor(cpu_count()) as pool:
         reasons = pool.map(judged, ours)
-        return {names[name]: why for name, why in zip(ours, reasons, strict=True) if why}
+        return {
+            names[name]: why for name, why in zip(ours, reasons, strict=True) if why
+        }
 
 
 def _why_unfit(entry: Entry | None, name: str, digest: str, place: Path) -> str:
@@ -417,12 +453,16 @@ def _why_unfit(entry: Entry | None, name: str, digest: str, place: Path) -> str:
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:
     """What every report says of models that learnt labels which other models had made."""
     results = (entry.result for entry in entries if entry.result.get("pseudo_labels"))
-    return sorted({f"{r['model']} was trained with {r['pseudo_labels']}." for r in results})
+    return sorted(
+        {f"{r['model']} was trained with {r['pseudo_labels']}." for r in results}
+    )
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
     """SHA-256 of those of these files that are in the folder; None for what is not a file."""
-    return {name: _digest(folder / name) for name in names if os.path.lexists(folder / name)}
+    return {
+        name: _digest(folder / name) for name in names if os.path.lexists(folder / name)
+    }
 
 
 def _digest(*paths: Path) -> str | None:

@@ -85,7 +85,8 @@ def segment_many(
         # What was done before is told as skipped; its result is in the ledger.
         known = read_entries(ledgers_in(folder))
     return _table(
-        [known.get(entry.case, entry) for entry in heard], None if out is None else folder
+        [known.get(entry.case, entry) for entry in heard],
+        None if out is None else folder,
     )
 
 
@@ -98,9 +99,15 @@ def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
         row = {"scan": entry.input, "status": entry.status, "grade": found.get("grade")}
         row["reason"] = "; ".join(found.get("reasons", ())) or entry.reason
         if out:
-            maps = (name for name in entry.outputs if name.endswith(("_dseg.nii.gz", "_dseg.mgz")))
+            maps = (
+                name
+                for name in entry.outputs
+                if name.endswith(("_dseg.nii.gz", "_dseg.mgz"))
+            )
             row["labels"] = next((str(out / name) for name in maps), None)
         rows.append(
-            row | {"total_brain_mm3": found.get("total_brain_mm3")} | found.get("volumes_mm3", {})
+            row
+            | {"total_brain_mm3": found.get("total_brain_mm3")}
+            | found.get("volumes_mm3", {})
         )
     return pd.DataFrame(rows)

@@ -38,7 +38,10 @@ PLAIN_LABEL_TABLE = "labels.tsv"
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (
     *("*.jsonl", *TABLES, RATINGS, "report/", "*.bak*"),
-    *(f"*_{p.suffix}{p.ending}" for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)),
+    *(
+        f"*_{p.suffix}{p.ending}"
+        for p in (Product.PICTURE, Product.ENTROPY, Product.STATS)
+    ),
     *(f"{WORK}/", f"{SLICES}/", f"{ASIDE}/"),
 )
 
@@ -146,7 +149,8 @@ class CaseNames:
         paths = [self.path(product) for product in Product]
         paths.append(self.path(Product.LABELS, ".mgz"))
         paths += [
-            self.path(product, ".json") for product in (Product.LABELS, Product.PROBABILITIES)
+            self.path(product, ".json")
+            for product in (Product.LABELS, Product.PROBABILITIES)
         ]
         return [path.relative_to(self.root).as_posix() for path in paths]
 
@@ -164,5 +168,8 @@ class CaseNames:
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:
-            stem, suffix = bids_name(self.entities, space="orig", desc="trinat"), product.suffix
+            stem, suffix = (
+                bids_name(self.entities, space="orig", desc="trinat"),
+                product.suffix,
+            )
         return self.root / folder / f"{stem}_{suffix}{ending or product.ending}"

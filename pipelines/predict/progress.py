@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _GRADES = ("pass", "look", "reject")
 
-Parts = tuple[Callable[[int], None], Callable[[Entry], None], "Callable[[Outcome, Path], None]"]
+Parts = tuple[
+    Callable[[int], None], Callable[[Entry], None], "Callable[[Outcome, Path], None]"
+]
 
 
 @contextmanager
@@ -31,10 +33,16 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
         yield (
             lambda _: None,
             lambda e: _say_json(
-                case=e.case, status=e.status, reason=e.reason, grade=e.result.get("grade")
+                case=e.case,
+                status=e.status,
+                reason=e.reason,
+                grade=e.result.get("grade"),
             ),
             lambda run, _: _say_json(
-                done=run.done, skipped=run.skipped, failed=run.failed, interrupted=run.interrupted
+                done=run.done,
+                skipped=run.skipped,
+                failed=run.failed,
+                interrupted=run.interrupted,
             ),
         )
         return
@@ -49,9 +57,15 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
 
         def on_entry(entry: Entry) -> None:
             counts[entry.status] += 1
-            if entry.status == "failed" or entry.is_kept or (entry.is_left_out and not quiet):
+            if (
+                entry.status == "failed"
+                or entry.is_kept
+                or (entry.is_left_out and not quiet)
+            ):
                 # As every message of trinat: who speaks, where, what is wrong and what to do.
-                complain(f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}")
+                complain(
+                    f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}"
+                )
             if entry.status == "skipped":
                 # What was done before says nothing of the time that is left.
                 shown.begin(counts.total())
@@ -60,7 +74,11 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts
             head = f"{counts.total()}/{total} {entry.case}{said}"
             shown.show(head, counts.total(), total, failed=counts["failed"])
 
-        yield on_start, on_entry, lambda run, out: _sum_up(run, out, time.monotonic() - began)
+        yield (
+            on_start,
+            on_entry,
+            lambda run, out: _sum_up(run, out, time.monotonic() - began),
+        )
 
 
 def _say_json(**fields: Any) -> None:

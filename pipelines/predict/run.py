@@ -41,7 +41,11 @@ from trinat.pipelines.predict.outputs import (
     RunSettings,
     slices_of,
 )
-from trinat.pipelines.predict.tables import most_doubtful, write_bids_files, write_tables
+from trinat.pipelines.predict.tables import (
+    most_doubtful,
+    write_bids_files,
+    write_tables,
+)
 from trinat.segmentation.errors import (
     ConfigError,
     DiskFullError,
@@ -60,7 +64,9 @@ from trinat.segmentation.timing import Spent, stage, together
 _GRACE_S = 60.0
 # What the lock of all of the work is called besides.
 _WHOLE = ".all"
-_NO_SERIES = "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
+_NO_SERIES = (
+    "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
+)
 _BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
 
 Listener = Callable[[Entry], None]
@@ -77,8 +83,15 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> Shard:
         part, slash, of = text.partition("/")
-        if not slash or not part.isdecimal() or not of.isdecimal() or not 1 <= int(part) <= int(of):
-            raise ConfigError(f"--shard {text}: not a part", remedy="give K/N, as 1/10 to 10/10")
+        if (
+            not slash
+            or not part.isdecimal()
+            or not of.isdecimal()
+            or not 1 <= int(part) <= int(of)
+        ):
+            raise ConfigError(
+                f"--shard {text}: not a part", remedy="give K/N, as 1/10 to 10/10"
+            )
         return cls(int(part), int(of))
 
     def __str__(self) -> str:
@@ -120,13 +133,19 @@ class Plan(Options):
         parts = []
         for key, given in (("sub-", self.participants), ("ses-", self.sessions)):
             if given:
-                parts.append(key + "-".join(natsorted({g.removeprefix(key) for g in given})))
+                parts.append(
+                    key + "-".join(natsorted({g.removeprefix(key) for g in given}))
+                )
         return "." + safe_component("_".join(parts))
 
-    def settings(self, model: Path, staging: Path, *, bids: bool = False) -> RunSettings:
+    def settings(
+        self, model: Path, staging: Path, *, bids: bool = False
+    ) -> RunSettings:
         # Another engine knows its own machines.
         own = None if self.engine else max(1, cpu_count() // len(self.worker_devices))
-        options = {option.name: getattr(self, option.name) for option in fields(Options)}
+        options = {
+            option.name: getattr(self, option.name) for option in fields(Options)
+        }
         options["threads"] = self.threads or own
         digest = sha256_of(model / MODEL_FILE)
         return RunSettings(self.out, model, digest, staging, bids, **options)
@@ -176,10 +195,15 @@ def predict(
     with stage("find"):
         model = find_model(plan.model)
         found = plan.found or find_cases(
-            plan.inputs, exclude=plan.out, participants=plan.participants, sessions=plan.sessions
+            plan.inputs,
+            exclude=plan.out,
+            participants=plan.participants,
+            sessions=plan.sessions,
         )
     if not found.cases and not found.refusals:
-        raise InputError("nothing to segment", remedy="name scans, or folders that hold some")
+        raise InputError(
+            "nothing to segment", remedy="name scans, or folders that hold some"
+        )
     cases, refusals = found.cases, found.refusals
     if plan.shard:
         # The first shard tells of all refusals.
@@ -189,20 +213,29 @@ def predict(
     staging = plan.out / WORK / f"staging{part}"
     settings = plan.settings(model, staging, bids=found.bids_root is not None)
     with _at_work(plan.out / WORK, part), _cleared(staging):
-        own = (*(() if part else TABLES), *(_BIDS_FILES if settings.bids else (PLAIN_LABEL_TABLE,)))
+        own = (
+            *(() if part else TABLES),
+            *(_BIDS_FILES if settings.bids else (PLAIN_LABEL_TABLE,)),
+        )
         # Before the ledgers: a job beside this one says what it writes before it does.
         there = digests_of(plan.out, own)
         written: set[tuple[str, str]] = set()
         # A part of the work makes no tables, and needs to know of its own cases alone.
         mine = {case.id for case in cases} | {refusal.case for refusal in refusals}
-        known = read_entries(ledgers_in(plan.out), mine if part else None, written=written)
+        known = read_entries(
+            ledgers_in(plan.out), mine if part else None, written=written
+        )
         path = plan.out / f"run{part}.jsonl"
         with Ledger(path, known, written, overwrite=plan.overwrite) as ledger:
             ledger.refuse(there)
             on_start(len(cases) + len(refusals))
             run = _Run(settings, ledger, on_entry, {case.id: case for case in cases})
             with _stopping() as stop:
-                if not (plan.participants or plan.sessions or (plan.shard and plan.shard.part > 1)):
+                if not (
+                    plan.participants
+                    or plan.sessions
+                    or (plan.shard and plan.shard.part > 1)
+                ):
                     run.put_right(refusals)
                 run.refuse(refusals)
                 # Looked at first: a run with nothing to do loads no model.
@@ -235,7 +268,9 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
     """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page."""
     ledgers, joined = ledgers_in(out), out / "run.jsonl"
     if not ledgers:
-        raise InputError("no run*.jsonl here", where=out, remedy="give the --out of trinat predict")
+        raise InputError(
+            "no run*.jsonl here", where=out, remedy="give the --out of trinat predict"
+        )
     staging = out / WORK / "staging"
     with run_lock(out / WORK / "lock"), _cleared(staging):
         written: set[tuple[str, str]] = set()
@@ -254,8 +289,12 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
             for case, entry in entries.items():
                 if own.get(case) != entry:
                     ledger.add(entry)
-    counts = Counter(entry.status for entry in entries.values() if not entry.is_withdrawn)
-    return Outcome(counts["done"], counts["skipped"], counts["failed"], interrupted=False)
+    counts = Counter(
+        entry.status for entry in entries.values() if not entry.is_withdrawn
+    )
+    return Outcome(
+        counts["done"], counts["skipped"], counts["failed"], interrupted=False
+    )
 
 
 @contextmanager
@@ -326,7 +365,9 @@ class _Run:
     @stage("write")
     def note(self, entry: Entry, *, keep: bool = True) -> None:
         if entry.staged:
-            shown = most_doubtful([*(e for e in self.shown if e.case != entry.case), entry])
+            shown = most_doubtful(
+                [*(e for e in self.shown if e.case != entry.case), entry]
+            )
             if entry not in shown:
                 (Path(entry.staged) / slices_of(entry.case)).unlink(missing_ok=True)
                 self.ledger.remove(slices_of(entry.case))
@@ -334,14 +375,18 @@ class _Run:
                 self.ledger.place(Path(entry.staged), entry)
                 for other in self.shown:
                     if other not in shown and other.case != entry.case:
-                        (self.settings.out / slices_of(other.case)).unlink(missing_ok=True)
+                        (self.settings.out / slices_of(other.case)).unlink(
+                            missing_ok=True
+                        )
                 self.shown = shown
             except (OutputError, OSError) as error:
                 entry = _without_place(entry, error)
         if entry.no_room:
             # The scans to come would be segmented for nothing.
             remedy = "free some and run again: it goes on where it stopped"
-            raise DiskFullError("no space left on its disk", where=self.settings.out, remedy=remedy)
+            raise DiskFullError(
+                "no space left on its disk", where=self.settings.out, remedy=remedy
+            )
         if keep:
             if entry.model:
                 entry = replace(entry, aside=self._set_aside(entry))
@@ -364,7 +409,9 @@ class _Run:
         before = self.ledger.entries.get(entry.case)
         if entry.status == "failed":
             self.ledger.remove(slices_of(entry.case))
-        elif before and names.labels_in(before.outputs) == names.labels_in(entry.outputs):
+        elif before and names.labels_in(before.outputs) == names.labels_in(
+            entry.outputs
+        ):
             # Of the same label map, what was written with other settings is right.
             return {}
         older = {*names.every(), *(before.outputs if before else ())}
@@ -378,14 +425,18 @@ class _Run:
         told = {refusal.shown for refusal in refusals}
         for entry in list(self.ledger.entries.values()):
             if entry.status == "failed" and not entry.model and entry.case not in told:
-                self.ledger.add(Entry(entry.case, "skipped", entry.input, "no longer given"))
+                self.ledger.add(
+                    Entry(entry.case, "skipped", entry.input, "no longer given")
+                )
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:
             # A twin of a case is told, but is no case of its own in the ledger.
             status: Status = "skipped" if refusal.harmless else "failed"
             aside = {} if refusal.harmless else self._withdraw(refusal)
-            entry = Entry(refusal.shown, status, refusal.shown, refusal.reason, aside=aside)
+            entry = Entry(
+                refusal.shown, status, refusal.shown, refusal.reason, aside=aside
+            )
             self.note(entry, keep=not refusal.harmless or entry.is_left_out)
 
     def _withdraw(self, refusal: Refusal) -> dict[str, str]:
@@ -403,7 +454,9 @@ class _Run:
         self.ledger.add(replace(failed, status="skipped", aside=aside))
         return {}
 
-    def missing(self, cases: Sequence[Case], stop: Callable[[], bool]) -> Iterator[Case]:
+    def missing(
+        self, cases: Sequence[Case], stop: Callable[[], bool]
+    ) -> Iterator[Case]:
         """Cases to do; those that are current are noted."""
         for case in cases:
             # Looking through what is done takes long where there is much of it.
@@ -427,7 +480,9 @@ class _Run:
             try:
                 self.ledger.refuse(digests_of(self.settings.out, files))
             except OutputError as error:
-                self.note(_without_place(Entry.of(case, self.settings, "failed"), error))
+                self.note(
+                    _without_place(Entry.of(case, self.settings, "failed"), error)
+                )
             else:
                 yield case
 
@@ -436,7 +491,9 @@ def _without_place(entry: Entry, error: Exception) -> Entry:
     """A scan whose outputs cannot be put in place has failed, unless they are there, changed."""
     status: Status = "skipped" if isinstance(error, ChangedError) else "failed"
     reason, no_room = reason_of(error, where=False), is_disk_full(error)
-    return replace(entry, status=status, reason=reason, no_room=no_room, outputs={}, result={})
+    return replace(
+        entry, status=status, reason=reason, no_room=no_room, outputs={}, result={}
+    )
 
 
 class _OverdueError(BaseException):

@@ -59,7 +59,9 @@ class _Server:
     The first scan is read while torch and the model are loaded.
     """
 
-    def __init__(self, connection: Connection, settings: RunSettings, device: str) -> None:
+    def __init__(
+        self, connection: Connection, settings: RunSettings, device: str
+    ) -> None:
         self._connection = connection
         self._settings = settings
         self._device = device
@@ -112,7 +114,9 @@ class _Server:
 
     def _read_one(self, case: Case) -> Job | None:
         job = self._step("reading", case, partial(read, case, self._settings))
-        return job and self._step("reading", case, partial(self._worker.result().prepare, job))
+        return job and self._step(
+            "reading", case, partial(self._worker.result().prepare, job)
+        )
 
     def _infer_all(self) -> None:
         infer = self._worker.result().infer

@@ -56,7 +56,9 @@ _GRADES = ("failed", "reject", "look", "pass")
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
 
-def write_tables(out: Path, entries: Iterable[Entry], results: Path | None = None) -> None:
+def write_tables(
+    out: Path, entries: Iterable[Entry], results: Path | None = None
+) -> None:
     """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
 
     `results` is where the scans' own files are, or will be; else they are in `out`.
@@ -71,7 +73,9 @@ def write_tables(out: Path, entries: Iterable[Entry], results: Path | None = Non
         [
             (e.case, e.status, e.result.get("grade", ""), e.input, e.reason, seconds)
             for e in ordered
-            for seconds in [round(sum(e.timings_s.values()), 3) if e.timings_s else None]
+            for seconds in [
+                round(sum(e.timings_s.values()), 3) if e.timings_s else None
+            ]
         ],
     )
     write_volumes(out / "volumes.tsv", shown)
@@ -90,7 +94,9 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
         "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
         "DatasetLinks": {"raw": link},
     }
-    write_whole(folder / "dataset_description.json", json.dumps(description, indent=2) + "\n")
+    write_whole(
+        folder / "dataset_description.json", json.dumps(description, indent=2) + "\n"
+    )
     write_whole(folder / ".bidsignore", "\n".join(BIDSIGNORE) + "\n")
 
 
@@ -129,7 +135,9 @@ def format_aseg_stats(
         if label.name in voxels
     )
     for index, (fs_id, many, name) in enumerate(rows, start=1):
-        lines.append(f"{index:3d} {fs_id:3d} {many:9d} {many * voxel_mm3:13.3f}  {name}")
+        lines.append(
+            f"{index:3d} {fs_id:3d} {many:9d} {many * voxel_mm3:13.3f}  {name}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -167,7 +175,8 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
         volumes = entry.result.get("volumes_mm3", {})
         total = entry.result.get("total_brain_mm3")
         shares = [
-            round(volumes[name] / total, 6) if name in volumes and total else None for name in names
+            round(volumes[name] / total, 6) if name in volumes and total else None
+            for name in names
         ]
         rows.append((*whose, total, *map(volumes.get, names), *shares))
     columns = [f"{name}_{unit}" for unit in ("mm3", "share") for name in names]
@@ -224,16 +233,22 @@ def _write_report(out: Path, entries: Sequence[Entry], results: Path) -> None:
         cards=[(grade, f"{number:,}", "") for grade, number in counts.items()],
         doubtful=[_case(entry, results, volumes) for entry in most_doubtful(entries)],
         scans=table("scan-table", "The most doubtful first", titles, rows),
-        pictures=[(e.case, e.result["picture"]) for e in ranked if e.result.get("picture")],
+        pictures=[
+            (e.case, e.result["picture"]) for e in ranked if e.result.get("picture")
+        ],
     )
     write_whole(out / "report.html", page)
 
 
-def _case(entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _case(
+    entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
     """A scan as the page shows it: its slices, and its structures among those of the batch."""
     slices = None
     with suppress(OSError, ValueError):
-        slices = _Slices.model_validate_json((results / slices_of(entry.case)).read_bytes())
+        slices = _Slices.model_validate_json(
+            (results / slices_of(entry.case)).read_bytes()
+        )
     result: Mapping[str, Any] = entry.result
     rows: list[list[Any]] = []
     for name, volume in result.get("volumes_mm3", {}).items():
@@ -243,10 +258,14 @@ def _case(entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]) -
         order = _GRADES.index(grade) if grade in _GRADES else UNDEFINED
         graded, place = Cell(grade, order, kind=grade), _place(volume, volumes[name])
         doubt = why if grade in ("look", "reject") else ""
-        rows.append([Cell(short_name(name), len(rows)), graded, volume, place, agreement, doubt])
+        rows.append(
+            [Cell(short_name(name), len(rows)), graded, volume, place, agreement, doubt]
+        )
     columns: Columns = [
         *("Structure", "Grade", Column("Volume (mm³)", 0)),
-        Column("Place in this batch", hint="From the smallest; the bar has the middle half"),
+        Column(
+            "Place in this batch", hint="From the smallest; the bar has the middle half"
+        ),
         *(Column("Agreement", 2, "Mean Dice between views"), "Why"),
     ]
     picture = result.get("picture")
@@ -258,7 +277,10 @@ def _case(entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]) -
         "view": slices,
         "palette": slices and slices.palette,
         "table": table(
-            f"case-{slices_of(entry.case)}", f"Structures of {entry.case}", columns, rows
+            f"case-{slices_of(entry.case)}",
+            f"Structures of {entry.case}",
+            columns,
+            rows,
         ),
     }
 
@@ -286,7 +308,9 @@ def _grade(entry: Entry) -> str:
 
 def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:
     """The scans of which the page has slices."""
-    return nsmallest(MOST_SHOWN, (entry for entry in entries if entry.status == "done"), key=_doubt)
+    return nsmallest(
+        MOST_SHOWN, (entry for entry in entries if entry.status == "done"), key=_doubt
+    )
 
 
 def _doubt(entry: Entry) -> tuple[int, float, str]:

@@ -19,7 +19,12 @@ import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    StreamingResponse,
+)
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
@@ -31,7 +36,14 @@ from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.ledger import Entry
 from trinat.pipelines.predict.outputs import PLAIN_LABEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
-from trinat.pipelines.serve.queue import OUTPUTS, FullError, Job, Queue, Segmentation, State
+from trinat.pipelines.serve.queue import (
+    OUTPUTS,
+    FullError,
+    Job,
+    Queue,
+    Segmentation,
+    State,
+)
 from trinat.pipelines.serve.worker import Worker
 from trinat.pipelines.view.app import routes_of
 from trinat.pipelines.view.study import Item, Study
@@ -53,7 +65,10 @@ _RESULTS = {
     "volumes.tsv": (None, "", "text/tab-separated-values"),
     "qc.png": (Product.PICTURE, "", "image/png"),
 }
-_ENDINGS = (*(suffix for suffix in SCAN_SUFFIXES if suffix not in (".hdr", ".img")), ".zip")
+_ENDINGS = (
+    *(suffix for suffix in SCAN_SUFFIXES if suffix not in (".hdr", ".img")),
+    ".zip",
+)
 _RETRY_S = "10"
 _POLL_S, _BEAT = 0.2, 75  # after so many polls without news a line is sent all the same
 _FREE_BYTES = 1 << 30  # A disk with less has no room for results.
@@ -61,7 +76,11 @@ _FORM: dict[str, Any] = {
     "type": "object",
     "required": ["file"],
     "properties": {
-        "file": {"type": "string", "format": "binary", "description": "NIfTI, MGZ, zipped DICOM"},
+        "file": {
+            "type": "string",
+            "format": "binary",
+            "description": "NIfTI, MGZ, zipped DICOM",
+        },
         "outputs": {"type": "string", "examples": ["mgz,probabilities"]},
     },
 }
@@ -78,11 +97,19 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
         # For the document alone: the guard has let in who comes so far.
         dependencies=[Depends(HTTPBearer(auto_error=False))],
         exception_handlers=dict.fromkeys(
-            (AnyHTTPException, RequestValidationError, TrinatError, FileNotFoundError, Exception),
+            (
+                AnyHTTPException,
+                RequestValidationError,
+                TrinatError,
+                FileNotFoundError,
+                Exception,
+            ),
             _told,
         ),
     )
-    tempfile.tempdir = str(queue.folder / "incoming")  # where uploads are put as they come
+    tempfile.tempdir = str(
+        queue.folder / "incoming"
+    )  # where uploads are put as they come
     making = threading.Lock()
 
     def known(id: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")]) -> Job:
@@ -105,12 +132,18 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
     @app.post(
         "/v1/segmentations",
         status_code=202,
-        openapi_extra={"requestBody": {"content": {"multipart/form-data": {"schema": _FORM}}}},
+        openapi_extra={
+            "requestBody": {"content": {"multipart/form-data": {"schema": _FORM}}}
+        },
     )
     async def accept(request: Request, response: Response) -> Segmentation:
         """Put a scan into the queue: form field `file`, and what is wanted as well in `outputs`."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise HTTPException(415, "not multipart/form-data: send the scan as its field `file`")
+        if not request.headers.get("content-type", "").startswith(
+            "multipart/form-data"
+        ):
+            raise HTTPException(
+                415, "not multipart/form-data: send the scan as its field `file`"
+            )
         client = request.client.host if request.client else ""
         try:
             with queue.upload(client) as folder:
@@ -118,7 +151,9 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
                     raise HTTPException(507, "the server's disk is full")
                 form = await _form(request)
                 try:
-                    job = await run_in_threadpool(_take, queue, form.multi_items(), folder, client)
+                    job = await run_in_threadpool(
+                        _take, queue, form.multi_items(), folder, client
+                    )
                 finally:
                     await form.close()
         except FullError as error:
@@ -126,7 +161,9 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
         except InputError as error:
             raise HTTPException(422, reason_of(error, where=False)) from None
         except OSError as error:
-            raise HTTPException(507, f"it could not be stored: {error.strerror}") from None
+            raise HTTPException(
+                507, f"it could not be stored: {error.strerror}"
+            ) from None
         except ClientDisconnect:
             raise HTTPException(400, "the upload was cut short") from None
         response.headers["Location"] = f"/v1/segmentations/{job.id}"
@@ -162,25 +199,43 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
             made(path, lambda: Volume.read(nifti, labels=True), labels=True)
         return FileResponse(path, media_type=media_type, filename=name)
 
-    @app.get("/v1/segmentations/{id}/probabilities/{structure}", response_class=FileResponse)
+    @app.get(
+        "/v1/segmentations/{id}/probabilities/{structure}", response_class=FileResponse
+    )
     def probabilities(structure: str, job: Job = Depends(done)) -> FileResponse:
         """The probability of a structure, by its name in /v1/labels, as .nii.gz."""
         _require(job, "probabilities")
-        label = next((label for label in scheme.labels if label.name == structure), None)
-        maps = json.loads(read_text(queue.file(job, Product.PROBABILITIES, ".json")))["LabelMap"]
+        label = next(
+            (label for label in scheme.labels if label.name == structure), None
+        )
+        maps = json.loads(read_text(queue.file(job, Product.PROBABILITIES, ".json")))[
+            "LabelMap"
+        ]
         if label is None or label.abbreviation not in maps:
             raise HTTPException(404, "no such structure: see /v1/labels")
         path = queue.result(job) / f"probabilities-{label.index}.nii.gz"
-        maps_file, number = queue.file(job, Product.PROBABILITIES), maps.index(label.abbreviation)
+        maps_file, number = (
+            queue.file(job, Product.PROBABILITIES),
+            maps.index(label.abbreviation),
+        )
         made(path, lambda: _map(maps_file, number))
-        return FileResponse(path, media_type="application/gzip", filename=f"{structure}.nii.gz")
+        return FileResponse(
+            path, media_type="application/gzip", filename=f"{structure}.nii.gz"
+        )
 
     @app.get("/v1/models")
     def models() -> list[dict[str, Any]]:
         """The shipped models, and which one is at work here."""
-        found = [(name, _model_yaml(folder)) for name, folder in shipped_models().items()]
+        found = [
+            (name, _model_yaml(folder)) for name, folder in shipped_models().items()
+        ]
         return [
-            {"name": n, "in_use": n == model, "labels": i["labels"], "metrics": i.get("metrics")}
+            {
+                "name": n,
+                "in_use": n == model,
+                "labels": i["labels"],
+                "metrics": i.get("metrics"),
+            }
             for n, i in found
         ]
 
@@ -188,7 +243,12 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
     def labels() -> list[dict[str, Any]]:
         """Numbers, names and colours in label maps."""
         return [
-            {"number": x.fs_id, "name": x.name, "abbreviation": x.abbreviation, "color": x.color}
+            {
+                "number": x.fs_id,
+                "name": x.name,
+                "abbreviation": x.abbreviation,
+                "color": x.color,
+            }
             for x in scheme.labels
         ]
 
@@ -201,7 +261,9 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
     async def readyz() -> dict[str, str]:
         """Whether the model is loaded and scans are begun."""
         if not worker.ready:
-            raise HTTPException(503, "the model is not loaded yet", {"Retry-After": _RETRY_S})
+            raise HTTPException(
+                503, "the model is not loaded yet", {"Retry-After": _RETRY_S}
+            )
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -213,7 +275,10 @@ def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> F
                 "# TYPE trinat_scans gauge",
                 *(f'trinat_scans{{state="{s}"}} {states[s]}' for s in get_args(State)),
                 "# TYPE trinat_scans_ended_total counter",
-                *(f'trinat_scans_ended_total{{state="{s}"}} {n}' for s, n in queue.ended.items()),
+                *(
+                    f'trinat_scans_ended_total{{state="{s}"}} {n}'
+                    for s, n in queue.ended.items()
+                ),
                 "# TYPE trinat_work_seconds_total counter",
                 f"trinat_work_seconds_total {queue.busy_s:.3f}",
                 "# TYPE trinat_ready gauge",
@@ -232,7 +297,11 @@ def read_scheme(model: Path) -> LabelScheme:
     """Of a model folder, without torch: the models themselves are loaded by the workers."""
     name = _model_yaml(model)["labels"]
     table = model / f"{name}.tsv"
-    return parse_scheme(name, read_bytes(table), table) if table.is_file() else load_scheme(name)
+    return (
+        parse_scheme(name, read_bytes(table), table)
+        if table.is_file()
+        else load_scheme(name)
+    )
 
 
 def _model_yaml(folder: Path) -> Any:
@@ -277,7 +346,9 @@ async def _form(request: Request) -> FormData:
         if not parser.ended:
             raise InputError("the form ends early")
 
-    parser = _FormParser(request.headers, body(), max_files=1, max_fields=9, max_part_size=200)
+    parser = _FormParser(
+        request.headers, body(), max_files=1, max_fields=9, max_part_size=200
+    )
     try:
         return await parser.parse()
     except MultiPartException as error:
@@ -288,10 +359,16 @@ def _take(
     queue: Queue, parts: list[tuple[str, UploadFile | str]], folder: Path, client: str
 ) -> Segmentation:
     """Take the scan of a form into the queue, once its header is looked at."""
-    files = [part for name, part in parts if name == "file" and isinstance(part, UploadFile)]
-    texts = [part for name, part in parts if name == "outputs" and isinstance(part, str)]
+    files = [
+        part for name, part in parts if name == "file" and isinstance(part, UploadFile)
+    ]
+    texts = [
+        part for name, part in parts if name == "outputs" and isinstance(part, str)
+    ]
     if len(files) != 1 or len(files) + len(texts) != len(parts):
-        raise InputError("a form has one field `file` with a scan, and may have `outputs`")
+        raise InputError(
+            "a form has one field `file` with a scan, and may have `outputs`"
+        )
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     if not OUTPUTS.keys() >= set(words):
         raise InputError(f"unknown outputs: choose from {', '.join(OUTPUTS)}")
@@ -304,12 +381,16 @@ def _take(
         shutil.copyfileobj(files[0].file, file, 1 << 20)
     if ending != ".zip":
         if "dicom-seg" in words:
-            raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
+            raise InputError(
+                "dicom-seg is made of DICOM files alone: send them as a zip"
+            )
         # A header that is broken, or announces too much, is told at once.
         with Source(scan, packed=has_checksum(scan)) as source:
             (read_mgh if ".mg" in ending else read_nifti)(source)
     elif find_spec("highdicom") is None:
-        raise InputError("DICOM needs more packages", remedy="pip install 'trinat[dicom]'")
+        raise InputError(
+            "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"
+        )
     return queue.accept(scan, list(dict.fromkeys(words)), client)
 
 
@@ -354,20 +435,33 @@ class _QueueStudy(Study):
         jobs = {job.id: job for job in self.jobs}
         known = super().overview()
         scans = [
-            {**scan, "number": job.number, **self.queue.seen(job).model_dump(exclude={"grade"})}
+            {
+                **scan,
+                "number": job.number,
+                **self.queue.seen(job).model_dump(exclude={"grade"}),
+            }
             for scan in known["scans"]
             if (job := jobs.get(scan["name"]))
         ]
-        return {**known, "title": "Scans sent to this service", "service": True, "scans": scans}
+        return {
+            **known,
+            "title": "Scans sent to this service",
+            "service": True,
+            "scans": scans,
+        }
 
     def rate(self, *_: object, **__: object) -> None:
-        raise InputError("results of a service are not rated: they are deleted after a while")
+        raise InputError(
+            "results of a service are not rated: they are deleted after a while"
+        )
 
     def _item(self, job: Job) -> Item:
         scan = self.queue.result(job).with_name(f"scan{job.ending}")
         labels = self.queue.file(job, Product.LABELS) if job.state == "done" else None
         state: Any = job.state
-        entry = Entry(job.id, state, scan=str(scan), reason=job.reason, result=job.result)
+        entry = Entry(
+            job.id, state, scan=str(scan), reason=job.reason, result=job.result
+        )
         return Item(job.id, self.folder, entry, labels)
 
 

@@ -66,12 +66,18 @@ class Segmentation(BaseModel):
 
     id: str = Field(examples=["0f8c2d6a9b1e4c7d8a5f3e2b1c0d9e8f"])
     state: State = "queued"
-    place: int = Field(default=0, description="1 for the next that is begun, 0 for what is begun")
+    place: int = Field(
+        default=0, description="1 for the next that is begun, 0 for what is begun"
+    )
     progress: float = Field(default=0.0, ge=0, le=1)
     reason: str = Field(default="", description="why it failed", examples=[""])
-    grade: str = Field(default="", description="pass, look or reject", examples=["pass"])
+    grade: str = Field(
+        default="", description="pass, look or reject", examples=["pass"]
+    )
     notes: list[str] = []
-    outputs: list[str] = Field(default=[], description="what was asked for", examples=[["mgz"]])
+    outputs: list[str] = Field(
+        default=[], description="what was asked for", examples=[["mgz"]]
+    )
 
 
 class Job(Segmentation):
@@ -90,13 +96,20 @@ class Queue:
     """Used by the server's threads and by that of the engine."""
 
     def __init__(
-        self, folder: Path, *, queued: int = 200, per_client: int = 50, keep_s: float = 86400
+        self,
+        folder: Path,
+        *,
+        queued: int = 200,
+        per_client: int = 50,
+        keep_s: float = 86400,
     ) -> None:
         self.folder, self.keep_s = folder, keep_s
         self._queued, self._per_client = queued, per_client
         self.ended = {"done": 0, "failed": 0}  # since the start, as is:
         self.busy_s = 0.0
-        self.forget: Callable[[], None] = lambda: None  # what memory holds of a deleted scan
+        self.forget: Callable[[], None] = lambda: (
+            None
+        )  # what memory holds of a deleted scan
         # Jobs whose record on the disk is behind, since the disk was full.
         self._behind: set[str] = set()
         self._uploading: list[str] = []
@@ -112,7 +125,11 @@ class Queue:
             if job.state == "running":
                 job.state, job.progress = "queued", 0
             if job.state == "queued" and job.begun >= _MAX_BEGUN:
-                self._end(job, "failed", f"the server ended {job.begun} times while it was at work")
+                self._end(
+                    job,
+                    "failed",
+                    f"the server ended {job.begun} times while it was at work",
+                )
 
     def token(self) -> str:
         """The queue's own: who waits for a result need not care for a restart."""
@@ -127,7 +144,9 @@ class Queue:
     def upload(self, client: str) -> Iterator[Path]:
         """A folder for an upload, gone after the block unless it was accepted."""
         with self._lock:
-            mine = sum(not job.ended and job.client == client for job in self.jobs.values())
+            mine = sum(
+                not job.ended and job.client == client for job in self.jobs.values()
+            )
             if len(self.waiting) + len(self._uploading) >= self._queued:
                 raise FullError("the queue is full")
             if mine + self._uploading.count(client) >= self._per_client:
@@ -163,7 +182,9 @@ class Queue:
                 return None
             job.given = True
             also = tuple(OUTPUTS[name] for name in job.outputs if OUTPUTS[name])
-            return Case(job.id, self._place(job) / f"scan{job.ending}", job.id, also=also)
+            return Case(
+                job.id, self._place(job) / f"scan{job.ending}", job.id, also=also
+            )
 
     def enter(self, id: str, stage: str) -> None:
         with self._lock:
@@ -186,12 +207,17 @@ class Queue:
                     staged.rename(self.result(job))
                     sync(self._place(job))
             except Exception as error:
-                entry = replace(entry, status="failed", reason=reason_of(error, where=False))
+                entry = replace(
+                    entry, status="failed", reason=reason_of(error, where=False)
+                )
             is_done = entry.status == "done"
             if job and staged and is_done:
                 job.grade = entry.result.get("grade", "")
                 job.result = dict(entry.result)
-                job.notes = [*entry.result.get("reasons", ()), *entry.result.get("notes", ())]
+                job.notes = [
+                    *entry.result.get("reasons", ()),
+                    *entry.result.get("notes", ()),
+                ]
             elif staged:
                 shutil.rmtree(staged, ignore_errors=True)
             if job:
@@ -255,7 +281,9 @@ class Queue:
             self._write(job, self._place(job))
         except DiskFullError as error:
             if job.id not in self._behind:
-                _log.error("%s: %s, %s", job.id, job.state, reason_of(error, where=False))
+                _log.error(
+                    "%s: %s, %s", job.id, job.state, reason_of(error, where=False)
+                )
             self._behind.add(job.id)
         else:
             self._behind.discard(job.id)
@@ -269,4 +297,6 @@ def _read(folder: Path) -> Job:
     try:
         return Job.model_validate_json(read_text(folder / "job.json"))
     except (ValueError, OSError):  # not by us: files appear whole
-        return Job(id=folder.name, state="failed", reason="its record is damaged", ended=1)
+        return Job(
+            id=folder.name, state="failed", reason="its record is damaged", ended=1
+        )

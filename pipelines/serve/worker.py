@@ -41,7 +41,11 @@ class Worker:
             plan.engine(settings)
             if plan.engine
             else LocalEngine(
-                settings, devices, timeout_s=limit_s, poll_s=_POLL_S, on_stage=self._on_stage
+                settings,
+                devices,
+                timeout_s=limit_s,
+                poll_s=_POLL_S,
+                on_stage=self._on_stage,
             )
         )
         self._stopping = threading.Event()
@@ -83,7 +87,9 @@ class Worker:
             for entry in self._engine.run(self._cases(), self._stop):
                 job = self.queue.finish(entry)
                 if job:
-                    _log.info("%s %s, %.1f s", job.id, job.state, job.ended - job.accepted)
+                    _log.info(
+                        "%s %s, %.1f s", job.id, job.state, job.ended - job.accepted
+                    )
             self.error = DeviceError("the engine came to its end")
         except _StoppedError:
             return

@@ -15,7 +15,9 @@ class TimeLimit:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.end = math.inf  # by time.monotonic; not known before the first step
-        self.validation_s: float | None = None  # the longest so far, with what is written then
+        self.validation_s: float | None = (
+            None  # the longest so far, with what is written then
+        )
 
     @property
     def is_over(self) -> bool:
@@ -33,7 +35,9 @@ class JobClock:
     jobs that follow in this call; `validates` says whether scans are validated in this one.
     """
 
-    def __init__(self, limit: TimeLimit, done: float, others: int, *, validates: bool) -> None:
+    def __init__(
+        self, limit: TimeLimit, done: float, others: int, *, validates: bool
+    ) -> None:
         self.limit = limit
         self.done = done
         self.validates = validates

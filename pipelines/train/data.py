@@ -13,7 +13,12 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.hardware import count_gpus
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads, with_variants
+from trinat.segmentation.synthetic.heads import (
+    HeadMaps,
+    load_heads,
+    phantom_heads,
+    with_variants,
+)
 from trinat.segmentation.training.batches import (
     MixedSource,
     Source,
@@ -21,7 +26,12 @@ from trinat.segmentation.training.batches import (
     SyntheticSource,
     store_scans,
 )
-from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig, SyntheticConfig
+from trinat.segmentation.training.config import (
+    Recipe,
+    StageConfig,
+    StoreConfig,
+    SyntheticConfig,
+)
 from trinat.segmentation.training.validation import Scan, synthetic_scans
 
 # Four readers give several times the slices that a GPU trains on.
@@ -49,9 +59,13 @@ def open_data(
     real: StoreSource | None = None
     scans: ScansOf = _no_scans
     if stage.data.synthetic is not None:
-        synthetic, scans = _open_synthetic(recipe, stage, stage.data.synthetic, scheme, device)
+        synthetic, scans = _open_synthetic(
+            recipe, stage, stage.data.synthetic, scheme, device
+        )
     if stage.data.store is not None:
-        real, scans = _open_store(recipe, stage, stage.data.store, views, scheme, device, processes)
+        real, scans = _open_store(
+            recipe, stage, stage.data.store, views, scheme, device, processes
+        )
     try:
         yield _joined(synthetic, real, stage.data.synthetic_share), scans
     finally:
@@ -73,7 +87,9 @@ def _joined(
         return synthetic
     if real is not None:
         return real
-    raise ConfigError("data names no source", remedy="give data.synthetic or data.store")
+    raise ConfigError(
+        "data names no source", remedy="give data.synthetic or data.store"
+    )
 
 
 def _most_scans(stage: StageConfig) -> int:

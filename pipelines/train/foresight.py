@@ -38,7 +38,9 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
     device = torch.device("cpu")
     for stage in {job.stage.name: job.stage for job in jobs}.values():
         size = stage.data.rows, stage.data.columns
-        step = StepMemory.of(recipe.network, size, bfloat16=uses_bfloat16(stage, device))
+        step = StepMemory.of(
+            recipe.network, size, bfloat16=uses_bfloat16(stage, device)
+        )
         slices = max(1, stage.batch // processes)
         needed = step.needed(slices) * processes
         if needed <= there:

@@ -15,10 +15,20 @@ import torch
 
 from trinat.pipelines.train.clock import JobClock, TimeLimit
 from trinat.pipelines.train.data import ScansOf, open_data
-from trinat.pipelines.train.log import Metrics, append_scores, write_examples, write_page
+from trinat.pipelines.train.log import (
+    Metrics,
+    append_scores,
+    write_examples,
+    write_page,
+)
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from trinat.segmentation import timing
-from trinat.segmentation.errors import DatasetError, InputError, InterruptedRunError, TrainingError
+from trinat.segmentation.errors import (
+    DatasetError,
+    InputError,
+    InterruptedRunError,
+    TrainingError,
+)
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
@@ -77,17 +87,23 @@ class JobRun:
         """Whether the job has been trained to its end."""
         return (self.folder / DONE).is_file()
 
-    def go(self, stop: Callable[[], bool], limit: TimeLimit | None = None, others: int = 0) -> None:
+    def go(
+        self, stop: Callable[[], bool], limit: TimeLimit | None = None, others: int = 0
+    ) -> None:
         """Train to the end; within a limit of time, which `others` are to share."""
         job = self.job
         workers = self.workers
         if workers.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-        data = open_data(self.recipe, job.stage, job.views, self.scheme, self.device, workers.count)
+        data = open_data(
+            self.recipe, job.stage, job.views, self.scheme, self.device, workers.count
+        )
         with data as (source, scans):
             # Machines that train together must have the same data.
             if workers.share(lambda: source.fingerprint) != source.fingerprint:
-                what = f"process {workers.rank} does not have the data that process 0 has"
+                what = (
+                    f"process {workers.rank} does not have the data that process 0 has"
+                )
                 raise DatasetError(what, remedy="give all machines the same files")
             network = self._start()
             trainer = Trainer(
@@ -97,7 +113,9 @@ class JobRun:
             metrics = None
             if workers.leads:
                 self._resume(trainer, identity, by_time=limit is not None)
-                metrics = Metrics(self.folder, trainer.counters.step, events=self.recipe.events)
+                metrics = Metrics(
+                    self.folder, trainer.counters.step, events=self.recipe.events
+                )
             if workers.count > 1:
                 # All processes start from the leader's state: disks may show each another file.
                 alike = workers.share(lambda: states.to_bytes(trainer.state({})))
@@ -126,7 +144,9 @@ class JobRun:
             title = f"{title}, {labels_of_models}"
         write_page(self.folder, title, self.scheme)
 
-    def _resume(self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool) -> None:
+    def _resume(
+        self, trainer: Trainer, identity: dict[str, Any], *, by_time: bool
+    ) -> None:
         state, problems = states.read_latest(self.folder)
         instead = "the state before it is used"
         if state is None:
@@ -136,7 +156,11 @@ class JobRun:
         if state is None:
             return
         states.check_identity(state.identity, identity, self.folder)
-        if not by_time and state.counters.share is not None and state.counters.share < 1:
+        if (
+            not by_time
+            and state.counters.share is not None
+            and state.counters.share < 1
+        ):
             what = f"{state.counters.share:.0%} of its schedule are done, by time and not by steps"
             remedy = "--resume --seconds N does the rest in N seconds"
             raise TrainingError(what, where=self.folder, remedy=remedy)
@@ -155,7 +179,9 @@ class JobRun:
 
     def _give_first_weights(self, network: ViewsNet, view: View) -> None:
         """Copy what the stage before, or a model, has for a view; the rest stays random."""
-        first = first_weights(self.recipe, self.job.stage, view, self.out, self.watcher.say)
+        first = first_weights(
+            self.recipe, self.job.stage, view, self.out, self.watcher.say
+        )
         if first is None:
             return
         source, theirs = first
@@ -186,7 +212,9 @@ class _Training:
         self.clock: JobClock | None = None
         if limit is not None:
             validates = run.job.stage.validation is not None
-            self.clock = JobClock(limit, self.trainer.progress, others, validates=validates)
+            self.clock = JobClock(
+                limit, self.trainer.progress, others, validates=validates
+            )
 
     def go(self) -> None:
         """Train until the schedule or patience is at its end, and write that it is done."""
@@ -202,7 +230,9 @@ class _Training:
             report = self._step()
             if trainer.not_compiled and says_not_compiled:
                 says_not_compiled = False
-                self.run.watcher.say(f"trains without being compiled: {trainer.not_compiled}")
+                self.run.watcher.say(
+                    f"trains without being compiled: {trainer.not_compiled}"
+                )
             self._note(report)
             at_rest = self._save_or_stop(report)
             if at_rest:
@@ -289,7 +319,9 @@ class TrainScores:
     @timing.stage("save")
     def save(self, name: str | None = None) -> None:
         """Write the state to the job's folder: as the newest one, or under a name."""
-        states.write_state(self.run.folder, self.trainer.state(self.identity), name=name)
+        states.write_state(
+            self.run.folder, self.trainer.state(self.identity), name=name
+        )
 
     def interruption(self) -> InterruptedRunError:
         """The error that ends a run which was stopped and can be resumed."""
@@ -341,11 +373,15 @@ class TrainScores:
         mean = float(np.mean([score.mean_dice for score in scores.values()]))
         for view, score in scores.items():
             scheme = self.run.scheme.seen_in(view)
-            write_examples(self.run.folder, counters.step, view.value, score.examples, scheme)
+            write_examples(
+                self.run.folder, counters.step, view.value, score.examples, scheme
+            )
         append_scores(self.run.folder, counters.step, scores, self.run.scheme)
         if self.metrics is not None:
             self.metrics.add_scores(scores, counters.step)
-        self.run.watcher.say(f"{self.run.job.name}: step {counters.step}, Dice {mean:.3f}")
+        self.run.watcher.say(
+            f"{self.run.job.name}: step {counters.step}, Dice {mean:.3f}"
+        )
         # The mean of no values is NaN: it is never the best.
         if np.isfinite(mean) and (counters.best is None or mean > counters.best):
             counters.best = mean

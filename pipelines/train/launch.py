@@ -71,11 +71,15 @@ def launch(
     if view != "all" and view not in known:
         raise ConfigError(f"{view!r} is no view", remedy=f"all, {', '.join(known)}")
     views = known.get(view)
-    job = partial(train, recipe, out, views=views, resume=resume, seconds=seconds, device=device)
+    job = partial(
+        train, recipe, out, views=views, resume=resume, seconds=seconds, device=device
+    )
     apart = device.count(",")
     if apart and processes > 1:
         remedy = "give --device cuda and --nproc for several GPUs a view"
-        raise ConfigError("--nproc with several devices, which have a view each", remedy=remedy)
+        raise ConfigError(
+            "--nproc with several devices, which have a view each", remedy=remedy
+        )
     if all(name in os.environ for name in _PLACE):
         if processes > 1 or apart:
             remedy = "leave --nproc out, and give one device"
@@ -103,7 +107,9 @@ def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
         # gloo has no type of its own for the death of another process.
         of_gloo = isinstance(error, RuntimeError) and _OF_GLOO.search(str(error))
         if of_gloo or isinstance(error, distributed.DistError):
-            remedy = "torchrun says which; with --max-restarts all go on from the last state"
+            remedy = (
+                "torchrun says which; with --max-restarts all go on from the last state"
+            )
             raise TrainingError(
                 "another process has died", where=job.args[1], remedy=remedy
             ) from error
@@ -144,9 +150,13 @@ def _train_together(job: Job, watching: Watching, restarts: int, **how: Any) -> 
         os.environ["TTY_COMPATIBLE"] = "0"  # rich: lines beside the leader's bar
     with watching() if workers.leads or apart else nullcontext(_SILENT) as watcher:
         if restarts:
-            watcher.say(f"a process died: all go on from the last state (restart {restarts})")
+            watcher.say(
+                f"a process died: all go on from the last state (restart {restarts})"
+            )
         resume = job.keywords["resume"] or restarts > 0
-        model = job(watcher, device=device, resume=resume, workers=workers, apart=apart, **how)
+        model = job(
+            watcher, device=device, resume=resume, workers=workers, apart=apart, **how
+        )
     distributed.destroy_process_group()
     return model
 
@@ -159,7 +169,9 @@ def _own_device(device: str, local_rank: int, local_count: int) -> str:
     if not device.startswith("cuda"):
         return device
     if device != "cuda" and local_count > 1:
-        raise ConfigError(f"{local_count} processes cannot share {device}: use --device cuda")
+        raise ConfigError(
+            f"{local_count} processes cannot share {device}: use --device cuda"
+        )
     found = count_gpus()
     if local_count > found:
         what = f"there are {found} CUDA devices for {local_count} processes"
@@ -209,7 +221,9 @@ def _lead(job: Job, watching: Watching, processes: int) -> Path:
                     raise pickle.loads(verdict.read_bytes()) from None
                 rank, failure = error.get_first_failure()
                 if seconds := job.keywords["seconds"]:
-                    job = partial(job, seconds=max(1.0, seconds - (time.monotonic() - began)))
+                    job = partial(
+                        job, seconds=max(1.0, seconds - (time.monotonic() - began))
+                    )
             else:
                 return models[0]  # type: ignore[no-any-return]
     what = f"process {rank} died {RESTARTS + 1} times, the last time of {failure.signal_name()}"

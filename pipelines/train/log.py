@@ -27,7 +27,12 @@ from trinat.segmentation.io.files import (
 )
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report.page import render
-from trinat.segmentation.report.pictures import brain_window, label_colors, overlay, png_bytes
+from trinat.segmentation.report.pictures import (
+    brain_window,
+    label_colors,
+    overlay,
+    png_bytes,
+)
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.state import Counters, differences, read_latest
@@ -35,7 +40,14 @@ from trinat.segmentation.training.validation import Examples, Scores
 
 METRICS, VALIDATIONS = "metrics.csv", "validations.csv"
 _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
-_METRIC_COLUMNS = ("step", "epoch", "loss", "rate", "gradient_norm", "slices_per_second")
+_METRIC_COLUMNS = (
+    "step",
+    "epoch",
+    "loss",
+    "rate",
+    "gradient_norm",
+    "slices_per_second",
+)
 # Lines of metrics.csv: dense enough for a curve, few enough for a long run.
 _REPORT_SECONDS = 10.0
 Curve = tuple[list[float], list[float]]
@@ -49,7 +61,9 @@ class Metrics:
     def __init__(self, folder: Path, step: int, *, events: bool = False) -> None:
         self.path = folder / METRICS
         # Steps after the state that the run resumes from are done again.
-        rows = [row.values() for row in read_rows(self.path) if int(row["step"]) <= step]
+        rows = [
+            row.values() for row in read_rows(self.path) if int(row["step"]) <= step
+        ]
         with atomic_text(self.path) as file:
             csv.writer(file).writerows([_METRIC_COLUMNS, *rows])
         self.pending: list[StepReport] = []
@@ -87,15 +101,22 @@ class Metrics:
         with open_to_append(self.path) as file:
             append_whole(file, line.getvalue().encode(), self.path)
         named = zip(_METRIC_COLUMNS[2:], row[2:], strict=True)
-        self._draw({name: float(value) for name, value in named if value != ""}, report.step)
+        self._draw(
+            {name: float(value) for name, value in named if value != ""}, report.step
+        )
         self.pending = []
         self.since = time.monotonic()
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
         """Mean Dice and IoU of each view, beside the other curves; validations.csv has them all."""
         for view, score in scores.items():
-            means = {f"{view.value}/dice": score.mean_dice, f"{view.value}/iou": score.mean_iou}
-            self._draw({name: mean for name, mean in means.items() if np.isfinite(mean)}, step)
+            means = {
+                f"{view.value}/dice": score.mean_dice,
+                f"{view.value}/iou": score.mean_iou,
+            }
+            self._draw(
+                {name: mean for name, mean in means.items() if np.isfinite(mean)}, step
+            )
 
     def _draw(self, values: Mapping[str, float], step: int) -> None:
         if self.events is not None:
@@ -125,7 +146,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def append_scores(folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme) -> None:
+def append_scores(
+    folder: Path, step: int, scores: dict[View, Scores], scheme: LabelScheme
+) -> None:
     """validations.csv: one row a view and structure."""
     path = folder / VALIDATIONS
     # A run that was killed between this and its next state repeats the validation.
@@ -173,20 +196,30 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     tables = []
     scores = read_rows(job / VALIDATIONS)
     if scores:
-        pictures.append(("Dice and IoU of each structure through time", _draw_structures(scores)))
+        pictures.append(
+            ("Dice and IoU of each structure through time", _draw_structures(scores))
+        )
         last = max(int(row["step"]) for row in scores)
         rows = [
             (f"{row['structure']}, {row['view']}", row["dice"], row["iou"])
             for row in scores
             if int(row["step"]) == last
         ]
-        tables.append((f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows))
+        tables.append(
+            (f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows)
+        )
     examples = []
     for path in sorted((job / "examples").glob("*.png")):
         view, step = path.stem.split("-")[:2]
         examples.append((f"{view}, step {int(step)}", path.read_bytes()))
     title = f"{title} ({scheme.name})"
-    _write(job / "run.html", title=title, pictures=pictures, tables=tables, examples=examples)
+    _write(
+        job / "run.html",
+        title=title,
+        pictures=pictures,
+        tables=tables,
+        examples=examples,
+    )
 
 
 def write_examples(
@@ -219,18 +252,29 @@ def _draw(runs: Sequence[tuple[str, dict[str, Curve]]]) -> bytes:
     from matplotlib.figure import Figure
 
     titles = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
-    known = {key.split()[-1] for _, curves in runs for key, (steps, _) in curves.items() if steps}
+    known = {
+        key.split()[-1]
+        for _, curves in runs
+        for key, (steps, _) in curves.items()
+        if steps
+    }
     # Without validation there is no Dice to draw.
     panels = ["loss", "rate", *(panel for panel in titles if panel in known)]
     figure = Figure(figsize=(11, 1.5 * len(panels)), layout="constrained")
-    for panel, axes in zip(panels, figure.subplots(len(panels) // 2, 2).flat, strict=True):
+    for panel, axes in zip(
+        panels, figure.subplots(len(panels) // 2, 2).flat, strict=True
+    ):
         named = 0
         for name, curves in runs:
             for key, (steps, values) in curves.items():
                 if key != panel and not key.endswith(f" {panel}"):
                     continue
-                label = " ".join(word for word in (name, key.removesuffix(f" {panel}")) if word)
-                axes.plot(steps, values, label=label, marker="." if len(steps) < 30 else None)
+                label = " ".join(
+                    word for word in (name, key.removesuffix(f" {panel}")) if word
+                )
+                axes.plot(
+                    steps, values, label=label, marker="." if len(steps) < 30 else None
+                )
                 named += key != panel or bool(name)
         axes.set_title(titles.get(panel, panel))
         axes.set_xlabel("step")
@@ -248,15 +292,24 @@ def _draw_structures(scores: Sequence[dict[str, str]]) -> bytes:
     from matplotlib.figure import Figure
 
     frame = pd.DataFrame(scores)
-    views, lines = list(frame["view"].unique()), len(frame.groupby(["view", "structure"]))
+    views, lines = (
+        list(frame["view"].unique()),
+        len(frame.groupby(["view", "structure"])),
+    )
     figure = Figure(figsize=(11, 1.5 + 0.17 * lines), layout="constrained")
-    for panels, view in zip(figure.subplots(len(views), 2, squeeze=False), views, strict=True):
+    for panels, view in zip(
+        figure.subplots(len(views), 2, squeeze=False), views, strict=True
+    ):
         mine = frame[frame["view"] == view]
         names, steps = list(mine["structure"].unique()), list(mine["step"].unique())
-        for panel, (metric, title) in zip(panels, (("dice", "Dice"), ("iou", "IoU")), strict=True):
+        for panel, (metric, title) in zip(
+            panels, (("dice", "Dice"), ("iou", "IoU")), strict=True
+        ):
             table = mine.pivot_table(metric, "structure", "step", aggfunc="last")
             table = table.reindex(index=names, columns=steps).astype(float)
-            shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            shown = panel.imshow(
+                table, vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+            )
             panel.set_title(f"{title}, {view}")
             panel.set_yticks(range(len(names)), names, fontsize="x-small")
             # As many steps as can be read.
@@ -316,16 +369,21 @@ def compare(
         curves: list[tuple[str, dict[str, Curve]]] = []
         for run in runs:
             curves += [
-                (f"{run.name} {job.relative_to(run)}", read_curves(job)) for job in _jobs(run)
+                (f"{run.name} {job.relative_to(run)}", read_curves(job))
+                for job in _jobs(run)
             ]
         rows = []
         for name, jobs in summaries.items():
             rows += [(name, *job.shown) for job in jobs]
         tables: list[Rows] = [("Scores", ("Run", *HEAD), rows)]
         if changed:
-            tables.append(("Settings that differ", ("",), [(line,) for line in changed]))
+            tables.append(
+                ("Settings that differ", ("",), [(line,) for line in changed])
+            )
         pictures = [("curves of training", _draw(curves))]
-        _write(out, title="Runs compared", pictures=pictures, tables=tables, examples=())
+        _write(
+            out, title="Runs compared", pictures=pictures, tables=tables, examples=()
+        )
     return changed, summaries
 
 
@@ -353,7 +411,9 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
     if dice:
         best_dice = max(dice)
         iou = _means(curves, "iou")[dice.index(best_dice)]
-    return JobSummary(str(job.relative_to(run)), steps, hours, final_loss, best_dice, iou)
+    return JobSummary(
+        str(job.relative_to(run)), steps, hours, final_loss, best_dice, iou
+    )
 
 
 def _counters(job: Path) -> Counters | None:
@@ -368,5 +428,7 @@ def _counters(job: Path) -> Counters | None:
 
 def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
     """At each validation the mean over views that are trained together."""
-    found = [values for key, (_, values) in curves.items() if key.endswith(f" {metric}")]
+    found = [
+        values for key, (_, values) in curves.items() if key.endswith(f" {metric}")
+    ]
     return [sum(at) / len(at) for at in zip(*found, strict=False)]

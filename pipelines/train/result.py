@@ -52,7 +52,11 @@ def _last_finished(
 
 
 def trained(
-    recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path, say: Callable[[str], None]
+    recipe: Recipe,
+    stages: Sequence[StageConfig],
+    view: View,
+    out: Path,
+    say: Callable[[str], None],
 ) -> tuple[Network, View]:
     """A view's network after the last of some stages that trained it: the best state, or the last.
 
@@ -62,7 +66,9 @@ def trained(
     views = [View(name) for name in folder.name.split("-")]
     state = _best_or_last(folder, say)
     scheme = load_scheme(recipe.scheme)
-    network = ViewsNet(recipe.network, {each: len(scheme.seen_in(each)) for each in views})
+    network = ViewsNet(
+        recipe.network, {each: len(scheme.seen_in(each)) for each in views}
+    )
     weights = state.network
     if stage.ema:
         weights = state.average
@@ -71,7 +77,11 @@ def trained(
 
 
 def first_weights(
-    recipe: Recipe, stage: StageConfig, view: View, out: Path, say: Callable[[str], None]
+    recipe: Recipe,
+    stage: StageConfig,
+    view: View,
+    out: Path,
+    say: Callable[[str], None],
 ) -> tuple[Network, LabelScheme] | None:
     """The network that a stage starts a view from, and its classes; None for random weights."""
     if stage.start is not None:
@@ -85,7 +95,9 @@ def first_weights(
     trains_view = any(view in (each.views or recipe.views) for each in before)
     if not trains_view and not _has_finished(recipe, before, out):
         if before:
-            say(f"{stage.name}: {view.value} starts from random weights: no other view is here")
+            say(
+                f"{stage.name}: {view.value} starts from random weights: no other view is here"
+            )
         return None
     network, other = trained(recipe, before, view, out, say)
     return network, load_scheme(recipe.scheme).seen_in(other)
@@ -111,17 +123,23 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
         say(f"{problem}: the state before it is used")
     if state is None:
         raise TrainingError(
-            "no sound state is left", where=folder, remedy="delete this folder and --resume the run"
+            "no sound state is left",
+            where=folder,
+            remedy="delete this folder and --resume the run",
         )
     return state
 
 
-def save_run(recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]) -> list[str]:
+def save_run(
+    recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
+) -> list[str]:
     """Write the model folder of all views that are finished so far; returns their names."""
     scheme = load_scheme(recipe.scheme)
     networks = {}
     for view in recipe.views:
-        stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
+        stages = [
+            stage for stage in recipe.stages if view in (stage.views or recipe.views)
+        ]
         if stages and _finished(out, stages[-1], view):
             networks[view] = trained(recipe, stages, view, out, say)[0]
     label_table = None
@@ -163,7 +181,9 @@ def _slices_seen(recipe: Recipe, out: Path) -> int:
 def _data_seen(recipe: Recipe) -> str:
     """What a model says of its training data: the kind of scans, and the weights it starts from."""
     seen = "scans of a slice store"
-    if all(s.data.synthetic is not None and s.data.store is None for s in recipe.stages):
+    if all(
+        s.data.synthetic is not None and s.data.store is None for s in recipe.stages
+    ):
         seen = "synthetic scans"
     starts = [stage.start for stage in recipe.stages if stage.start is not None]
     # A model is given to others: it must not contain paths of this disk.
@@ -174,7 +194,11 @@ def _data_seen(recipe: Recipe) -> str:
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
     """Names of the structures that none of a run's sources of slices teaches."""
     # Label maps for synthesis have no CSF like FreeSurfer's; all of it may be taught.
-    csf = {label.name for label in scheme.labels if set(label.numbers) == {GENERATION_SURROUNDINGS}}
+    csf = {
+        label.name
+        for label in scheme.labels
+        if set(label.numbers) == {GENERATION_SURROUNDINGS}
+    }
     untaught: list[set[str]] = []
     for stage in recipe.stages:
         if stage.data.synthetic is None:

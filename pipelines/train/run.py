@@ -38,7 +38,12 @@ from trinat.segmentation.models.hardware import choose_device, count_gpus
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
-from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig, ValidationConfig
+from trinat.segmentation.training.config import (
+    Recipe,
+    StageConfig,
+    StoreConfig,
+    ValidationConfig,
+)
 from trinat.segmentation.training.state import check_identity, has_state
 from trinat.segmentation.training.workers import ALONE, Workers
 
@@ -75,9 +80,13 @@ def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
         if stage.views and not own:
             continue
         held = (
-            known.model_copy(update={"path": place.path, "split": place.split}) if known else place
+            known.model_copy(update={"path": place.path, "split": place.split})
+            if known
+            else place
         )
-        if store.scheme.has_unpartnered_sides:  # flipped slices would show what it has no class for
+        if (
+            store.scheme.has_unpartnered_sides
+        ):  # flipped slices would show what it has no class for
             unflipped = held.augmentation.model_copy(update={"flip": 0.0})
             held = held.model_copy(update={"augmentation": unflipped})
         source = {"store": held, "synthetic": stage.data.synthetic if known else None}
@@ -99,7 +108,9 @@ def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
     shapes = {c.model_copy(update=classes) for c in chosen or architectures.values()}
     if len(shapes) > 1:
         remedy = "say in the recipe which `network` to train"
-        raise ConfigError("its views have different networks", where=model, remedy=remedy)
+        raise ConfigError(
+            "its views have different networks", where=model, remedy=remedy
+        )
     return shapes.pop()
 
 
@@ -145,8 +156,12 @@ def train(
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_lock(out / ".lock"))
             folders = [out / job.name for job in jobs]
-            remove_leftovers(out, *folders, *(folder / "examples" for folder in folders))
-            _look_ahead(job.stage for job in jobs if not (out / job.name / DONE).is_file())
+            remove_leftovers(
+                out, *folders, *(folder / "examples" for folder in folders)
+            )
+            _look_ahead(
+                job.stage for job in jobs if not (out / job.name / DONE).is_file()
+            )
             stack.enter_context(_claimed(recipe, out, resume=resume))
         left = [job for job in jobs if not (out / job.name / DONE).is_file()]
         if target.type == "cpu":
@@ -156,12 +171,21 @@ def train(
         limit = None if seconds is None else TimeLimit(seconds)
 
         def stop() -> bool:
-            return signalled.is_set() or should_stop() or (limit is not None and limit.is_over)
+            return (
+                signalled.is_set()
+                or should_stop()
+                or (limit is not None and limit.is_over)
+            )
 
         runs = [JobRun(recipe, job, out, watcher, target, together) for job in jobs]
         # As the leader finds it: a view that is done meanwhile changes nobody's share.
-        places = workers.share(lambda: [place for place, run in enumerate(runs) if not run.is_done])
-        stages = [[runs[n] for n in places if jobs[n].stage == stage] for stage in recipe.stages]
+        places = workers.share(
+            lambda: [place for place, run in enumerate(runs) if not run.is_done]
+        )
+        stages = [
+            [runs[n] for n in places if jobs[n].stage == stage]
+            for stage in recipe.stages
+        ]
         if apart:
             stages = [left[workers.rank :: workers.count] for left in stages]
         count, begun = sum(map(len, stages)), 0
@@ -254,9 +278,13 @@ def _look_ahead(stages: Iterable[StageConfig]) -> None:
 
 def find_device(name: str) -> torch.device:
     if name.startswith("cuda") and not count_gpus():
-        raise DeviceError("there is no CUDA device", where=name, remedy="use --device cpu")
+        raise DeviceError(
+            "there is no CUDA device", where=name, remedy="use --device cpu"
+        )
     if name == "mps":
         if not torch.backends.mps.is_available():
-            raise DeviceError("this torch has no MPS device", where=name, remedy="use --device cpu")
+            raise DeviceError(
+                "this torch has no MPS device", where=name, remedy="use --device cpu"
+            )
         return torch.device(name)
     return choose_device(name)

@@ -59,14 +59,18 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
         if kind not in ("scan", "labels", "against", "entropy", "surfaces"):
             raise InputError(f"no {kind} of scans")
         step = 2 if request.query_params.get("step") == "2" else 1
-        return Response(voxels.content(number, kind, step), media_type="application/octet-stream")
+        return Response(
+            voxels.content(number, kind, step), media_type="application/octet-stream"
+        )
 
     async def rate(request: Request) -> Response:
         item = study[request.path_params["number"]]
         try:
             given = _Judgement.model_validate_json(await request.body())
         except ValidationError:
-            raise InputError("not a rating: give structure, rating, remark and sha256") from None
+            raise InputError(
+                "not a rating: give structure, rating, remark and sha256"
+            ) from None
         await run_in_threadpool(study.rate, item, **given.model_dump())
         return JSONResponse(await run_in_threadpool(study.detail, item))
 
@@ -81,7 +85,9 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Response]:
-    return lambda _: Response(_PAGE.joinpath(*name.split("/")).read_bytes(), media_type=kind)
+    return lambda _: Response(
+        _PAGE.joinpath(*name.split("/")).read_bytes(), media_type=kind
+    )
 
 
 def _refused(_: Request, error: Exception) -> Response:

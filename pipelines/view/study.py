@@ -98,7 +98,9 @@ class Study:
     def structures(self) -> list[Structure]:
         """What the numbers in the label maps mean, without background."""
         return structures_in(self.folder) or [
-            Structure(x.fs_id, x.name, x.abbreviation, "#{:02x}{:02x}{:02x}".format(*x.color))
+            Structure(
+                x.fs_id, x.name, x.abbreviation, "#{:02x}{:02x}{:02x}".format(*x.color)
+            )
             for x in load_scheme(self.labels).labels[1:]
         ]
 
@@ -111,7 +113,11 @@ class Study:
         """Its scan, if it is where it was, or among the images that were named."""
         if self.images and not item.entry.input:
             return self._images.get(item.name)
-        seen = self.images / item.entry.input if self.images else item.folder / item.entry.scan
+        seen = (
+            self.images / item.entry.input
+            if self.images
+            else item.folder / item.entry.scan
+        )
         return seen if seen.is_file() else self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
@@ -136,7 +142,11 @@ class Study:
             "against": self.against.resolve().name if self.against else "",
             "verdicts": VERDICTS,
             "structures": [
-                {**asdict(x), "volumes": _quantiles(volumes[x.name]), "count": len(volumes[x.name])}
+                {
+                    **asdict(x),
+                    "volumes": _quantiles(volumes[x.name]),
+                    "count": len(volumes[x.name]),
+                }
                 for x in self.structures
             ],
             "scans": [
@@ -163,16 +173,22 @@ class Study:
             "ratings": [r for r in self.ratings() if r["scan"] == item.name],
         }
 
-    def rate(self, item: Item, structure: str, rating: str, remark: str, sha256: str) -> None:
+    def rate(
+        self, item: Item, structure: str, rating: str, remark: str, sha256: str
+    ) -> None:
         """Keep the rater's judgement of a label map with this digest."""
         if not sha256 or digest(item.labels) != sha256:
-            raise InputError("has changed since it was shown", where=item.name, remedy="reload")
+            raise InputError(
+                "has changed since it was shown", where=item.name, remedy="reload"
+            )
         if structure and structure not in {x.name for x in self.structures}:
             raise InputError(f"no structure {structure!r} in this study")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         judged = (item.name, structure, rating, " ".join(remark.split()))
         saved = Rating(*judged, self.rater, now, sha256)
-        save_rating(self.folder / RATINGS, saved, lock=self.folder / WORK / "lock.ratings")
+        save_rating(
+            self.folder / RATINGS, saved, lock=self.folder / WORK / "lock.ratings"
+        )
 
     def ratings(self) -> list[dict[str, Any]]:
         """Every rating, whether it is the rater's own, and whether its result has changed."""
@@ -190,11 +206,15 @@ class Study:
         """How far each two raters agree; None for a kappa that is not defined."""
         table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
         known = table.where(table.notna(), None)
-        return [dict(zip(known.columns, row, strict=True)) for row in known.values.tolist()]
+        return [
+            dict(zip(known.columns, row, strict=True)) for row in known.values.tolist()
+        ]
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
-        return self._paired(find_files(self.images, suffix="T1w")) if self.images else {}
+        return (
+            self._paired(find_files(self.images, suffix="T1w")) if self.images else {}
+        )
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
@@ -204,10 +224,13 @@ class Study:
         """By the name of a scan: the one of these files that is of it."""
         from trinat.pipelines.evaluate.pairing import pair_files
 
-        own = {item.name: _named(item, item.labels) for item in self.items if item.labels}
+        own = {
+            item.name: _named(item, item.labels) for item in self.items if item.labels
+        }
         names = {id(file): name for name, file in own.items()}
         return {
-            names[id(p.truth)]: p.prediction.path for p in pair_files(own.values(), files).pairs
+            names[id(p.truth)]: p.prediction.path
+            for p in pair_files(own.values(), files).pairs
         }
 
 
@@ -218,16 +241,22 @@ def structures_in(folder: Path) -> list[Structure]:
     table = next((place for place in places if place.is_file()), None)
     rows = read_rows(table, required=("index", "name", "color")) if table else []
     return [
-        Structure(int(row["index"]), row["name"], row.get("abbreviation", ""), row["color"])
+        Structure(
+            int(row["index"]), row["name"], row.get("abbreviation", ""), row["color"]
+        )
         for row in rows
-        if row["index"].isdecimal() and row["index"] != "0" and _COLOR.fullmatch(row["color"])
+        if row["index"].isdecimal()
+        and row["index"] != "0"
+        and _COLOR.fullmatch(row["color"])
     ]
 
 
 def output(folder: Path, entry: Entry, product: Product) -> Path | None:
     """One of a scan's files, which lies in the folder whatever the ledger says."""
     for path in map(folder.joinpath, entry.outputs):
-        fits = path.suffix != ".json" and without_suffix(path).endswith(f"_{product.suffix}")
+        fits = path.suffix != ".json" and without_suffix(path).endswith(
+            f"_{product.suffix}"
+        )
         if fits and path.resolve().is_relative_to(folder.resolve()):
             return path
     return None
@@ -242,7 +271,11 @@ def _doubt(item: Item) -> tuple[int, float, Any]:
 def _named(item: Item, labels: Path) -> ScanFile:
     """Its label map, under its scan's own name where that had to be made safe."""
     (file,), scan = find_files(labels), Path(item.entry.input)
-    return as_scan(file, scan) if safe_component(without_suffix(scan)) == file.name else file
+    return (
+        as_scan(file, scan)
+        if safe_component(without_suffix(scan)) == file.name
+        else file
+    )
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:

@@ -55,7 +55,11 @@ class Voxels:
         """What is there `now`, by the digest of the label map."""
         study, item = self._study, self._study[number]
         image = study.image(item)
-        files = {"against": study.other(item), "entropy": study.entropy(item), "scan": image}
+        files = {
+            "against": study.other(item),
+            "entropy": study.entropy(item),
+            "scan": image,
+        }
         path = files.get(kind) or (item.labels if kind in ("scan", "labels") else None)
         if path is None:
             raise InputError(f"has no {kind}", where=item.name)
@@ -65,9 +69,13 @@ class Voxels:
             return _in_bytes(volume, _BRIGHTEST_NATS)
         if kind == "scan":  # without its scan a label map is shown on black
             thin = 0 * volume.data if is_labels else volume.data[::3, ::3, ::3]
-            return _in_bytes(volume, float(np.percentile(thin, _BRIGHTEST_PERCENT)) or np.inf)
+            return _in_bytes(
+                volume, float(np.percentile(thin, _BRIGHTEST_PERCENT)) or np.inf
+            )
         if image or kind == "against":
-            volume, _ = on_grid_of(volume, self._kept(number, "scan", now), resample=True)
+            volume, _ = on_grid_of(
+                volume, self._kept(number, "scan", now), resample=True
+            )
         folder = study.against if kind == "against" else item.folder
         return replace(volume, data=self._places(volume, folder))
 
@@ -99,7 +107,10 @@ def surfaces(labels: Volume) -> bytes:
         place[:3, 3] = [s.start for s in box]
         found = surface_net(share - 0.5, labels.affine @ place)
         parts.append(struct.pack("<3I", number, len(found.vertices), len(found.faces)))
-        parts += [found.vertices.astype("<f4").tobytes(), found.faces.astype("<u4").tobytes()]
+        parts += [
+            found.vertices.astype("<f4").tobytes(),
+            found.faces.astype("<u4").tobytes(),
+        ]
     return b"".join(parts)
 
 

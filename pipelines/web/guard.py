@@ -86,7 +86,9 @@ class Names:
             # Asked for by an address, a machine cannot have been mistaken for another.
             if name.startswith("[") or name.replace(".", "").isdecimal():
                 known.add(name)
-        return name in map(str.lower, self.public) or (port == self.port and name in known)
+        return name in map(str.lower, self.public) or (
+            port == self.port and name in known
+        )
 
 
 class Guard:
@@ -146,7 +148,8 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(scope):
             raise HTTPException(
-                HTTPStatus.MISDIRECTED_REQUEST, "this server has another name: see --name"
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server has another name: see --name",
             )
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
@@ -170,8 +173,12 @@ class Guard:
     def _exchange(self, scope: Scope) -> str:
         """Where a browser that came with the token goes on, without it; "" if it did not."""
         pairs = parse_qsl(scope["query_string"].decode("latin-1"))
-        asked = (scope["method"], scope["path"]) == ("GET", "/") and self._is_ours(scope)
-        if not (asked and any(n == "token" and _same(v, self._token) for n, v in pairs)):
+        asked = (scope["method"], scope["path"]) == ("GET", "/") and self._is_ours(
+            scope
+        )
+        if not (
+            asked and any(n == "token" and _same(v, self._token) for n, v in pairs)
+        ):
             return ""
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
         return f"/?{rest}" if rest else "/"
@@ -195,11 +202,15 @@ class _Body:
     async def receive(self) -> Message:
         if not self.more:
             return await self._receive()
-        left = self._started + _PATIENCE_S + self._bytes / _BYTES_PER_S - time.monotonic()
+        left = (
+            self._started + _PATIENCE_S + self._bytes / _BYTES_PER_S - time.monotonic()
+        )
         try:
             message = await asyncio.wait_for(self._receive(), max(0, left))
         except TimeoutError:
-            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
+            raise HTTPException(
+                HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly"
+            ) from None
         self._bytes += len(message.get("body", b""))
         self.more = message.get("more_body", False)
         if self._bytes > self._limit:
@@ -244,7 +255,9 @@ class _Answer:
             return
         body = json.dumps({"reason": one_line(error.detail)}).encode() + b"\n"
         headers = MutableHeaders(error.headers)
-        headers.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        headers.update(
+            {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        )
         start = {"type": "http.response.start", "status": int(error.status_code)}
         await self.send({**start, "headers": headers.raw})
         await self.send({"type": "http.response.body", "body": body})
@@ -256,5 +269,7 @@ def _same(given: str, known: str) -> bool:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+    pairs = (
+        part.strip().partition("=") for part in headers.get("cookie", "").split(";")
+    )
     return next((value for found, _, value in pairs if found == name), "")

@@ -42,7 +42,9 @@ def answer(
     """
     with _listen(host, port) as listening:
         port = listening.getsockname()[1]
-        guard = Guard(app, token, Names(host, port, names), max_body=max_body, policy=policy)
+        guard = Guard(
+            app, token, Names(host, port, names), max_body=max_body, policy=policy
+        )
         config = uvicorn.Config(
             guard,
             http=_Protocol,
@@ -62,10 +64,14 @@ def answer(
         def stop() -> None:
             server.should_exit = True
 
-        shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+        shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(
+            host, host
+        )
         # uvicorn repeats the signal that ended it, which would end this process as well.
         with stop_signals(stop):
-            say(f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={token}")
+            say(
+                f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={token}"
+            )
             server.run(sockets=[listening])
 
 
@@ -116,15 +122,22 @@ class _Protocol(H11Protocol):
             self._end(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly")
 
     def send_400_response(self, msg: str) -> None:
-        self._end(HTTPStatus.BAD_REQUEST, "not a request in HTTP/1.1, or its head is too long")
+        self._end(
+            HTTPStatus.BAD_REQUEST, "not a request in HTTP/1.1, or its head is too long"
+        )
 
     def _end(self, status: HTTPStatus, reason: str) -> None:
         # Where an answer has begun already, this one cannot be given.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"reason": reason}).encode() + b"\n"
-            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+            headers = [
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+            ]
             headers.append(("Connection", "close"))
-            head = h11.Response(status_code=status, headers=headers, reason=status.phrase)
+            head = h11.Response(
+                status_code=status, headers=headers, reason=status.phrase
+            )
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

@@ -44,7 +44,9 @@ class AugmentationConfig(BaseModel):
     gain: Share = 0.8
     gain_range: _Range = (0.8, 1.25)
     bias: Share = 0.4
-    bias_strength: float = Field(default=0.25, ge=0)  # standard deviation of its logarithm
+    bias_strength: float = Field(
+        default=0.25, ge=0
+    )  # standard deviation of its logarithm
     gamma: Share = 0.3
     gamma_range: _Range = (0.75, 1.35)
 
@@ -62,7 +64,9 @@ class AugmentationConfig(BaseModel):
 class Augmenter:
     """Draws and applies everything of a config to a batch; a seed fixes the result on a device."""
 
-    def __init__(self, config: AugmentationConfig, view: View, scheme: LabelScheme) -> None:
+    def __init__(
+        self, config: AugmentationConfig, view: View, scheme: LabelScheme
+    ) -> None:
         """`scheme` is that of the labels: in sagittal slices the merged one."""
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -92,7 +96,9 @@ class Augmenter:
                 images[index] = add_artefact(images[index], artefact, draw.seed())
         return images, labels
 
-    def _flip(self, images: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _flip(
+        self, images: Tensor, labels: Tensor, chosen: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Exchange the person's sides: left labels become right ones where the view has both."""
         where = chosen[:, None, None, None]
         if self.view is View.SAGITTAL:
@@ -107,7 +113,9 @@ class Augmenter:
 class _Draw:
     """Random numbers, one row a slice, drawn where the generator is, for where the slices are."""
 
-    def __init__(self, generator: torch.Generator, count: int, device: torch.device) -> None:
+    def __init__(
+        self, generator: torch.Generator, count: int, device: torch.device
+    ) -> None:
         self.generator = generator
         self.count = count
         self.device = device
@@ -119,17 +127,23 @@ class _Draw:
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """(N, *shape), evenly between the two."""
-        drawn = torch.rand((self.count, *shape), generator=self.generator, device=self.origin)
+        drawn = torch.rand(
+            (self.count, *shape), generator=self.generator, device=self.origin
+        )
         return (low + (high - low) * drawn).to(self.device)
 
     def normal(self, *shape: int) -> Tensor:
         """(N, *shape), with mean 0 and standard deviation 1."""
-        drawn = torch.randn((self.count, *shape), generator=self.generator, device=self.origin)
+        drawn = torch.randn(
+            (self.count, *shape), generator=self.generator, device=self.origin
+        )
         return drawn.to(self.device)
 
     def seed(self) -> int:
         """For what draws its numbers elsewhere."""
-        return int(torch.randint(2**31, (), generator=self.generator, device=self.origin))
+        return int(
+            torch.randint(2**31, (), generator=self.generator, device=self.origin)
+        )
 
 
 def _move(
@@ -154,14 +168,18 @@ def _move(
     source = _source_places(matrix, shift, warp, height, width)
     images = images.clone()
     labels = labels.clone()
-    images[chosen] = grid_sample(images[chosen], source, "bilinear", align_corners=False)
+    images[chosen] = grid_sample(
+        images[chosen], source, "bilinear", align_corners=False
+    )
     classes = labels[chosen, None].to(source.dtype)
     moved = grid_sample(classes, source, "nearest", align_corners=False)
     labels[chosen] = moved[:, 0].to(labels.dtype)
     return images, labels
 
 
-def _source_places(matrix: Tensor, shift: Tensor, warp: Tensor, height: int, width: int) -> Tensor:
+def _source_places(
+    matrix: Tensor, shift: Tensor, warp: Tensor, height: int, width: int
+) -> Tensor:
     """Where each voxel of the result comes from, as `grid_sample` wants it, (N, H, W, 2).
 
     `matrix` (N, 2, 2) and `shift` (N, 2) act on places from the slice's centre; `warp` (N, 2,
@@ -170,7 +188,9 @@ def _source_places(matrix: Tensor, shift: Tensor, warp: Tensor, height: int, wid
     device = matrix.device
     rows = torch.arange(height, device=device) - (height - 1) / 2
     columns = torch.arange(width, device=device) - (width - 1) / 2
-    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))  # (2, H, W), centred
+    grid = torch.stack(
+        torch.meshgrid(rows, columns, indexing="ij")
+    )  # (2, H, W), centred
     source = torch.einsum("nij,jhw->nihw", matrix, grid) + shift[:, :, None, None]
     source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
     # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
@@ -203,10 +223,14 @@ def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor
     biased = draw.happens(config.bias)[:, None, None, None]
     knots = draw.normal(1, 4, 4) * config.bias_strength * biased
     if config.bias:
-        field = interpolate(knots, images.shape[-2:], mode="bicubic", align_corners=True)
+        field = interpolate(
+            knots, images.shape[-2:], mode="bicubic", align_corners=True
+        )
         factor = factor * field.exp()
     images = images * factor
-    gamma = torch.where(draw.happens(config.gamma), draw.uniform(*config.gamma_range), 1.0)
+    gamma = torch.where(
+        draw.happens(config.gamma), draw.uniform(*config.gamma_range), 1.0
+    )
     if config.gamma:
         images = images.clamp(min=0) ** gamma[:, None, None, None]
     return images
@@ -227,11 +251,15 @@ def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
             widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
             is_coarse_here = is_coarse & (direction != 1 - axis)
             factors = torch.where(is_coarse_here, factor, 1.0)[chosen]
-            operators.append(_coarse_matrix(factors, length) @ _blur_matrix(widths, length))
+            operators.append(
+                _coarse_matrix(factors, length) @ _blur_matrix(widths, length)
+            )
         rows, columns = operators
         images = images.clone()
         images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
-    strength = torch.where(draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0)
+    strength = torch.where(
+        draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0
+    )
     if config.noise:
         # Whole images of noise are too large to draw elsewhere and bring over.
         generator = torch.Generator(draw.device).manual_seed(draw.seed())
@@ -285,7 +313,9 @@ def add_artefact(image: Tensor, artefact: Artefact, seed: int) -> Tensor:
     import torchio
 
     of_volumes = {
-        "ghosting": torchio.RandomGhosting(num_ghosts=(2, 8), axes=(0, 1), intensity=(0.2, 0.7)),
+        "ghosting": torchio.RandomGhosting(
+            num_ghosts=(2, 8), axes=(0, 1), intensity=(0.2, 0.7)
+        ),
         "motion": torchio.RandomMotion(degrees=6, translation=5, num_transforms=2),
     }[artefact]
     # TorchIO draws from torch's global generator, which is not ours to move.

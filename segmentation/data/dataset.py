@@ -136,8 +136,12 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         for number, name in enumerate(self.subjects):
             entry, file = store.info.subjects[name], self.files[number]
             if not (entry.has_image and entry.has_labels):
-                what = f"subject {name} has no {'labels' if entry.has_image else 'image'}"
-                raise DatasetError(what, where=store.root, remedy="leave it out of the split")
+                what = (
+                    f"subject {name} has no {'labels' if entry.has_image else 'image'}"
+                )
+                raise DatasetError(
+                    what, where=store.root, remedy="leave it out of the split"
+                )
             per_slice = file.class_counts(self.view)
             kept = np.asarray(per_slice[:, 1:].any(axis=1))
             kept[np.flatnonzero(~kept)[::_KEEP_EVERY]] = True

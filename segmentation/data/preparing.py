@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trinat.segmentation.data.slices import FORMAT, quantise, scheme_table, write_subject
+from trinat.segmentation.data.slices import (
+    FORMAT,
+    quantise,
+    scheme_table,
+    write_subject,
+)
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.io.files import sha256_of
@@ -50,7 +55,10 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         notes += image.notes
     if subject.labels is not None:
         raw = Volume.read(
-            subject.labels, labels=True, axes=subject.labels_axes, trust_affine=cut.trust_affine
+            subject.labels,
+            labels=True,
+            axes=subject.labels_axes,
+            trust_affine=cut.trust_affine,
         )
         if image is not None:
             _require_same_grid(image, raw, subject)
@@ -88,7 +96,9 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
     )
 
 
-def fingerprint(subject: Subject, cut: Cut, image: str | None, labels: str | None) -> str:
+def fingerprint(
+    subject: Subject, cut: Cut, image: str | None, labels: str | None
+) -> str:
     """SHA-256 over every setting that shapes the result and the inputs' own, by `digest_of`."""
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -112,7 +122,9 @@ def digest_of(path: Path | None) -> str | None:
     """SHA-256 of a file; of an Analyze pair, of header and image in a row."""
     if path is None:
         return None
-    return sha256_of(*((path, path.with_suffix(".img")) if path.suffix == ".hdr" else (path,)))
+    return sha256_of(
+        *((path, path.with_suffix(".img")) if path.suffix == ".hdr" else (path,))
+    )
 
 
 def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:

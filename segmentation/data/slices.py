@@ -45,7 +45,11 @@ _HISTOGRAM_BINS = 64
 _HISTOGRAM_TOP = 1.5
 _REMEDY = "run `trinat prepare` again"
 # Not lzf, which unpacks images a fifth faster: what it writes depends on what memory held before.
-_IMAGE_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1, "shuffle": True}
+_IMAGE_PACKING: dict[str, Any] = {
+    "compression": "gzip",
+    "compression_opts": 1,
+    "shuffle": True,
+}
 _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
 
 
@@ -75,8 +79,12 @@ class Statistics:
 
     voxels: tuple[int, ...] = ()  # per class
     class_means: tuple[float, ...] = ()  # intensity per class; 0 where it has no voxel
-    percentiles: Mapping[str, float] = field(default_factory=dict)  # of the head, intensity > 0
-    histogram: tuple[int, ...] = ()  # of the head: 64 bins from 0 to 1.5, the last open above
+    percentiles: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of the head, intensity > 0
+    histogram: tuple[
+        int, ...
+    ] = ()  # of the head: 64 bins from 0 to 1.5, the last open above
 
 
 def quantise(image: NDArray[np.float32]) -> Quantised:
@@ -124,7 +132,12 @@ def write_subject(
     merged = scheme.merged if View.SAGITTAL in views and labels is not None else None
     # Made in memory: where a disk is full, HDF5 itself fails at several places and in disorder.
     with h5py.File(
-        "slices", "w", driver="core", backing_store=False, block_size=1 << 24, libver=_LIBVER
+        "slices",
+        "w",
+        driver="core",
+        backing_store=False,
+        block_size=1 << 24,
+        libver=_LIBVER,
     ) as file:
         file.attrs.update(attributes)
         for view in views:
@@ -136,7 +149,9 @@ def write_subject(
             stored, per_slice = labels, counts[view]
             if view is View.SAGITTAL and merged is not None:
                 stored = merged.to_merged.astype(np.uint8)[labels]
-                per_slice = per_slice @ np.eye(len(merged.scheme), dtype=int)[merged.to_merged]
+                per_slice = (
+                    per_slice @ np.eye(len(merged.scheme), dtype=int)[merged.to_merged]
+                )
             _dataset(group, "labels", to_slices(stored, view), **_LABEL_PACKING)
             group.create_dataset("class_counts", data=per_slice.astype(np.uint32))
         file.flush()
@@ -176,7 +191,9 @@ class SubjectFile:
         after = thick - before - len(slab.codes)
         if before or after:
             edges = ((before, after), (0, 0), (0, 0))
-            slab = replace(slab, codes=np.pad(slab.codes, edges, constant_values=slab.zero))
+            slab = replace(
+                slab, codes=np.pad(slab.codes, edges, constant_values=slab.zero)
+            )
         return slab
 
     def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
@@ -185,7 +202,9 @@ class SubjectFile:
         return slices
 
     def slice_count(self, view: View) -> int:
-        return len(self._dataset(view, "image" if self.has(view, "image") else "labels"))
+        return len(
+            self._dataset(view, "image" if self.has(view, "image") else "labels")
+        )
 
     def class_counts(self, view: View) -> NDArray[np.uint32]:
         """Voxels of each class in each slice, (N, K)."""
@@ -213,7 +232,9 @@ class SubjectFile:
         values = json.loads(self._opened().attrs["statistics"])
         values.pop("class_stds", None)  # of older stores
         percentiles = values.pop("percentiles")
-        return Statistics(**{k: tuple(v) for k, v in values.items()}, percentiles=percentiles)
+        return Statistics(
+            **{k: tuple(v) for k, v in values.items()}, percentiles=percentiles
+        )
 
     def close(self) -> None:
         with FILES:
@@ -225,9 +246,15 @@ class SubjectFile:
         try:
             with FILES:
                 dataset = self._dataset(view, name)
-                kind, shape, is_shuffled = dataset.dtype, dataset.shape[1:], bool(dataset.shuffle)
+                kind, shape, is_shuffled = (
+                    dataset.dtype,
+                    dataset.shape[1:],
+                    bool(dataset.shuffle),
+                )
                 numbers = range(len(dataset))[start:stop]
-                chunks = [dataset.id.read_direct_chunk((number, 0, 0)) for number in numbers]
+                chunks = [
+                    dataset.id.read_direct_chunk((number, 0, 0)) for number in numbers
+                ]
             slices: NDArray[Any] = np.empty((len(chunks), *shape), kind)
             for empty, (filters_left_out, packed) in zip(slices, chunks, strict=True):
                 _unpack(packed, filters_left_out, empty, is_shuffled)
@@ -266,7 +293,9 @@ class SubjectFile:
         return self._file
 
 
-def _unpack(packed: bytes, filters_left_out: int, into: NDArray[Any], is_shuffled: bool) -> None:
+def _unpack(
+    packed: bytes, filters_left_out: int, into: NDArray[Any], is_shuffled: bool
+) -> None:
     """Fill a slice from its chunk. HDF5 would let one thread do this at a time; zlib lets all.
 
     HDF5 leaves out a filter that gains nothing, and sets its bit: in the order of writing.
@@ -278,7 +307,9 @@ def _unpack(packed: bytes, filters_left_out: int, into: NDArray[Any], is_shuffle
         return
     # Shuffled: the first bytes of all values, then the second bytes.
     values = into.view(np.uint8).reshape(-1, into.itemsize)
-    for byte, part in enumerate(np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)):
+    for byte, part in enumerate(
+        np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)
+    ):
         values[:, byte] = part
 
 
@@ -287,13 +318,20 @@ def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
     return {"name": scheme.name, "labels": [asdict(label) for label in scheme.labels]}
 
 
-def _dataset(group: h5py.Group, name: str, slices: NDArray[Any], **packing: Any) -> None:
+def _dataset(
+    group: h5py.Group, name: str, slices: NDArray[Any], **packing: Any
+) -> None:
     group.create_dataset(
-        name, data=np.ascontiguousarray(slices), chunks=(1, *slices.shape[1:]), **packing
+        name,
+        data=np.ascontiguousarray(slices),
+        chunks=(1, *slices.shape[1:]),
+        **packing,
     )
 
 
-def _counts_along_axes(labels: NDArray[np.uint8], classes: int) -> dict[View, NDArray[np.int64]]:
+def _counts_along_axes(
+    labels: NDArray[np.uint8], classes: int
+) -> dict[View, NDArray[np.int64]]:
     """Voxels of each class in each slice of each view, (N, K)."""
     if labels.size and int(labels.max()) >= classes:
         raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
@@ -324,7 +362,9 @@ def _describe(
     head = image[image > 0]
     # The fill of the histogram's last bin: everything above its top.
     histogram, _ = np.histogram(
-        np.minimum(head, np.float32(_HISTOGRAM_TOP)), _HISTOGRAM_BINS, (0, _HISTOGRAM_TOP)
+        np.minimum(head, np.float32(_HISTOGRAM_TOP)),
+        _HISTOGRAM_BINS,
+        (0, _HISTOGRAM_TOP),
     )
     levels = np.percentile(head, (1, 50, 99)).tolist() if head.size else [0.0] * 3
     means: tuple[float, ...] = ()

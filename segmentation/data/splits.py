@@ -48,13 +48,17 @@ class Split(BaseModel):
     test: tuple[str, ...] = ()
 
     def part(self, name: Part) -> tuple[str, ...]:
-        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        return {"train": self.train, "validation": self.validation, "test": self.test}[
+            name
+        ]
 
     def write(self, path: Path) -> None:
         with atomic_text(path) as file:
             file.write(json.dumps(self.model_dump(), indent=1) + "\n")
 
-    def check(self, participants: Sequence[Participant], store: str, *, where: str = "") -> None:
+    def check(
+        self, participants: Sequence[Participant], store: str, *, where: str = ""
+    ) -> None:
         """Raise where this split belongs to another store or a person stands in two parts."""
         if self.store != store:
             raise DatasetError(
@@ -68,9 +72,15 @@ class Split(BaseModel):
             raise DatasetError(f"subject {twice} is listed twice", where=where)
         unknown = set(placed) - {p.subject for p in participants}
         if unknown:
-            raise DatasetError(f"{min(unknown)} is not a subject of the store", where=where)
+            raise DatasetError(
+                f"{min(unknown)} is not a subject of the store", where=where
+            )
         for group in _groups(participants):
-            parts = [name for name in PARTS if set(self.part(name)) & {p.subject for p in group}]
+            parts = [
+                name
+                for name in PARTS
+                if set(self.part(name)) & {p.subject for p in group}
+            ]
             if len(parts) > 1:
                 raise DatasetError(
                     f"person or family {group[0].family or group[0].person} is in "
@@ -98,7 +108,9 @@ def read_exclusions(path: Path) -> tuple[str, ...]:
         lines = read_text(path).splitlines()
     except (FileNotFoundError, UnicodeDecodeError):
         raise DatasetError(
-            "is no list of subjects", where=path, remedy="give a text file, one subject a line"
+            "is no list of subjects",
+            where=path,
+            remedy="give a text file, one subject a line",
         ) from None
     names = (line.partition("#")[0].strip() for line in lines)
     return tuple(name for name in names if name)
@@ -114,7 +126,8 @@ def make_split(
     """Persons in the proportions train : validation : test, spread evenly over age and sex."""
     if min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
-            f"ratios {ratios} cannot be met", remedy="give three, none negative, the first positive"
+            f"ratios {ratios} cannot be met",
+            remedy="give three, none negative, the first positive",
         )
     parts = _deal(participants, ratios, np.random.default_rng(seed))
     return _split(dict(zip(PARTS, parts, strict=True)), seed, store)
@@ -125,7 +138,9 @@ def make_folds(
 ) -> list[Split]:
     """One split a fold: fold i tests, fold i + 1 validates, the others train."""
     if folds < 3:
-        raise DatasetError("cross-validation takes at least 3 folds: one tests, one validates")
+        raise DatasetError(
+            "cross-validation takes at least 3 folds: one tests, one validates"
+        )
     dealt = _deal(participants, (1.0,) * folds, np.random.default_rng(seed))
     splits = []
     for test in range(folds):
@@ -159,9 +174,16 @@ def make_published_split(
     ordered = _in_strata(groups, rng)
     # Evenly spaced in the order of sex and age, from a random start.
     start = rng.random()
-    chosen = {int((start + step) * len(ordered) / validation) for step in range(validation)}
+    chosen = {
+        int((start + step) * len(ordered) / validation) for step in range(validation)
+    }
     parts: dict[str, list[str]] = {
-        "train": [p.subject for n, group in enumerate(ordered) if n not in chosen for p in group],
+        "train": [
+            p.subject
+            for n, group in enumerate(ordered)
+            if n not in chosen
+            for p in group
+        ],
         "validation": [p.subject for n in sorted(chosen) for p in ordered[n]],
         "test": [p.subject for p in participants if p.subject not in training],
     }
@@ -178,17 +200,24 @@ def _groups(participants: Sequence[Participant]) -> list[list[Participant]]:
     first_with: dict[tuple[str, str], int] = {}
     joined = lil_array((len(participants), len(participants)), dtype=np.int8)
     for index, participant in enumerate(participants):
-        for kind, name in (("person", participant.person), ("family", participant.family)):
+        for kind, name in (
+            ("person", participant.person),
+            ("family", participant.family),
+        ):
             if name is not None:
                 joined[index, first_with.setdefault((kind, name), index)] = 1
     groups: dict[int, list[Participant]] = defaultdict(list)
-    for group, participant in zip(connected_components(joined)[1], participants, strict=True):
+    for group, participant in zip(
+        connected_components(joined)[1], participants, strict=True
+    ):
         groups[int(group)].append(participant)
     return list(groups.values())
 
 
 def _deal(
-    participants: Sequence[Participant], ratios: Sequence[float], rng: np.random.Generator
+    participants: Sequence[Participant],
+    ratios: Sequence[float],
+    rng: np.random.Generator,
 ) -> list[list[str]]:
     """Deal groups out in the order of sex and age, always to the part that is furthest behind.
 
@@ -229,7 +258,11 @@ def _in_strata(
 ) -> list[list[Participant]]:
     """Groups by sex and fifth of the age range of persons, in random order within each."""
     ages = [p.age for group in groups for p in group if p.age is not None]
-    edges = np.quantile(ages, np.linspace(0, 1, _AGE_BINS + 1)[1:-1]) if ages else np.empty(0)
+    edges = (
+        np.quantile(ages, np.linspace(0, 1, _AGE_BINS + 1)[1:-1])
+        if ages
+        else np.empty(0)
+    )
 
     def stratum(group: list[Participant]) -> tuple[str, int]:
         known = [p.age for p in group if p.age is not None]

@@ -32,7 +32,13 @@ from trinat.segmentation.data.splits import (
     read_split,
 )
 from trinat.segmentation.errors import DatasetError, IntegrityError
-from trinat.segmentation.io.files import atomic_text, read_rows, read_text, sha256_of, write_tsv
+from trinat.segmentation.io.files import (
+    atomic_text,
+    read_rows,
+    read_text,
+    sha256_of,
+    write_tsv,
+)
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
@@ -64,7 +70,9 @@ class FileStamp(_Strict):
     @classmethod
     def of(cls, path: Path) -> FileStamp:
         state = path.stat()
-        return cls(sha256=sha256_of(path), size=state.st_size, mtime_ns=state.st_mtime_ns)
+        return cls(
+            sha256=sha256_of(path), size=state.st_size, mtime_ns=state.st_mtime_ns
+        )
 
     def renewed(self, path: Path) -> FileStamp | None:
         """Of the file as it is, read only if its size or time changed; None if its content did."""
@@ -118,7 +126,9 @@ class StoreInfo(_Strict):
     # How originals are read.
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
-    fold: FoldingTable | None = None  # the numbering of all label maps; None: FreeSurfer's
+    fold: FoldingTable | None = (
+        None  # the numbering of all label maps; None: FreeSurfer's
+    )
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
@@ -163,7 +173,9 @@ class Store:
     @cached_property
     def scheme(self) -> LabelScheme:
         """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
-        labels = TypeAdapter(tuple[Label, ...]).validate_python(self.info.scheme["labels"])
+        labels = TypeAdapter(tuple[Label, ...]).validate_python(
+            self.info.scheme["labels"]
+        )
         return LabelScheme(self.info.scheme["name"], labels)
 
     @property
@@ -196,7 +208,9 @@ class Store:
 
     def tested(self) -> tuple[str, ...]:
         """The subjects of all folds' test parts: everyone with labels, once."""
-        return tuple(subject for fold in self.folds for subject in self.part("test", fold))
+        return tuple(
+            subject for fold in self.folds for subject in self.part("test", fold)
+        )
 
     def check(self, subjects: Iterable[str]) -> None:
         """Refuse a subject whose file is not what `trinat prepare` left."""
@@ -211,7 +225,11 @@ class Store:
 
     def pseudo_labels(self, subjects: Iterable[str]) -> str:
         """Which models made labels of these subjects; empty where none did."""
-        found = {str(entry.pseudo) for s in subjects if (entry := self.info.subjects[s]).pseudo}
+        found = {
+            str(entry.pseudo)
+            for s in subjects
+            if (entry := self.info.subjects[s]).pseudo
+        }
         return "; ".join(sorted(found))
 
     def file(self, subject: str) -> SubjectFile:
@@ -222,7 +240,9 @@ class Store:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with any subject's inputs or settings; a split belongs to one fingerprint."""
-        parts = sorted((name, entry.fingerprint) for name, entry in self.info.subjects.items())
+        parts = sorted(
+            (name, entry.fingerprint) for name, entry in self.info.subjects.items()
+        )
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @cached_property
@@ -235,15 +255,21 @@ class Store:
         missing = [subject for subject in self.subjects if not people.get(subject)]
         if missing:
             raise DatasetError(
-                f"subject {missing[0]} has no person", where=table, remedy="complete the table"
+                f"subject {missing[0]} has no person",
+                where=table,
+                remedy="complete the table",
             )
         known = ((s, people[s], facts[s]) for s in self.subjects)
-        return tuple(Participant(s, person, f.family, f.age, f.sex) for s, person, f in known)
+        return tuple(
+            Participant(s, person, f.family, f.age, f.sex) for s, person, f in known
+        )
 
     @property
     def labelled(self) -> list[Participant]:
         """Who can train, validate and test."""
-        return [p for p in self.participants if self.info.subjects[p.subject].has_labels]
+        return [
+            p for p in self.participants if self.info.subjects[p.subject].has_labels
+        ]
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
@@ -270,13 +296,20 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
         age = None if subject.age is None else f"{subject.age:g}"
         ours = (subject.person, subject.session, subject.family, age, subject.sex)
         theirs = map(known.get(subject.id, {}).get, _PARTICIPANT_COLUMNS[1:])
-        return [subject.id, *(a or b or None for a, b in zip(ours, theirs, strict=True))]
+        return [
+            subject.id,
+            *(a or b or None for a, b in zip(ours, theirs, strict=True)),
+        ]
 
     write_tsv(path, _PARTICIPANT_COLUMNS, [row(subject) for subject in subjects])
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
-    write_tsv(root / "ledger.tsv", _LEDGER_COLUMNS, [(r.subject, r.status, r.reason) for r in rows])
+    write_tsv(
+        root / "ledger.tsv",
+        _LEDGER_COLUMNS,
+        [(r.subject, r.status, r.reason) for r in rows],
+    )
 
 
 def _published_training(store: Store) -> tuple[str, ...]:
@@ -327,7 +360,9 @@ def split_store(
     else:
         splits = make_folds(people, folds, seed=seed, store=store.fingerprint)
         paths = _paths_of_folds(path, folds)
-        if out is None:  # more folds of an earlier call would be taken for some of these
+        if (
+            out is None
+        ):  # more folds of an earlier call would be taken for some of these
             for old in _paths_of_folds(path, len(store.subjects))[folds:]:
                 old.unlink(missing_ok=True)
     for each, split in zip(paths, splits, strict=True):

@@ -29,7 +29,8 @@ def view_weights(
     """Weight of each class in each view, (K,), summing to 1 over the views for every class."""
     count = len(scheme)
     full = {
-        view: np.broadcast_to(np.asarray(weights[view], np.float64), (count,)) for view in views
+        view: np.broadcast_to(np.asarray(weights[view], np.float64), (count,))
+        for view in views
     }
     total = np.sum(list(full.values()), axis=0)
     if min(w.min() for w in full.values()) < 0 or total.min() <= 0:
@@ -37,7 +38,9 @@ def view_weights(
     # A side that weighs more than its partner would move what the sagittal view divides.
     permutation = scheme.partner_permutation
     return {
-        view: torch.from_numpy((w + w[permutation]) / (total + total[permutation])).float()
+        view: torch.from_numpy(
+            (w + w[permutation]) / (total + total[permutation])
+        ).float()
         for view, w in full.items()
     }
 
@@ -80,9 +83,13 @@ class Fusion:
         wanted = view_weights(self.scheme, views, given)
         self._uneven = any((w - w[0]).abs().max() > 1e-6 for w in wanted.values())
         self._weights = {view: w.to(device) for view, w in wanted.items()}
-        self.sum = torch.zeros((*shape, len(self.scheme)), dtype=torch.float16, device=device)
+        self.sum = torch.zeros(
+            (*shape, len(self.scheme)), dtype=torch.float16, device=device
+        )
         self._added: set[View] = set()
-        self._is_divided = View.SAGITTAL in views and sagittal_is_merged and not self.is_merged
+        self._is_divided = (
+            View.SAGITTAL in views and sagittal_is_merged and not self.is_merged
+        )
         if self._is_divided:
             identity = torch.eye(len(scheme), device=device)
             partner = torch.from_numpy(scheme.partner_permutation.copy()).to(device)
@@ -113,7 +120,9 @@ class Fusion:
         Beyond the given rows and columns of these slices all is background.
         """
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
-            raise ValueError("the sagittal view is added last: it needs the others' ratios")
+            raise ValueError(
+                "the sagittal view is added last: it needs the others' ratios"
+            )
         self._added.add(view)
         slices = to_slices(self.sum, self.axes[view], trailing=1)
         slices = slices[start : start + len(probabilities)]
@@ -126,7 +135,9 @@ class Fusion:
         if view is View.SAGITTAL and self._is_divided:
             probabilities = self._divide(slices, probabilities)
         if self.is_geometric:
-            weighted = probabilities.clamp(min=_LEAST).log_().mul_(weight / _SPAN).add_(weight)
+            weighted = (
+                probabilities.clamp(min=_LEAST).log_().mul_(weight / _SPAN).add_(weight)
+            )
         else:
             weighted = probabilities * weight
         slices += weighted.to(slices.dtype)
@@ -138,7 +149,14 @@ class Fusion:
             for slab in torch.split(self.sum, 8):
                 if self.is_geometric:
                     # What no view takes for possible is left with nothing.
-                    means = slab.float().sub_(1).mul_(_SPAN).exp_().sub_(_LEAST).clamp_(min=0)
+                    means = (
+                        slab.float()
+                        .sub_(1)
+                        .mul_(_SPAN)
+                        .exp_()
+                        .sub_(_LEAST)
+                        .clamp_(min=0)
+                    )
                     slab.copy_(means)
                 slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
         return self.sum

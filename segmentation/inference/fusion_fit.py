@@ -75,7 +75,10 @@ class Contested:
     ) -> NDArray[np.int64]:
         """All voxels of the scan by true and fused class, (K, K), with these weights."""
         views = tuple(self.probabilities)
-        axes, sagittal = dict.fromkeys(views, _IN_A_ROW), self.probabilities.get(View.SAGITTAL)
+        axes, sagittal = (
+            dict.fromkeys(views, _IN_A_ROW),
+            self.probabilities.get(View.SAGITTAL),
+        )
         merged = sagittal is not None and sagittal.shape[1] != len(scheme)
         joint = self.decided.copy()
         for start in range(0, len(self.truth), _CHUNK):
@@ -83,10 +86,18 @@ class Contested:
             truth = self.truth[chunk]
             shape = (len(truth), 1, 1)
             fusion = Fusion(
-                shape, scheme, views, weights, axes=axes, sagittal_is_merged=merged, mean=mean
+                shape,
+                scheme,
+                views,
+                weights,
+                axes=axes,
+                sagittal_is_merged=merged,
+                mean=mean,
             )
             for view, given in self.probabilities.items():
-                fusion.add(view, 0, torch.from_numpy(given[chunk]).float()[:, None, None])
+                fusion.add(
+                    view, 0, torch.from_numpy(given[chunk]).float()[:, None, None]
+                )
             fused = fusion.finish().argmax(-1).flatten().numpy()
             joint += _count(truth, fused, len(scheme))
         return joint
@@ -115,7 +126,9 @@ class Evidence:
         onto = np.eye(int(groups.max()) + 1, dtype=np.float32)[groups]
         given = np.stack(
             [
-                p.astype(np.float32) @ onto if p.shape[1] == len(groups) else p.astype(np.float32)
+                p.astype(np.float32) @ onto
+                if p.shape[1] == len(groups)
+                else p.astype(np.float32)
                 for p in contested.probabilities.values()
             ]
         )
@@ -128,7 +141,9 @@ class Evidence:
                 asked = asked[:0]
             if len(asked) > _VOXELS:
                 asked = generator.choice(asked, _VOXELS, replace=False)
-            right = np.where(truth[asked] == group, of_group[:, asked], 1 - of_group[:, asked])
+            right = np.where(
+                truth[asked] == group, of_group[:, asked], 1 - of_group[:, asked]
+            )
             found.append(np.clip(right, _LEAST, 1))
         return cls(tuple(contested.probabilities), tuple(found))
 
@@ -157,7 +172,9 @@ def contest(
         for view, p in probabilities.items():
             kept[view].append(p[x][open_].half().numpy())
     return Contested(
-        np.concatenate(truths), {view: np.concatenate(p) for view, p in kept.items()}, decided
+        np.concatenate(truths),
+        {view: np.concatenate(p) for view, p in kept.items()},
+        decided,
     )
 
 
@@ -187,13 +204,17 @@ def fit_weights(
     )
 
 
-def _mix(parts: Sequence[tuple[NDArray[np.float32], float]], prior: Values, scans: float) -> Values:
+def _mix(
+    parts: Sequence[tuple[NDArray[np.float32], float]], prior: Values, scans: float
+) -> Values:
     """The most probable weights (V,), given likelihoods (V, N) that count so much each, and a
     prior that counts as so many scans."""
     if not parts:
         return prior
     likelihood = np.concatenate([values for values, _ in parts], axis=1)
-    mass = np.concatenate([np.full(v.shape[1], count / v.shape[1]) for v, count in parts])
+    mass = np.concatenate(
+        [np.full(v.shape[1], count / v.shape[1]) for v, count in parts]
+    )
     weights = prior
     for _ in range(_ROUNDS):
         mixed = weights[:, None] * likelihood
@@ -212,6 +233,8 @@ def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
     return scheme.merged.to_merged.copy()
 
 
-def _count(truth: NDArray[np.uint8], found: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+def _count(
+    truth: NDArray[np.uint8], found: NDArray[np.int64], classes: int
+) -> NDArray[np.int64]:
     pairs = truth.astype(np.int64) * classes + found
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)

@@ -47,12 +47,20 @@ _SPECK = 0.05
 def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes in it, else float32; float16 on GPUs alone."""
     if name == "float16" and device.type == "cpu":
-        raise DeviceError("processors do not compute in float16", remedy="use bfloat16 or float32")
+        raise DeviceError(
+            "processors do not compute in float16", remedy="use bfloat16 or float32"
+        )
     if name == "auto":
         return torch.bfloat16 if bfloat16_hardware(device) else torch.float32
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    known = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
     if name not in known:
-        raise DeviceError(f"{name!r} is no precision", remedy=f"use auto, {', '.join(known)}")
+        raise DeviceError(
+            f"{name!r} is no precision", remedy=f"use auto, {', '.join(known)}"
+        )
     return known[name]
 
 
@@ -67,7 +75,9 @@ class Part(NamedTuple):
 
     @property
     def slices(self) -> slice:
-        return slice(self.first, self.first + self.every * len(self.probabilities), self.every)
+        return slice(
+            self.first, self.first + self.every * len(self.probabilities), self.every
+        )
 
 
 class ViewNetwork:
@@ -128,7 +138,9 @@ class ViewNetwork:
                 rows, columns = self._around(places[some].any(0))
             batch = slices[some, :, rows, columns].to(self.dtype)
             if not batch.numel():
-                nothing = torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
+                nothing = torch.zeros(
+                    len(batch), 0, 0, self.classes, device=self.device
+                )
                 yield Part(start, rows, columns, nothing, every)
                 continue
             found = self._run(batch)
@@ -242,7 +254,9 @@ def room_around(seen: NDArray[np.bool_], slices: Sequence[int], axis: int) -> Ro
 def _dilated(mask: NDArray[np.bool_], *reach: int) -> NDArray[np.bool_]:
     """A mask dilated by a number of voxels along each of its axes."""
     for axis, voxels in enumerate(reach):
-        mask = ndimage.maximum_filter1d(mask, 2 * voxels + 1, axis=axis, mode="constant")
+        mask = ndimage.maximum_filter1d(
+            mask, 2 * voxels + 1, axis=axis, mode="constant"
+        )
     return mask
 
 

@@ -54,7 +54,12 @@ _COUNTS_LESS = {
 # of the template count so many times.
 _DRAWN_AS: tuple[Variant, ...]
 _DRAWN_AS = ("large-pallidum", "large-thalamus", "small-caudate", "small-accumbens")
-_DRAWN_OTHERWISE = {"Pallidum": 4.0, "Thalamus": 2.0, "Caudate": 0.5, "Inf-Lat-Vent": 0.1}
+_DRAWN_OTHERWISE = {
+    "Pallidum": 4.0,
+    "Thalamus": 2.0,
+    "Caudate": 0.5,
+    "Inf-Lat-Vent": 0.1,
+}
 
 
 def build_template(
@@ -87,7 +92,9 @@ def build_template(
     for head, to in zip(heads, to_heads, strict=True):
         places = moved(grid, to)
         for _ in range(_PLACES):
-            jittered = np.rint(places + generator.normal(0, _JITTER_MM, places.shape)).astype(int)
+            jittered = np.rint(
+                places + generator.normal(0, _JITTER_MM, places.shape)
+            ).astype(int)
             inside = ((jittered >= 0) & (jittered < head.shape)).all(1)
             at = tuple(jittered.clip(0, np.array(head.shape) - 1).T)
             counts[rows, head.numpy()[at] * inside] += 1
@@ -163,7 +170,8 @@ def apply_prior(
         return f"anatomical prior not used: {placed}"
     to_template = np.linalg.inv(template.affine) @ placed @ affine
     weights = torch.tensor(
-        [prior.per_class.get(name, prior.weight) for name in scheme.names], device=fused.device
+        [prior.per_class.get(name, prior.weight) for name in scheme.names],
+        device=fused.device,
     )
     # Of a class for which the template counts nothing, what the networks say stays as it is.
     is_moved = weights > 0
@@ -190,8 +198,12 @@ def _sample(shares: Tensor, places: Tensor) -> Tensor:
     flat = shares.view(-1, shares.shape[3])
     found = torch.zeros(len(places), shares.shape[3], device=places.device)
     for corner in range(8):
-        step = torch.tensor([corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=places.device)
-        x, y, z = (low.long() + step).clamp(torch.zeros_like(shape), shape - 1).unbind(1)
+        step = torch.tensor(
+            [corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=places.device
+        )
+        x, y, z = (
+            (low.long() + step).clamp(torch.zeros_like(shape), shape - 1).unbind(1)
+        )
         weight = torch.where(step.bool(), part, 1 - part).prod(1)
         rows = flat.index_select(0, (x * shape[1] + y) * shape[2] + z)
         found.addcmul_(rows.float(), weight[:, None])
@@ -208,10 +220,14 @@ def _centroids(
     for axis, length in enumerate(labels.shape):
         place = torch.arange(length, device=labels.device)
         place = place.view([-1 if a == axis else 1 for a in range(3)])
-        histogram = torch.bincount((flat * length + place).flatten(), minlength=classes * length)
+        histogram = torch.bincount(
+            (flat * length + place).flatten(), minlength=classes * length
+        )
         histogram = histogram.view(classes, length).double()
         counts = histogram.sum(1)
-        means.append((histogram @ torch.arange(length, device=labels.device).double()) / counts)
+        means.append(
+            (histogram @ torch.arange(length, device=labels.device).double()) / counts
+        )
     centres = torch.stack(means, 1).cpu().numpy()
     for label, count in zip(scheme.labels, counts.tolist(), strict=True):
         if count < _FEWEST_VOXELS or label.group in _SPREAD:
@@ -219,7 +235,9 @@ def _centroids(
     return moved(centres, affine)
 
 
-def _place(found: NDArray[np.float64], template: NDArray[np.float64]) -> NDArray[np.float64] | str:
+def _place(
+    found: NDArray[np.float64], template: NDArray[np.float64]
+) -> NDArray[np.float64] | str:
     """An affine from a scan's millimetres to a template's, or why there is none.
 
     Centroids (K, 3) of structures that were found in the wrong place, or only in part, must not
@@ -235,7 +253,9 @@ def _place(found: NDArray[np.float64], template: NDArray[np.float64]) -> NDArray
         as_a_whole = _similarity(start, end, weights)
         weights = _trust(moved(start, as_a_whole) - end, tolerance_mm)
         if weights.sum() < _FEWEST_STRUCTURES / 2:
-            return f"structures lie {tolerance_mm:.0f} mm and more from where they should"
+            return (
+                f"structures lie {tolerance_mm:.0f} mm and more from where they should"
+            )
     turned_deg = _turned_deg(as_a_whole)
     if turned_deg > _MOST_TURNED_DEG:
         # Sides that are exchanged in the header fit best by a head upside down.
@@ -292,7 +312,9 @@ def _affine_near_identity(
     rows = np.c_[start - middle, np.ones(len(start))] * np.sqrt(weights)[:, None]
     wanted = (end - start) * np.sqrt(weights)[:, None]
     stiffness = np.diag([_SCATTER_MM / _SHAPES] * 3 + [0.0])[:3]
-    change = np.linalg.lstsq(np.r_[rows, stiffness], np.r_[wanted, np.zeros((3, 3))], rcond=None)[0]
+    change = np.linalg.lstsq(
+        np.r_[rows, stiffness], np.r_[wanted, np.zeros((3, 3))], rcond=None
+    )[0]
     matrix = np.eye(4)
     matrix[:3, :3] += change[:3].T
     matrix[:3, 3] = change[3] - change[:3].T @ middle

@@ -131,12 +131,15 @@ def mean_agreement(found: Segmentation | Evidence) -> float | None:
     values = [
         found.agreement[label.index]
         for label in found.scheme.labels
-        if volumes.get(label.name, 0) >= ENOUGH_MM3 and np.isfinite(found.agreement[label.index])
+        if volumes.get(label.name, 0) >= ENOUGH_MM3
+        and np.isfinite(found.agreement[label.index])
     ]
     return float(np.mean(values)) if values else 0.0
 
 
-def _grade_structures(evidence: Evidence, limits: tuple[float, float]) -> dict[str, GradeName]:
+def _grade_structures(
+    evidence: Evidence, limits: tuple[float, float]
+) -> dict[str, GradeName]:
     """What is not there is rejected; so is what its views do not agree on."""
     grades: dict[str, GradeName] = {}
     for name, volume in evidence.volumes_mm3.items():
@@ -145,7 +148,9 @@ def _grade_structures(evidence: Evidence, limits: tuple[float, float]) -> dict[s
         elif evidence.agreement is not None:
             # No view by itself has what their sum has: that is no agreement.
             index = evidence.scheme.names.index(name)
-            grades[name] = _grade_agreement(float(np.nan_to_num(evidence.agreement[index])), limits)
+            grades[name] = _grade_agreement(
+                float(np.nan_to_num(evidence.agreement[index])), limits
+            )
     return grades
 
 

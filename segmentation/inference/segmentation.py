@@ -15,7 +15,11 @@ from torch import Tensor
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.space.conform import ConformPlan, restore, restore_probabilities
+from trinat.segmentation.space.conform import (
+    ConformPlan,
+    restore,
+    restore_probabilities,
+)
 from trinat.segmentation.space.grid import grown, is_empty
 from trinat.segmentation.space.resample import GridMap, occupied_box
 
@@ -39,7 +43,10 @@ class Segmentation:
     def working(self) -> Volume:
         """Class indices on the working grid, uint8."""
         indices = torch.cat(
-            [slab.max(-1).indices.to(torch.uint8) for slab in torch.split(self.fused, 8)]
+            [
+                slab.max(-1).indices.to(torch.uint8)
+                for slab in torch.split(self.fused, 8)
+            ]
         )
         return Volume(np.asarray(indices.numpy()), self.plan.working.affine)
 
@@ -50,7 +57,9 @@ class Segmentation:
             # Every voxel of the scan is one of the working grid: the most probable stays so.
             found = restore(self.working, self.plan, labels=True)
         else:
-            found = restore_probabilities(self.fused.permute(3, 0, 1, 2).numpy(), self.plan)
+            found = restore_probabilities(
+                self.fused.permute(3, 0, 1, 2).numpy(), self.plan
+            )
         return Volume(found.data, found.affine, found.codes, self.notes)
 
     @cached_property
@@ -90,11 +99,15 @@ class Segmentation:
     @cached_property
     def entropy(self) -> Volume:
         """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
-        entropy = self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
+        entropy = (
+            self.uncertainty.entropy if self.uncertainty else entropy_of(self.fused)
+        )
         return self._restored(entropy)
 
     def _restored(self, values: NDArray[np.float32]) -> Volume:
-        return restore(Volume(values, self.plan.working.affine), self.plan, labels=False)
+        return restore(
+            Volume(values, self.plan.working.affine), self.plan, labels=False
+        )
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
         """With one piece a structure and no holes, and the changed share of each structure.
@@ -104,7 +117,9 @@ class Segmentation:
         before = np.asarray(self.working.data)
         after, changed = clean_up(before, len(self.scheme))
         fused = with_classes(self.fused, before, after)
-        return replace(self, fused=fused), {self.scheme.names[k]: s for k, s in changed.items()}
+        return replace(self, fused=fused), {
+            self.scheme.names[k]: s for k, s in changed.items()
+        }
 
 
 def clean_up(

@@ -23,7 +23,11 @@ from trinat.segmentation.inference.network import (
 )
 from trinat.segmentation.inference.prior import apply_prior
 from trinat.segmentation.inference.segmentation import Segmentation
-from trinat.segmentation.inference.uncertainty import Samples, Uncertainty, view_agreement
+from trinat.segmentation.inference.uncertainty import (
+    Samples,
+    Uncertainty,
+    view_agreement,
+)
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import (
@@ -35,7 +39,13 @@ from trinat.segmentation.models.hardware import (
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
 from trinat.segmentation.space.grid import to_shape
 from trinat.segmentation.space.resample import GridMap, resample_image
-from trinat.segmentation.space.views import View, chosen_views, reoriented, source_axes, to_slices
+from trinat.segmentation.space.views import (
+    View,
+    chosen_views,
+    reoriented,
+    source_axes,
+    to_slices,
+)
 from trinat.segmentation.timing import stage
 
 _T = TypeVar("_T")
@@ -110,18 +120,24 @@ class Segmenter:
         `mirror` averages with the mirrored scan; `samples` predictions use dropout, or
         an ensemble's members in turn.
         """
-        return self.infer(self.prepare(volume), mirror=mirror, samples=samples, seed=seed)
+        return self.infer(
+            self.prepare(volume), mirror=mirror, samples=samples, seed=seed
+        )
 
     def prepare(self, volume: Volume) -> Conformed:
         """The part before the networks, on the processor also for a GPU."""
         wanted = self.model.info.preprocessing
         whole = wanted.scaling == "minimum-maximum"
-        in_ras = to_shape(wanted.shape[axis] for axis, _ in source_axes(wanted.axes, "RAS"))
+        in_ras = to_shape(
+            wanted.shape[axis] for axis, _ in source_axes(wanted.axes, "RAS")
+        )
         conformed = conform(volume, shape=in_ras if whole else None)
         seen, plan = conformed.volume, conformed.plan
         if whole:
             # From the least to the greatest as 0 to 1, over the whole working grid.
-            values = resample_image(volume.data, GridMap.between(plan.scan, plan.working))
+            values = resample_image(
+                volume.data, GridMap.between(plan.scan, plan.working)
+            )
             low, high = float(values.min()), float(values.max())
             seen = replace(seen, data=(values - low) / max(high - low, 1e-6))
         # The working grid with its array's axes in another order; places stay where they are.
@@ -130,13 +146,22 @@ class Segmenter:
         return Conformed(seen, replace(plan, working=seen.grid))
 
     def infer(
-        self, conformed: Conformed, *, mirror: bool = False, samples: int = 0, seed: int = 0
+        self,
+        conformed: Conformed,
+        *,
+        mirror: bool = False,
+        samples: int = 0,
+        seed: int = 0,
     ) -> Segmentation:
         """The networks and their fusion; labels are restored when they are first asked for."""
         refuse_forked_gpu(self.device)
-        return self._with_less_memory(lambda: self._infer(conformed, mirror, samples, seed))
+        return self._with_less_memory(
+            lambda: self._infer(conformed, mirror, samples, seed)
+        )
 
-    def _infer(self, conformed: Conformed, mirror: bool, samples: int, seed: int) -> Segmentation:
+    def _infer(
+        self, conformed: Conformed, mirror: bool, samples: int, seed: int
+    ) -> Segmentation:
         image = torch.from_numpy(conformed.volume.data).to(self.device)
         with stage("first look"):
             room = self.find_brain(image)
@@ -149,7 +174,11 @@ class Segmenter:
             problem = self._apply_prior(fused, plan)
         merged = self._merged_views()
         with stage("agreement"):
-            agreement = view_agreement(maps, self.model.scheme, merged) if len(maps) > 1 else None
+            agreement = (
+                view_agreement(maps, self.model.scheme, merged)
+                if len(maps) > 1
+                else None
+            )
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
@@ -165,7 +194,9 @@ class Segmenter:
             () if fused.is_merged else self.model.info.not_predicted,
         )
 
-    def _fuse(self, image: Tensor, room: Room, mirror: bool) -> tuple[Fusion, dict[View, Tensor]]:
+    def _fuse(
+        self, image: Tensor, room: Room, mirror: bool
+    ) -> tuple[Fusion, dict[View, Tensor]]:
         """All views of an image's room, fused, and each view's own most probable classes."""
         fusion, maps = self._add_views(image[room.box], room.mask, mirror)
         with stage("fusion"):
@@ -196,14 +227,20 @@ class Segmenter:
             mean=self.model.info.fusion.mean,
         )
         maps = {
-            view: torch.zeros(to_shape(image.shape), dtype=torch.uint8, device=self.device)
+            view: torch.zeros(
+                to_shape(image.shape), dtype=torch.uint8, device=self.device
+            )
             for view in self.views
         }
         for view, part in self.each_view(image, mirror=mirror, within=within):
             with stage("fusion"):
-                fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
+                fusion.add(
+                    view, part.first, part.probabilities, part.rows, part.columns
+                )
                 found = to_slices(maps[view], wanted.slice_axes(view))
-                found[part.slices, part.rows, part.columns] = part.probabilities.argmax(-1)
+                found[part.slices, part.rows, part.columns] = part.probabilities.argmax(
+                    -1
+                )
         return fusion, maps
 
     def each_view(
@@ -216,7 +253,9 @@ class Segmenter:
         for view in self.views:
             partners = self.model.classes_of(view).partner_permutation.copy()
             side = (
-                (from_side_to_side, torch.from_numpy(partners).to(self.device)) if mirror else None
+                (from_side_to_side, torch.from_numpy(partners).to(self.device))
+                if mirror
+                else None
             )
             with stage(view.value):
                 for part in self._networks[view].probabilities(
@@ -243,7 +282,9 @@ class Segmenter:
         # Classes without sides have no template.
         if prior is None or template is None or fused.is_merged:
             return ""
-        return apply_prior(fused.sum, template, prior, fused.scheme, plan.working.affine)
+        return apply_prior(
+            fused.sum, template, prior, fused.scheme, plan.working.affine
+        )
 
     def _sample(
         self, image: Tensor, room: Room, count: int, seed: int, plan: ConformPlan
@@ -276,8 +317,13 @@ class Segmenter:
         dtype = choose_precision(self._precision, device)
         networks = {}
         for view in self.views:
-            network, never = self.model.networks[view], self.model.not_predicted_in(view)
-            networks[view] = ViewNetwork(network, device, dtype, never=never, batch=self._batch)
+            network, never = (
+                self.model.networks[view],
+                self.model.not_predicted_in(view),
+            )
+            networks[view] = ViewNetwork(
+                network, device, dtype, never=never, batch=self._batch
+            )
         return networks
 
     def _with_less_memory(self, work: Callable[[], _T]) -> _T:

@@ -45,7 +45,9 @@ class Samples:
     def summarise(self) -> Uncertainty:
         assert self._sum is not None
         maps, classes = torch.stack(self._maps), self._classes
-        volumes = np.array([np.bincount(m.flatten(), minlength=classes) for m in maps], np.float64)
+        volumes = np.array(
+            [np.bincount(m.flatten(), minlength=classes) for m in maps], np.float64
+        )
         in_all = np.bincount(maps[0][(maps == maps[0]).all(0)], minlength=classes)
         in_any = np.array([float((maps == k).any(0).sum()) for k in range(classes)])
         dice = [dice_of_maps(a, b, classes) for a, b in combinations(maps, 2)]
@@ -55,7 +57,9 @@ class Samples:
             unknown = np.full(classes, np.nan)
             entropy, iou = entropy_of(self._sum), in_all / in_any
             pairwise = _mean_where_known(dice) if several else unknown
-            return Uncertainty(entropy, iou, pairwise, cv if several else unknown, len(maps))
+            return Uncertainty(
+                entropy, iou, pairwise, cv if several else unknown, len(maps)
+            )
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
@@ -69,7 +73,9 @@ def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
 
 def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64]:
     """Dice of each class between two maps of class indices, (K,); NaN where both lack it."""
-    pairs = torch.bincount(one.flatten().int() * classes + other.flatten(), minlength=classes**2)
+    pairs = torch.bincount(
+        one.flatten().int() * classes + other.flatten(), minlength=classes**2
+    )
     table = pairs.view(classes, classes).double()
     sizes = table.sum(0) + table.sum(1)
     return np.asarray((2 * table.diagonal() / sizes).cpu().numpy())

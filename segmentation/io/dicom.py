@@ -28,7 +28,12 @@ import numpy as np
 from natsort import natsorted
 from numpy.typing import NDArray
 
-from trinat.segmentation.errors import FormatError, GeometryError, InputError, IntegrityError
+from trinat.segmentation.errors import (
+    FormatError,
+    GeometryError,
+    InputError,
+    IntegrityError,
+)
 from trinat.segmentation.io.files import open_regular
 from trinat.segmentation.io.headers import (
     MAX_BYTES,
@@ -77,10 +82,33 @@ _SCOUT = re.compile(r"locali[sz]er|scout|survey")
 _TAGS = [
     *("SOPClassUID", "SOPInstanceUID", "Modality", "ImageType", "SeriesInstanceUID"),
     *("SeriesNumber", "SeriesDescription", "ProtocolName", "FrameOfReferenceUID"),
-    *("ScanningSequence", "MRAcquisitionType", "AngioFlag", "EchoTime", "AcquisitionContrast"),
-    *("EchoPlanarPulseSequence", "SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns"),
-    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames"),
-    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "PlanarConfiguration"),
+    *(
+        "ScanningSequence",
+        "MRAcquisitionType",
+        "AngioFlag",
+        "EchoTime",
+        "AcquisitionContrast",
+    ),
+    *(
+        "EchoPlanarPulseSequence",
+        "SamplesPerPixel",
+        "PhotometricInterpretation",
+        "Rows",
+        "Columns",
+    ),
+    *(
+        "BitsAllocated",
+        "BitsStored",
+        "HighBit",
+        "PixelRepresentation",
+        "NumberOfFrames",
+    ),
+    *(
+        "ImagePositionPatient",
+        "ImageOrientationPatient",
+        "PixelSpacing",
+        "PlanarConfiguration",
+    ),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     *("PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
@@ -91,9 +119,15 @@ _COMMON = (
     *("SamplesPerPixel", "PhotometricInterpretation"),
 )
 _PLACES = (
-    *(("PlanePosition", "ImagePositionPatient"), ("PlaneOrientation", "ImageOrientationPatient")),
+    *(
+        ("PlanePosition", "ImagePositionPatient"),
+        ("PlaneOrientation", "ImageOrientationPatient"),
+    ),
     ("PixelMeasures", "PixelSpacing"),
-    *(("PixelValueTransformation", f"Rescale{name}") for name in ("Slope", "Intercept")),
+    *(
+        ("PixelValueTransformation", f"Rescale{name}")
+        for name in ("Slope", "Intercept")
+    ),
 )
 _DIRECTORY = b"1.2.840.10008.1.3.10"
 _NUMBER = re.compile("[0-9]{1,9}")
@@ -176,7 +210,10 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
             try:
                 with _damage_explained(place / name):
                     dataset, _ = _parse(raw, place / name)
-                    uid, number = str(dataset.SeriesInstanceUID), str(dataset.get("SeriesNumber"))
+                    uid, number = (
+                        str(dataset.SeriesInstanceUID),
+                        str(dataset.get("SeriesNumber")),
+                    )
                     reason, count = _left_out(dataset), _count(dataset)
                 groups[uid, reason].append((name, number, count))
             except InputError as error:
@@ -188,8 +225,14 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
         count, number = sum(frames for *_, frames in images), images[0][1]
         if not reason and count < MIN_SIDE:
             reason = f"{count} images, fewer than {MIN_SIDE}"
-        name = f"series-{number}-{digest}" if _NUMBER.fullmatch(number) else f"series-{digest}"
-        found.append(Series(name, tuple(natsorted(name for name, *_ in images)), reason))
+        name = (
+            f"series-{number}-{digest}"
+            if _NUMBER.fullmatch(number)
+            else f"series-{digest}"
+        )
+        found.append(
+            Series(name, tuple(natsorted(name for name, *_ in images)), reason)
+        )
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
 
 
@@ -197,10 +240,16 @@ def _left_out(dataset: Dataset) -> str:
     """Why an image is no part of a T1-weighted 3D scan, in words that are not its header's."""
     modality = str(dataset.get("Modality"))
     if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
-        return f"no MR image ({modality})" if _MODALITY.fullmatch(modality) else "no MR image"
+        return (
+            f"no MR image ({modality})"
+            if _MODALITY.fullmatch(modality)
+            else "no MR image"
+        )
     kinds = [str(kind).upper() for kind in _several(dataset.get("ImageType"))]
     words = f"{dataset.get('SeriesDescription')} {dataset.get('ProtocolName')}".lower()
-    echo = dataset.get("EchoTime") or _group(dataset, 0, "MREcho").get("EffectiveEchoTime")
+    echo = dataset.get("EchoTime") or _group(dataset, 0, "MREcho").get(
+        "EffectiveEchoTime"
+    )
     pulses = _several(dataset.get("ScanningSequence"))
     contrast = dataset.get("AcquisitionContrast") or "UNKNOWN"
     tests = {
@@ -209,11 +258,14 @@ def _left_out(dataset: Dataset) -> str:
         "derived from other images": _DERIVED.intersection(kinds),
         "no magnitude image": _PHASES.intersection(kinds[2:]),
         "a 2D acquisition": dataset.get("MRAcquisitionType") == "2D",
-        "echo-planar": "EP" in pulses or dataset.get("EchoPlanarPulseSequence") == "YES",
+        "echo-planar": "EP" in pulses
+        or dataset.get("EchoPlanarPulseSequence") == "YES",
         "an angiogram": dataset.get("AngioFlag") == "Y",
         "its contrast is not T1": contrast not in ("T1", "UNKNOWN", "MIXED"),
-        f"its echo time is above {_MAX_ECHO_MS:g} ms": echo and float(echo) > _MAX_ECHO_MS,
-        "its description names another contrast": _OTHER.search(words) and not _T1.search(words),
+        f"its echo time is above {_MAX_ECHO_MS:g} ms": echo
+        and float(echo) > _MAX_ECHO_MS,
+        "its description names another contrast": _OTHER.search(words)
+        and not _T1.search(words),
     }
     return next((reason for reason, holds in tests.items() if holds), "")
 
@@ -222,7 +274,9 @@ def _only_series(place: Path) -> tuple[Path, Sequence[str]]:
     """Where the files of the one scan are that a folder or zip holds, or a single file is."""
     names = None
     if place.is_dir():
-        names = [str(path.relative_to(place)) for path in place.rglob("*") if is_dicom(path)]
+        names = [
+            str(path.relative_to(place)) for path in place.rglob("*") if is_dicom(path)
+        ]
     elif place.suffix.lower() != ".zip":
         return place.parent, (place.name,)
     found = find_series(place, names)
@@ -300,7 +354,9 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
             where, raw = place / name, read(name, left + 1)
             left -= len(raw)
             if left < 0:
-                raise FormatError("more than 2 GiB of files", where=place, remedy="give one scan")
+                raise FormatError(
+                    "more than 2 GiB of files", where=place, remedy="give one scan"
+                )
             digest.update(raw)
             if (same := hashlib.sha256(raw).digest()) in seen:
                 continue
@@ -335,7 +391,9 @@ def _frames(dataset: Dataset, file: int, where: Path) -> list[_Frame]:
         numbers = (*position, *cosines, *spacing, *scaling)
         if [*map(len, found[:3])] != [3, 6, 2] or not np.isfinite(numbers).all():
             raise GeometryError(
-                "its place, orientation or spacing is missing", where=where, remedy=_REMAKE
+                "its place, orientation or spacing is missing",
+                where=where,
+                remedy=_REMAKE,
             )
         frames.append(_Frame(file, number, position, cosines, spacing, scaling))
     return frames
@@ -356,10 +414,17 @@ def _lay_out(
     """The header of the scan that the frames make, they in the order of its slices, and notes."""
     for keyword in _COMMON:
         if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:
-            raise GeometryError(f"{keyword} differs between its files", where=where, remedy=_REMAKE)
+            raise GeometryError(
+                f"{keyword} differs between its files", where=where, remedy=_REMAKE
+            )
     first = datasets[0]
-    if first.get("SamplesPerPixel") != 1 or first.PhotometricInterpretation != "MONOCHROME2":
-        raise FormatError("not grey values", where=where, remedy="give a T1-weighted scan")
+    if (
+        first.get("SamplesPerPixel") != 1
+        or first.PhotometricInterpretation != "MONOCHROME2"
+    ):
+        raise FormatError(
+            "not grey values", where=where, remedy="give a T1-weighted scan"
+        )
     bits = int(first.BitsAllocated)
     if bits not in (8, 16, 32):
         raise FormatError(f"voxels of {bits} bits", where=where, remedy=_REMAKE)
@@ -385,12 +450,18 @@ def _stack(
     """Frames along the normal of their plane; the affine, (column, row, slice) -> RAS mm; notes."""
     cosines = np.array([frame.cosines for frame in frames])
     if np.abs(cosines - cosines[0]).max() > _COSINES:
-        raise GeometryError("slices of several orientations", where=where, remedy="give one scan")
+        raise GeometryError(
+            "slices of several orientations", where=where, remedy="give one scan"
+        )
     if len({frame.spacing for frame in frames}) > 1:
-        raise GeometryError("slices of several pixel sizes", where=where, remedy="give one scan")
+        raise GeometryError(
+            "slices of several pixel sizes", where=where, remedy="give one scan"
+        )
     row, column = cosines[0, :3], cosines[0, 3:]
     if np.abs([row @ row - 1, column @ column - 1, row @ column]).max() > MAX_SHEAR:
-        raise GeometryError("rows and columns are not at right angles", where=where, remedy=_REMAKE)
+        raise GeometryError(
+            "rows and columns are not at right angles", where=where, remedy=_REMAKE
+        )
     normal = np.cross(row, column)
     ordered = sorted(frames, key=lambda frame: float(np.dot(frame.position, normal)))
     places = np.array([frame.position for frame in ordered])
@@ -426,7 +497,9 @@ def _stack(
     affine += 0.0
     notes: tuple[str, ...] = ()
     if along_mm > _POSITION_MM:
-        notes = (f"slices lie up to {along_mm:.2g} mm off an even spacing of {usual:.4g} mm",)
+        notes = (
+            f"slices lie up to {along_mm:.2g} mm off an even spacing of {usual:.4g} mm",
+        )
     return ordered, affine, notes
 
 
@@ -434,13 +507,17 @@ def _stack(
 
 
 @contextmanager
-def _opened(place: Path) -> Iterator[tuple[Sequence[str], Callable[[str, int], bytes], str | None]]:
+def _opened(
+    place: Path,
+) -> Iterator[tuple[Sequence[str], Callable[[str, int], bytes], str | None]]:
     """The members of a zip (of a folder: none), what reads one, the digest of the zip."""
     try:
         import pydicom  # noqa: F401
     except ImportError:
         raise FormatError(
-            "DICOM needs more packages", where=place, remedy="pip install 'trinat[dicom]'"
+            "DICOM needs more packages",
+            where=place,
+            remedy="pip install 'trinat[dicom]'",
         ) from None
 
     def read(name: str, limit: int) -> bytes:
@@ -455,13 +532,21 @@ def _opened(place: Path) -> Iterator[tuple[Sequence[str], Callable[[str, int], b
         digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
         file.seek(max(0, size - 2**16 - 22))
         tail = file.read()
-        contents = [tail[m.start() + 12 : m.start() + 16] for m in re.finditer(b"PK\5\6", tail)]
-        large = any(int.from_bytes(length, "little") > _MAX_CONTENTS for length in contents)
+        contents = [
+            tail[m.start() + 12 : m.start() + 16] for m in re.finditer(b"PK\5\6", tail)
+        ]
+        large = any(
+            int.from_bytes(length, "little") > _MAX_CONTENTS for length in contents
+        )
         if large or b"PK\6\7" in tail:
-            raise FormatError("too many files in a zip", where=place, remedy="pack one study")
+            raise FormatError(
+                "too many files in a zip", where=place, remedy="pack one study"
+            )
         try:
             with zipfile.ZipFile(file) as archive:
-                members = [member for member in archive.infolist() if not member.is_dir()]
+                members = [
+                    member for member in archive.infolist() if not member.is_dir()
+                ]
                 refuse_bomb(sum(member.file_size for member in members), size, place)
 
                 def unpack(name: str, limit: int) -> bytes:
@@ -471,7 +556,9 @@ def _opened(place: Path) -> Iterator[tuple[Sequence[str], Callable[[str, int], b
                 yield [member.filename for member in members], unpack, digest
         except _ZIP_DAMAGE:
             raise IntegrityError(
-                "a damaged or encrypted zip", where=place, remedy="pack it again, without password"
+                "a damaged or encrypted zip",
+                where=place,
+                remedy="pack it again, without password",
             ) from None
 
 
@@ -506,7 +593,9 @@ def _damage_explained(where: Path) -> Iterator[None]:
     except (InputError, MemoryError):
         raise
     except Exception:
-        raise IntegrityError("damaged DICOM file", where=where, remedy=_REMAKE) from None
+        raise IntegrityError(
+            "damaged DICOM file", where=where, remedy=_REMAKE
+        ) from None
 
 
 def _parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int]:
@@ -518,12 +607,18 @@ def _parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, in
         raise IntegrityError("no DICOM file", where=where, remedy=_REMAKE)
     if _lists_files(head):
         remedy = "give the folder that it stands in"
-        raise FormatError("a list of files (DICOMDIR), no image", where=where, remedy=remedy)
+        raise FormatError(
+            "a list of files (DICOMDIR), no image", where=where, remedy=remedy
+        )
     # pydicom unpacks it whole, to whatever size.
     if _DEFLATED in head or sum(map(head.count, _ITEMS)) > _MAX_ITEMS:
-        raise FormatError("its header is deflated or too large", where=where, remedy=_REMAKE)
+        raise FormatError(
+            "its header is deflated or too large", where=where, remedy=_REMAKE
+        )
     buffer = io.BytesIO(head)
-    dataset = dcmread(buffer, stop_before_pixels=True, specific_tags=None if whole else _TAGS)
+    dataset = dcmread(
+        buffer, stop_before_pixels=True, specific_tags=None if whole else _TAGS
+    )
     return dataset, buffer.tell()
 
 
@@ -533,10 +628,14 @@ def _check_pixels(dataset: Dataset, raw: bytes, at: int, where: Path) -> None:
 
     if dataset.get("ModalityLUTSequence"):
         # No MR image has one by the standard, and it may turn dark into bright.
-        raise FormatError("its values are places in a table", where=where, remedy=_REMAKE)
+        raise FormatError(
+            "its values are places in a table", where=where, remedy=_REMAKE
+        )
     highest = int(dataset.BitsStored) - 1
     if int(dataset.get("HighBit", highest)) != highest:
-        raise FormatError("its values do not end at the lowest bit", where=where, remedy=_REMAKE)
+        raise FormatError(
+            "its values do not end at the lowest bit", where=where, remedy=_REMAKE
+        )
     syntax = dataset.file_meta.TransferSyntaxUID
     if raw[at : at + 4] not in (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10"):
         raise IntegrityError("no pixels in it", where=where, remedy=_REMAKE)
@@ -554,7 +653,9 @@ def _check_pixels(dataset: Dataset, raw: bytes, at: int, where: Path) -> None:
         return
     voxels = int(dataset.Rows) * int(dataset.Columns) * _count(dataset)
     if len(raw) - at < voxels * int(dataset.BitsAllocated) // 8:
-        raise IntegrityError("truncated: its pixels end early", where=where, remedy=_REMAKE)
+        raise IntegrityError(
+            "truncated: its pixels end early", where=where, remedy=_REMAKE
+        )
 
 
 def _pixels(file: _File) -> NDArray[Any]:
@@ -562,11 +663,15 @@ def _pixels(file: _File) -> NDArray[Any]:
     where, dataset, raw, at = file
     syntax = dataset.file_meta.TransferSyntaxUID
     start = at + (8 if syntax.is_implicit_VR else 12)
-    length = int.from_bytes(raw[start - 4 : start], "little" if syntax.is_little_endian else "big")
+    length = int.from_bytes(
+        raw[start - 4 : start], "little" if syntax.is_little_endian else "big"
+    )
     undefined = length == 0xFFFFFFFF
     with _damage_explained(where):
         kind = "OW" if syntax.is_implicit_VR else raw[at + 4 : at + 6].decode("ascii")
-        dataset.add_new("PixelData", kind, raw[start:] if undefined else raw[start:][:length])
+        dataset.add_new(
+            "PixelData", kind, raw[start:] if undefined else raw[start:][:length]
+        )
         dataset["PixelData"].is_undefined_length = undefined
         pixels = dataset.pixel_array
         return pixels.reshape(_count(dataset), int(dataset.Rows), int(dataset.Columns))

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from trinat.segmentation.errors import GeometryError, IntegrityError, LabelError, OutputError
+from trinat.segmentation.errors import (
+    GeometryError,
+    IntegrityError,
+    LabelError,
+    OutputError,
+)
 from trinat.segmentation.io.dicom import load, quiet
 from trinat.segmentation.io.files import atomic_write, read_text
 from trinat.segmentation.space.grid import Grid
@@ -58,7 +63,9 @@ def _codes() -> dict[int, tuple[Code, Code]]:
 def code_of(label: Label) -> tuple[Code, Code]:
     """Type and category of a structure; its side is told apart from them."""
     if label.fs_id not in _codes():
-        raise LabelError(f"no DICOM code for {label.name}", remedy="leave out --dicom-seg")
+        raise LabelError(
+            f"no DICOM code for {label.name}", remedy="leave out --dicom-seg"
+        )
     return _codes()[label.fs_id]
 
 
@@ -82,7 +89,9 @@ def write_seg(
     """
     source = load(place, names, whole=True)
     if source.digest != digest:
-        raise IntegrityError("was changed since it was read", where=place, remedy="run again")
+        raise IntegrityError(
+            "was changed since it was read", where=place, remedy="run again"
+        )
     grid = Grid(source.header.shape, source.header.bare)
     if grid.apart_mm(indices.grid) > _SAME_MM:
         raise GeometryError("labels lie on another grid than the series", where=place)
@@ -92,7 +101,9 @@ def write_seg(
             if keyword not in dataset:
                 setattr(dataset, keyword, None)
     if not datasets[0].get("FrameOfReferenceUID"):
-        raise GeometryError("no frame of reference, which a DICOM SEG needs", where=place)
+        raise GeometryError(
+            "no frame of reference, which a DICOM SEG needs", where=place
+        )
     labels = [x for x in scheme.labels[1:] if x.name not in left_out]
     numbers = np.zeros(len(scheme), np.uint8)
     numbers[[label.index for label in labels]] = np.arange(1, len(labels) + 1)
@@ -116,7 +127,10 @@ def _encoded(
 
     made = hashlib.sha256(stack.tobytes()).hexdigest()
     algorithm = hd.AlgorithmIdentificationSequence(
-        _MADE_BY, codes.DCM.ArtificialIntelligence, version("trinat"), parameters={"model": model}
+        _MADE_BY,
+        codes.DCM.ArtificialIntelligence,
+        version("trinat"),
+        parameters={"model": model},
     )
     segments = []
     for number, label in enumerate(labels, start=1):
@@ -157,6 +171,7 @@ def _encoded(
         raise
     except Exception:  # of many kinds, and their words may be the header's
         raise OutputError(
-            "no DICOM SEG can be made of this series' header", remedy="leave out --dicom-seg"
+            "no DICOM SEG can be made of this series' header",
+            remedy="leave out --dicom-seg",
         ) from None
     return buffer.getvalue()

@@ -27,13 +27,17 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.timing import stage
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
-_EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}  # The package that pandas reads each with.
+_EXCEL = {
+    ".xls": "xlrd",
+    ".xlsx": "openpyxl",
+}  # The package that pandas reads each with.
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
     errno.EDQUOT: "free some of your quota on that disk and run again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) or write elsewhere",
     **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS), "choose a folder that you may write to"
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "choose a folder that you may write to",
     ),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create the folder first"),
     errno.EISDIR: "choose a name that is not a folder's",
@@ -63,7 +67,9 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def _not_regular(path: str | Path) -> InputError:
-    return InputError("not a regular file", where=path, remedy="copy it to a file first")
+    return InputError(
+        "not a regular file", where=path, remedy="copy it to a file first"
+    )
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -114,7 +120,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         sync(final.parent)
     except OSError as error:
         # An error about another file, raised in the block, is not ours to explain.
-        if error.errno is None or error.filename not in (None, str(temporary), str(final.parent)):
+        if error.errno is None or error.filename not in (
+            None,
+            str(temporary),
+            str(final.parent),
+        ):
             raise
         raise not_written(final, error) from error
 
@@ -178,7 +188,9 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
     """
     with (
         atomic_path(path) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        temporary.open(
+            "w", encoding="utf-8", errors="backslashreplace", newline=""
+        ) as file,
     ):
         yield file
 
@@ -247,11 +259,16 @@ def _sheet(path: Path) -> list[dict[str, str]]:
         table = pd.read_excel(content, dtype=str, na_filter=False)
     except ImportError:
         remedy = f"pip install {package}, or save the table as CSV"
-        raise DatasetError(f"needs the package {package}", where=path, remedy=remedy) from None
+        raise DatasetError(
+            f"needs the package {package}", where=path, remedy=remedy
+        ) from None
     except Exception as error:  # Each package has errors of its own.
-        raise DatasetError(f"not an Excel table ({one_line(str(error))})", where=path) from None
+        raise DatasetError(
+            f"not an Excel table ({one_line(str(error))})", where=path
+        ) from None
     return [
-        {str(key): str(value) for key, value in row.items()} for row in table.to_dict("records")
+        {str(key): str(value) for key, value in row.items()}
+        for row in table.to_dict("records")
     ]
 
 

@@ -84,7 +84,10 @@ def read_nifti(source: Source) -> Header:
         )
     header = from_nifti(fields, where)
     if header.offset < start + 4:
-        raise _wrong(f"voxels are said to start at byte {header.offset}, inside the header", where)
+        raise _wrong(
+            f"voxels are said to start at byte {header.offset}, inside the header",
+            where,
+        )
     announce(source, header)
     _check_extensions(source.take(header.offset - start), fields.endianness, where)
     return header
@@ -96,7 +99,9 @@ def read_pair(source: Source) -> Header:
     magic = fields["magic"].tobytes()[:3]
     if magic in (b"n+1", b"n+2"):
         raise FormatError(
-            "a single-file NIfTI header in a pair", where=source.path, remedy="rename it to .nii"
+            "a single-file NIfTI header in a pair",
+            where=source.path,
+            remedy="rename it to .nii",
         )
     if magic in (b"ni1", b"ni2"):
         return from_nifti(fields, source.path)
@@ -125,7 +130,9 @@ def read_mgh(source: Source) -> Header:
         lengths = np.linalg.norm(fields["Mdc"].astype(np.float64), axis=1)
         affine = np.asarray(fields.get_affine(), np.float64)
     if not np.all(np.abs(lengths - 1) <= 1e-3):
-        raise GeometryError("direction cosines are not unit vectors", where=where, remedy=_REMAKE)
+        raise GeometryError(
+            "direction cosines are not unit vectors", where=where, remedy=_REMAKE
+        )
     try:
         dtype = np.dtype(fields.get_data_dtype()).newbyteorder(">")
     except KeyError:
@@ -146,7 +153,9 @@ def announce(source: Source, header: Header) -> None:
 def check_size(header: Header, where: Path) -> None:
     """Refuse sizes beyond the limits, or beyond the memory that is free."""
     # Scaled voxels become 4-byte floats.
-    size = math.prod(header.shape) * max(header.dtype.itemsize, 4 if header.scaled else 1)
+    size = math.prod(header.shape) * max(
+        header.dtype.itemsize, 4 if header.scaled else 1
+    )
     if size > MAX_BYTES:
         raise FormatError(
             f"{size / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",
@@ -175,9 +184,13 @@ def _struct(source: Source) -> tuple[Any, int]:
     for kind, size in ((nib.Nifti1Header, 348), (nib.Nifti2Header, 540)):
         for endianness in ("<", ">"):
             if int.from_bytes(start, "little" if endianness == "<" else "big") == size:
-                return kind(start + source.take(size - 4), endianness, check=False), size
+                return kind(
+                    start + source.take(size - 4), endianness, check=False
+                ), size
     raise FormatError(
-        "not a NIfTI or Analyze header", where=source.path, remedy="convert the scan to .nii.gz"
+        "not a NIfTI or Analyze header",
+        where=source.path,
+        remedy="convert the scan to .nii.gz",
     )
 
 
@@ -231,7 +244,9 @@ def check_sides(dims: list[int], where: Path) -> _Shape:
     extra = math.prod(dims[3:])
     if extra > 1:
         raise FormatError(
-            f"{extra} volumes in one file", where=where, remedy="split it and name one volume"
+            f"{extra} volumes in one file",
+            where=where,
+            remedy="split it and name one volume",
         )
     sides = (*dims, 1, 1, 1)[:3]
     if max(sides) > MAX_SIDE:
@@ -254,7 +269,9 @@ def check_zooms(zooms: Any, where: Path) -> _Zooms:
     low, high = SPACING_RANGE_MM
     if not all(low <= zoom <= high for zoom in (x, y, z)):
         raise GeometryError(
-            f"impossible voxel size {x:g} x {y:g} x {z:g} mm", where=where, remedy=_REMAKE
+            f"impossible voxel size {x:g} x {y:g} x {z:g} mm",
+            where=where,
+            remedy=_REMAKE,
         )
     return x, y, z
 
@@ -336,7 +353,9 @@ def _type_refused(what: str, where: Path) -> FormatError:
 
 def _units_refused(where: Path) -> GeometryError:
     return GeometryError(
-        "units are not millimetres", where=where, remedy="convert the header to millimetres"
+        "units are not millimetres",
+        where=where,
+        remedy="convert the header to millimetres",
     )
 
 

@@ -7,7 +7,12 @@ from pathlib import Path
 # Controllers in /proc/self/cgroup -> folder, limit, use, and what of that use is given back.
 _GROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "memory": (
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
 }
 
 
@@ -32,7 +37,9 @@ def _left_in_groups(own: Path, groups: Path) -> list[int]:
         for place in (groups / folder / g for g in (group, *group.parents)):
             try:
                 most, used = (int((place / name).read_text()) for name in (limit, use))
-                stat = dict(x.split() for x in (place / "memory.stat").read_text().splitlines())
+                stat = dict(
+                    x.split() for x in (place / "memory.stat").read_text().splitlines()
+                )
             except (OSError, ValueError):  # no such group; its limit is "max"
                 continue
             left.append(max(0, most - used + int(stat.get(given_back, 0))))

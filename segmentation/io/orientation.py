@@ -29,7 +29,9 @@ class Place(NamedTuple):
     notes: tuple[str, ...]
 
 
-def place(header: Header, trust: TrustAffine | None, axes: str | None, where: Path) -> Place:
+def place(
+    header: Header, trust: TrustAffine | None, axes: str | None, where: Path
+) -> Place:
     """Choose the affine of an image.
 
     The s-form goes before the q-form. With `trust`, "sform" and "qform" are taken whatever their
@@ -47,19 +49,25 @@ def place(header: Header, trust: TrustAffine | None, axes: str | None, where: Pa
         elif trust == "header":
             bare = header.bare
         else:
-            raise GeometryError("no orientation in its header", where=where, remedy=_TRUST)
+            raise GeometryError(
+                "no orientation in its header", where=where, remedy=_TRUST
+            )
         return _place(header, Form(1, bare), "voxel size", where)
     chosen, name = (sform, "s-form") if sform.code else (qform, "q-form")
     taken = _place(header, chosen, name, where)
     found = "".join(nib.aff2axcodes(taken.affine))
     if axes is not None and trust is None and found != axes:
-        raise GeometryError(f"its header says axes {found}, not {axes}", where=where, remedy=_TRUST)
+        raise GeometryError(
+            f"its header says axes {found}, not {axes}", where=where, remedy=_TRUST
+        )
     if trust == "header" or not (qform.code and sform.code):
         return taken
     other = _sound(qform, "q-form", where)
     if _sides_differ(taken.affine, other):
         raise GeometryError(
-            "q- and s-form disagree about which side is left", where=where, remedy=_TRUST
+            "q- and s-form disagree about which side is left",
+            where=where,
+            remedy=_TRUST,
         )
     distance = Grid(header.shape, taken.affine).apart_mm(Grid(header.shape, other))
     if distance <= _SAME_MM:
@@ -75,7 +83,9 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
     notes: tuple[str, ...] = ()
     if not np.allclose(_spacing(affine), header.zooms, rtol=0.01):
         sizes = " x ".join(f"{size:.3g}" for size in header.zooms)
-        notes = (f"its header's voxel size of {sizes} mm is not that of the {name}, which is used",)
+        notes = (
+            f"its header's voxel size of {sizes} mm is not that of the {name}, which is used",
+        )
     return Place(affine, (code, code), notes)
 
 

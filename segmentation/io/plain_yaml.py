@@ -21,10 +21,20 @@ def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
     try:
         content = yaml.load(text, loader)
     # Beside YAMLError, PyYAML lets through what it stumbles over in `!!int ""` or `!!bool x`.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         place = "" if line is None else f", line {line + 1}"
-        refused = error.problem if isinstance(error, _RefusedError) else "is not readable YAML"
+        refused = (
+            error.problem
+            if isinstance(error, _RefusedError)
+            else "is not readable YAML"
+        )
         raise ValueError(f"{refused}{place}") from error
     values = [content]
     for value in values:
@@ -54,7 +64,9 @@ class _Loader(yaml.SafeLoader):
     def construct_short_int(self, node: yaml.ScalarNode) -> Any:
         # Numbers in base 60, such as 1:00:00, take minutes if they are long.
         if len(node.value) > _LONGEST_INT:
-            raise _RefusedError(problem="holds an endless number", problem_mark=node.start_mark)
+            raise _RefusedError(
+                problem="holds an endless number", problem_mark=node.start_mark
+            )
         return self.construct_yaml_int(node)
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 # Every kind of scan that is read; of two that end a name, the longer comes first.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 
-NO_CHECKSUM = "its format has no checksum, and --require-checksum is given: compress it (gzip)"
+NO_CHECKSUM = (
+    "its format has no checksum, and --require-checksum is given: compress it (gzip)"
+)
 
 # Deflate cannot pack better than this.
 _DEFLATE_LIMIT = 1032
@@ -56,7 +58,9 @@ class Source:
     `digest` takes in the bytes as they lie on disk, as far as they have been read.
     """
 
-    def __init__(self, path: Path, *, packed: bool, digest: _Digest | None = None) -> None:
+    def __init__(
+        self, path: Path, *, packed: bool, digest: _Digest | None = None
+    ) -> None:
         self.path = path
         self.position = 0
         raw = _open(path)
@@ -68,7 +72,9 @@ class Source:
             self.digest = hashlib.sha256() if digest is None else digest
             self._hashed = _Hashed(raw, self.digest)
             self._bytes: io.BufferedIOBase | io.RawIOBase = (
-                gzip.GzipFile(fileobj=cast(BinaryIO, self._hashed)) if packed else self._hashed
+                gzip.GzipFile(fileobj=cast(BinaryIO, self._hashed))
+                if packed
+                else self._hashed
             )
         except BaseException:
             raw.close()
@@ -143,7 +149,9 @@ class Source:
             )
         # RFC 1952 demands that these bits are refused; Python's gzip does not look.
         if self._packed and len(start) == 4 and start[3] & 0xE0:
-            raise IntegrityError("damaged gzip header", where=self.path, remedy=_FETCH_AGAIN)
+            raise IntegrityError(
+                "damaged gzip header", where=self.path, remedy=_FETCH_AGAIN
+            )
         if is_gzip and not self._packed:
             raise FormatError(
                 "gzip inside, though its name does not say so",
@@ -177,7 +185,9 @@ def _open(path: Path) -> BinaryIO:
         raise InputError("no such file", where=path, remedy="check the path") from None
     except OSError as error:
         raise InputError(
-            f"cannot be opened ({error.strerror})", where=path, remedy="check its permissions"
+            f"cannot be opened ({error.strerror})",
+            where=path,
+            remedy="check its permissions",
         ) from error
 
 
@@ -195,7 +205,9 @@ def _damage_explained(path: Path) -> Iterator[None]:
         problem = "damaged gzip stream"
     except OSError as error:
         raise InputError(
-            f"cannot be read ({error.strerror or error})", where=path, remedy="check its disk"
+            f"cannot be read ({error.strerror or error})",
+            where=path,
+            remedy="check its disk",
         ) from error
     else:
         return

@@ -68,9 +68,13 @@ class Volume:
 
     def __post_init__(self) -> None:
         if self.data.ndim != 3 or np.shape(self.affine) != (4, 4):
-            raise ValueError(f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}")
+            raise ValueError(
+                f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}"
+            )
         if min(self.codes) < 1:
-            raise ValueError(f"codes {self.codes} would write a file without orientation")
+            raise ValueError(
+                f"codes {self.codes} would write a file without orientation"
+            )
         object.__setattr__(self, "affine", self.grid.affine)
 
     @property
@@ -145,7 +149,9 @@ class Volume:
         else:
             header, voxels, digest = _read_single(where)
         affine, codes, notes = place(header, trust_affine, axes, where)
-        data, filled = _values(voxels, header, where, labels=labels, fill=fill_nonfinite)
+        data, filled = _values(
+            voxels, header, where, labels=labels, fill=fill_nonfinite
+        )
         notes = (*notes, *said)
         if filled:
             notes = (*notes, f"{filled} voxels that were NaN or infinite are set to 0")
@@ -167,15 +173,23 @@ class Volume:
         # nibabel has scaled what it read, and takes an array as it is.
         header = replace(from_nifti(image.header, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)
-        voxels = voxels.astype(voxels.dtype.newbyteorder("="), copy=False).reshape(header.shape)
+        voxels = voxels.astype(voxels.dtype.newbyteorder("="), copy=False).reshape(
+            header.shape
+        )
         data, _ = _values(voxels, header, where, labels=labels, fill=False)
         return cls(data, affine, codes, notes)
 
     @classmethod
-    def of_array(cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False) -> Volume:
+    def of_array(
+        cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False
+    ) -> Volume:
         """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`."""
         voxels, place_mm = np.asarray(array), np.asarray(affine)
-        if voxels.dtype.kind not in "iuf" or voxels.ndim != 3 or place_mm.shape != (4, 4):
+        if (
+            voxels.dtype.kind not in "iuf"
+            or voxels.ndim != 3
+            or place_mm.shape != (4, 4)
+        ):
             raise FormatError(
                 f"{voxels.dtype} {voxels.shape} with an affine {place_mm.shape}",
                 where=Path("array"),
@@ -199,11 +213,15 @@ class Volume:
         name = where.name.lower()
         if not name.endswith((".nii", ".nii.gz", ".mgz")):
             raise FormatError(
-                "not a kind of image that is written", where=where, remedy="use .nii.gz or .mgz"
+                "not a kind of image that is written",
+                where=where,
+                remedy="use .nii.gz or .mgz",
             )
         data = _for_disk(self.data, where, labels=labels)
         image = (
-            nib.MGHImage(data, self.affine) if name.endswith(".mgz") else self._nifti(data, labels)
+            nib.MGHImage(data, self.affine)
+            if name.endswith(".mgz")
+            else self._nifti(data, labels)
         )
         with atomic_write(where) as file:
             if name.endswith(".nii"):
@@ -229,7 +247,9 @@ class Volume:
 
 # What a scan may be given as: a file, a nibabel image (NIfTI or MGH), voxels (X, Y, Z) with the
 # affine (4, 4) that takes their indices to RAS mm, or a Volume.
-Scan: TypeAlias = "str | os.PathLike[str] | SpatialImage | tuple[ArrayLike, ArrayLike] | Volume"
+Scan: TypeAlias = (
+    "str | os.PathLike[str] | SpatialImage | tuple[ArrayLike, ArrayLike] | Volume"
+)
 
 
 def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
@@ -237,7 +257,10 @@ def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
 
     One map at a time is in memory. The same maps give the same bytes.
     """
-    with atomic_write(path) as file, gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
+    with (
+        atomic_write(path) as file,
+        gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed,
+    ):
         for number, volume in enumerate(maps):
             if number == 0:
                 _maps_header(volume, count).write_to(packed)
@@ -291,7 +314,9 @@ def _partner(where: Path, suffix: str) -> Path:
     partner = where.with_suffix(suffix.upper() if given.isupper() else suffix)
     if not partner.exists():
         raise InputError(
-            f"its other half {partner.name} is missing", where=where, remedy="put it beside it"
+            f"its other half {partner.name} is missing",
+            where=where,
+            remedy="put it beside it",
         )
     return partner
 
@@ -335,7 +360,9 @@ def _values(
     if labels:
         return _whole_numbers(data, where, (np.uint8, np.int16, np.int32)), filled
     if low == high:
-        raise FormatError(f"all voxels are {low:g}", where=where, remedy="give a scan of a head")
+        raise FormatError(
+            f"all voxels are {low:g}", where=where, remedy="give a scan of a head"
+        )
     return data, filled
 
 
@@ -364,7 +391,13 @@ def _for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
     if data.dtype == np.bool_:
         data = data.view(np.uint8)
     if data.dtype.kind not in "iuf":
-        raise FormatError(f"cannot write {data.dtype} voxels", where=where, remedy="use numbers")
+        raise FormatError(
+            f"cannot write {data.dtype} voxels", where=where, remedy="use numbers"
+        )
     if labels:
         return _whole_numbers(data, where, (np.uint8, np.int16))
-    return data if data.dtype in (np.uint8, np.int16, np.int32) else data.astype(np.float32)
+    return (
+        data
+        if data.dtype in (np.uint8, np.int16, np.int32)
+        else data.astype(np.float32)
+    )

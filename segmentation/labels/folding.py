@@ -40,7 +40,9 @@ FREESURFER = "freesurfer"
 SHIPPED_FOLDINGS = (FREESURFER, "neuromorphometrics")
 _COLUMNS = ("first", "last", "name", "target")
 
-Targets = Mapping[int, tuple[int, ...]]  # number -> (target,), or (left, right) to join the nearest
+Targets = Mapping[
+    int, tuple[int, ...]
+]  # number -> (target,), or (left, right) to join the nearest
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def _shipped_targets(name: str) -> Targets:
 def _read_targets(path: Path) -> Targets:
     """Columns first, last, target, and name for people; each number stands in one row."""
     targets: dict[int, tuple[int, ...]] = {}
-    for line, row in enumerate(read_rows(path, required=("first", "last", "target")), start=2):
+    for line, row in enumerate(
+        read_rows(path, required=("first", "last", "target")), start=2
+    ):
         where = f"{path}, line {line}"
         if unknown := [column for column in row if column not in _COLUMNS]:
             raise LabelError(
@@ -125,7 +129,9 @@ def _target(text: str, where: str) -> tuple[int, ...]:
 
 def _number(text: str, where: str) -> int:
     if not re.fullmatch("[0-9]{1,7}", text) or int(text) >= _MAX_NUMBER:
-        raise LabelError(f"{text!r} is no label number", where=where, remedy="numbers start at 0")
+        raise LabelError(
+            f"{text!r} is no label number", where=where, remedy="numbers start at 0"
+        )
     return int(text)
 
 
@@ -155,7 +161,9 @@ class Folding:
         """
         for number in (*extra, *ignore):
             if not 0 <= number < _MAX_NUMBER:
-                raise LabelError(f"{number} is no label number", remedy="numbers start at 0")
+                raise LabelError(
+                    f"{number} is no label number", remedy="numbers start at 0"
+                )
         if both := sorted(set(extra) & set(ignore)):
             raise LabelError(f"{both} are both mapped and ignored", remedy="choose one")
         freesurfer = {**folding_table(), **{number: (number,) for number in classes}}
@@ -169,7 +177,9 @@ class Folding:
         mapped = {number: freesurfer[target] for number, target in extra.items()}
         # Which voxels make a side: what the caller makes background counts too, anatomy does not
         # move.
-        anatomy = targets | {n: target for n, target in mapped.items() if target != (0,)}
+        anatomy = targets | {
+            n: target for n, target in mapped.items() if target != (0,)
+        }
         targets = targets | mapped | dict.fromkeys(ignore, (0,))
 
         table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
@@ -191,7 +201,10 @@ class Folding:
         return cls(scheme, "" if fold is None else fold.name, table, tuple(kinds))
 
     def apply(
-        self, array: NDArray[Any], spacing_mm: tuple[float, float, float], where: str | Path | None
+        self,
+        array: NDArray[Any],
+        spacing_mm: tuple[float, float, float],
+        where: str | Path | None,
     ) -> NDArray[np.uint8]:
         """Class index of each voxel, in the memory order of `array`."""
         if array.size and (array.min() < 0 or array.max() >= len(self.table)):
@@ -246,7 +259,9 @@ class Folding:
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
             if not 0 <= number < len(self.table) or self.table[number] == _UNKNOWN
         ]
-        shown = ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if listed[20:] else "")
+        shown = ", ".join(listed[:20]) + (
+            f" and {len(listed) - 20} more" if listed[20:] else ""
+        )
         what = f"holds label numbers that {self.scheme} does not know"
         remedy = "map them to known numbers, or ignore them"
         if self.numbering:
@@ -301,7 +316,9 @@ def _with(numbers: tuple[int, ...], number: int) -> tuple[int, ...]:
     return tuple(sorted({*numbers, number}))
 
 
-def _select(array: NDArray[Any], numbers: tuple[int, ...], size: int) -> NDArray[np.bool_]:
+def _select(
+    array: NDArray[Any], numbers: tuple[int, ...], size: int
+) -> NDArray[np.bool_]:
     """Voxels that hold one of `numbers`; every voxel is below `size`."""
     flags = np.zeros(size, np.bool_)
     flags[[number for number in numbers if number < size]] = True
@@ -310,13 +327,16 @@ def _select(array: NDArray[Any], numbers: tuple[int, ...], size: int) -> NDArray
 
 
 def _distances_mm(
-    points: NDArray[np.int64], mask: NDArray[np.bool_], spacing_mm: tuple[float, float, float]
+    points: NDArray[np.int64],
+    mask: NDArray[np.bool_],
+    spacing_mm: tuple[float, float, float],
 ) -> NDArray[np.float64]:
     """Distance from each point outside `mask` to its nearest voxel; infinite if it has none."""
     box = tuple(
         slice(lines.min(), lines.max() + 1) if len(lines) else slice(0)
         for lines in (
-            np.flatnonzero(mask.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(mask.ndim)
+            np.flatnonzero(mask.any(axis=tuple({0, 1, 2} - {axis})))
+            for axis in range(mask.ndim)
         )
     )
     inside = mask[box]
@@ -326,7 +346,11 @@ def _distances_mm(
     from scipy.spatial import cKDTree
 
     # The nearest voxel always lies on the mask's surface, which is a tenth of it.
-    surface = np.argwhere(outer_rim(~np.pad(inside, 1))) - 1 + [lines.start for lines in box]
+    surface = (
+        np.argwhere(outer_rim(~np.pad(inside, 1))) - 1 + [lines.start for lines in box]
+    )
     spacing = np.asarray(spacing_mm)
-    distances: NDArray[np.float64] = cKDTree(surface * spacing).query(points * spacing)[0]
+    distances: NDArray[np.float64] = cKDTree(surface * spacing).query(points * spacing)[
+        0
+    ]
     return distances

@@ -38,7 +38,16 @@ Side = Literal["left", "right"]
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
 
 SHIPPED = ("quicknat33", "tissue4", "left4")
-_REQUIRED = ("index", "name", "freesurfer", "side", "partner", "color", "abbreviation", "group")
+_REQUIRED = (
+    "index",
+    "name",
+    "freesurfer",
+    "side",
+    "partner",
+    "color",
+    "abbreviation",
+    "group",
+)
 _OPTIONAL = ("members", "rim_of")
 _ABSENT = ("", "n/a")
 # Lines before a viewer's table, and the line of a label; background is clear. docs/prediction.md
@@ -69,8 +78,12 @@ class Label:
     abbreviation: str
     group: str
     side: Side | None = None
-    members: tuple[int, ...] = ()  # FreeSurfer numbers that belong here; empty: `fs_id` alone
-    rim_of: int | None = None  # if a map lacks it, it is the one-voxel rim around that class
+    members: tuple[
+        int, ...
+    ] = ()  # FreeSurfer numbers that belong here; empty: `fs_id` alone
+    rim_of: int | None = (
+        None  # if a map lacks it, it is the one-voxel rim around that class
+    )
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -110,7 +123,9 @@ class LabelScheme:
     @property
     def has_unpartnered_sides(self) -> bool:
         """Whether a class lies on one side only, so that a mirrored scan has another truth."""
-        return any(label.side is not None and label.partner is None for label in self.labels)
+        return any(
+            label.side is not None and label.partner is None for label in self.labels
+        )
 
     def from_freesurfer(
         self,
@@ -176,18 +191,24 @@ class LabelScheme:
         kept = [x for x in self.labels if x.partner is None or x.index < x.partner]
         to_merged = np.zeros(len(self), np.int64)
         for index, label in enumerate(kept):
-            to_merged[[label.index, label.index if label.partner is None else label.partner]] = (
-                index
-            )
+            to_merged[
+                [label.index, label.index if label.partner is None else label.partner]
+            ] = index
         labels = []
         for index, label in enumerate(kept):
             sides = np.flatnonzero(to_merged == index)
-            members = tuple(number for side in sides for number in self.labels[side].numbers)
+            members = tuple(
+                number for side in sides for number in self.labels[side].numbers
+            )
             rim_of = None if label.rim_of is None else int(to_merged[label.rim_of])
             name, short = _without_side(label.name), _without_side(label.abbreviation)
-            one = replace(label, index=index, name=name, abbreviation=short, members=members)
+            one = replace(
+                label, index=index, name=name, abbreviation=short, members=members
+            )
             labels.append(replace(one, partner=None, side=None, rim_of=rim_of))
-        return MergedScheme(LabelScheme(f"{self.name}-merged", tuple(labels)), _frozen(to_merged))
+        return MergedScheme(
+            LabelScheme(f"{self.name}-merged", tuple(labels)), _frozen(to_merged)
+        )
 
     def seen_in(self, view: View) -> LabelScheme:
         """The classes that slices of a view tell apart: sagittal ones show no left and right."""
@@ -201,16 +222,24 @@ class LabelScheme:
         spoken: dict[str, list[str]] = {}
         for label in self.labels:
             full = {label.name, label.abbreviation, str(label.fs_id)}
-            for word in {_spoken(word) for word in full | set(map(_without_side, full))}:
+            for word in {
+                _spoken(word) for word in full | set(map(_without_side, full))
+            }:
                 spoken.setdefault(word, []).append(label.name)
         wanted = _spoken(str(structure))
         match spoken.get(wanted, []):
             case [name]:
                 return self.labels[self.names.index(name)]
             case [_, *_] as names:
-                raise LabelError(f"{structure} has two sides", remedy=f"name {' or '.join(names)}")
+                raise LabelError(
+                    f"{structure} has two sides", remedy=f"name {' or '.join(names)}"
+                )
         words = [word for word in spoken if not word.isdecimal()]
-        near = [name for word in difflib.get_close_matches(wanted, words) for name in spoken[word]]
+        near = [
+            name
+            for word in difflib.get_close_matches(wanted, words)
+            for name in spoken[word]
+        ]
         raise LabelError(
             f"{structure!r} is no structure of {self.name}",
             remedy=f"did you mean {' or '.join(dict.fromkeys(near))}?"
@@ -220,7 +249,9 @@ class LabelScheme:
 
     @cached_property
     def _classes(self) -> dict[int, int]:
-        return {number: label.index for label in self.labels for number in label.numbers}
+        return {
+            number: label.index for label in self.labels for number in label.numbers
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +314,9 @@ def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
         raise LabelError("has more or fewer cells than the header", where=where)
     cell = {column: value.strip() for column, value in row.items()}
     if cell["side"] not in ("left", "right", *_ABSENT):
-        raise LabelError(f"{cell['side']!r} is no side", where=where, remedy="left, right or n/a")
+        raise LabelError(
+            f"{cell['side']!r} is no side", where=where, remedy="left, right or n/a"
+        )
     if not re.fullmatch(r"#[0-9A-Fa-f]{6}", cell["color"]):
         raise LabelError(
             f"{cell['color']!r} is no colour", where=where, remedy="write it as #CD3E4E"
@@ -341,7 +374,12 @@ def _find_problem(labels: tuple[Label, ...]) -> str:
         "FreeSurfer number": Counter(label.fs_id for label in labels),
         "member": Counter(number for label in labels for number in label.numbers),
     }
-    twice = [f"{what} {value}" for what, of in stated.items() for value in of if of[value] > 1]
+    twice = [
+        f"{what} {value}"
+        for what, of in stated.items()
+        for value in of
+        if of[value] > 1
+    ]
     return f"{twice[0]} stands there twice" if twice else ""
 
 
@@ -354,7 +392,9 @@ def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
     if partner.partner != label.index:
         return f"{label.name} has partner {partner.name}, but not the other way round"
     if {label.side, partner.side} != {"left", "right"}:
-        return f"partners {label.name} and {partner.name} are not one left and one right"
+        return (
+            f"partners {label.name} and {partner.name} are not one left and one right"
+        )
     return ""
 
 
@@ -375,7 +415,9 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
     """The scheme's labels for a viewer, in ascending order of their numbers in label maps."""
     header, line = _FORMS[viewer]
     rows = []
-    for label in sorted(scheme.labels, key=lambda label: label.index if by_index else label.fs_id):
+    for label in sorted(
+        scheme.labels, key=lambda label: label.index if by_index else label.fs_id
+    ):
         if viewer == "fsleyes" and not label.index:
             continue  # or the scan would be hidden behind background
         r, g, b = label.color
@@ -384,7 +426,14 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
             name=label.name.replace(" ", "_"),
             shown=int(label.index > 0),
             opacity=255 if label.index else 0,
-            **{"r": r, "g": g, "b": b, "red": r / 255, "green": g / 255, "blue": b / 255},
+            **{
+                "r": r,
+                "g": g,
+                "b": b,
+                "red": r / 255,
+                "green": g / 255,
+                "blue": b / 255,
+            },
         )
         rows.append(row + "\n")
     return header.format(scheme=scheme.name, count=len(rows)) + "".join(rows)

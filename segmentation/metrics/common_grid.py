@@ -17,7 +17,9 @@ from trinat.segmentation.space.views import reoriented
 _TOLERANCE = 0.02  # of a voxel, at the corners of the volume
 
 
-def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> tuple[Volume, str]:
+def on_grid_of(
+    labels: Volume, reference: Volume, *, resample: bool = False
+) -> tuple[Volume, str]:
     """The label map voxel by voxel against the reference, and a note on what was done for that.
 
     Axes that only run in another order or direction are reordered, which loses nothing. Any other
@@ -27,7 +29,11 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
     same_axes = reoriented(labels, reference.axcodes)
     apart_mm = same_axes.grid.apart_mm(reference.grid)
     if apart_mm <= _TOLERANCE * min(reference.spacing_mm):
-        note = "" if same_axes is labels else f"axes reordered from {labels.axcodes}, no loss"
+        note = (
+            ""
+            if same_axes is labels
+            else f"axes reordered from {labels.axcodes}, no loss"
+        )
         return Volume(same_axes.data, reference.affine, reference.codes), note
     difference = _difference(labels.grid, reference.grid, apart_mm)
     if not resample:
@@ -35,7 +41,10 @@ def on_grid_of(labels: Volume, reference: Volume, *, resample: bool = False) -> 
             f"not on the truth's grid: {difference}",
             remedy="use --resample to bring it there, and the report will say so",
         )
-    from trinat.segmentation.space.resample import GridMap, resample_labels  # brings torch along
+    from trinat.segmentation.space.resample import (
+        GridMap,
+        resample_labels,
+    )  # brings torch along
 
     data = resample_labels(labels.data, GridMap.between(labels.grid, reference.grid))
     note = f"resampled to the truth's grid, label by label ({difference})"
@@ -77,7 +86,9 @@ class DrawnSlices:
 
     @property
     def note(self) -> str:
-        drawn = "a single slice" if len(self.places) == 1 else f"{len(self.places)} slices"
+        drawn = (
+            "a single slice" if len(self.places) == 1 else f"{len(self.places)} slices"
+        )
         where = ("first", "second", "third")[self.axis]
         return (
             f"the truth is labelled on {drawn} of {self.total} along its {where} axis: "
@@ -98,7 +109,8 @@ class DrawnSlices:
     def spacing_mm(self, spacing_mm: Spacing) -> Spacing:
         """That of the map of thick slices."""
         x, y, z = (
-            self.thickness_mm if axis == self.axis else step for axis, step in enumerate(spacing_mm)
+            self.thickness_mm if axis == self.axis else step
+            for axis, step in enumerate(spacing_mm)
         )
         return x, y, z
 

@@ -34,7 +34,9 @@ class Made:
 
     # Structures that a person says are not predicted, in words of the scheme that measures.
     named: tuple[str, ...] = ()
-    source: LabelScheme | None = None  # of the model; where it is not known, the one that measures
+    source: LabelScheme | None = (
+        None  # of the model; where it is not known, the one that measures
+    )
     not_predicted: tuple[str, ...] = ()  # structures of `source`
 
     def left_out(
@@ -48,13 +50,19 @@ class Made:
         """
         for name in self.named:
             if name not in scheme.names[1:]:
-                raise ConfigError(f"{scheme.name} has no {name!r}: it cannot be not predicted")
+                raise ConfigError(
+                    f"{scheme.name} has no {name!r}: it cannot be not predicted"
+                )
         rejected = rejected or {}
         parts = _parts(scheme, self.source or scheme)
         found: dict[str, str] = {}
         for label in scheme.labels[1:]:
-            predicted = [name for name in parts[label.name] if name not in self.not_predicted]
-            raters = dict.fromkeys(rejected[name] for name in predicted if name in rejected)
+            predicted = [
+                name for name in parts[label.name] if name not in self.not_predicted
+            ]
+            raters = dict.fromkeys(
+                rejected[name] for name in predicted if name in rejected
+            )
             if label.name in self.named or not predicted:
                 found[label.name] = NOT_PREDICTED
             elif all(name in rejected for name in predicted):
@@ -84,7 +92,9 @@ def made_by(
     source = _scheme_of({*predicted, *rated}, scheme)
     not_predicted: tuple[str, ...] = ()
     if source and predicted:
-        not_predicted = tuple(name for name in source.names[1:] if name not in predicted)
+        not_predicted = tuple(
+            name for name in source.names[1:] if name not in predicted
+        )
     return Made(tuple(named), source, not_predicted)
 
 

@@ -14,7 +14,9 @@ TOLERANCES_MM = (1.0, 2.0)
 BOUNDARY_WIDTH_MM = 2.0
 
 # What a structure's absence from the truth, the prediction or both is called in the note column.
-Absence = Literal["absent from both", "missed", "invented", "not predicted by this model"]
+Absence = Literal[
+    "absent from both", "missed", "invented", "not predicted by this model"
+]
 NOT_PREDICTED: Absence = "not predicted by this model"
 
 
@@ -54,16 +56,24 @@ class Metric:
         return f"{self.title} ({self.shown_unit})" if self.unit else self.title
 
 
-def _share(key: str, title: str, definition: str, missed: str = "0", invented: str = "0") -> Metric:
+def _share(
+    key: str, title: str, definition: str, missed: str = "0", invented: str = "0"
+) -> Metric:
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
 
 
 def _distance(key: str, title: str, definition: str) -> Metric:
-    return Metric(key, title, "mm", "lower", definition, "undefined", "undefined", "undefined")
+    return Metric(
+        key, title, "mm", "lower", definition, "undefined", "undefined", "undefined"
+    )
 
 
-def _volume(key: str, title: str, definition: str, missed: str, invented: str) -> Metric:
-    return Metric(key, title, "mm3", "none", definition, "0", missed, invented, averaged=False)
+def _volume(
+    key: str, title: str, definition: str, missed: str, invented: str
+) -> Metric:
+    return Metric(
+        key, title, "mm3", "none", definition, "0", missed, invented, averaged=False
+    )
 
 
 def _percent(key: str, title: str, better: Better, part: str, missed: str) -> Metric:
@@ -75,10 +85,16 @@ _ALL = (
     _share("dice", "Dice", "2 |T∩P| / (|T| + |P|), in voxels."),
     _share("iou", "IoU", "|T∩P| / |T∪P|, in voxels (Jaccard index)."),
     _share(
-        "precision", "Precision", "|T∩P| / |P|: how much of the prediction is right.", "undefined"
+        "precision",
+        "Precision",
+        "|T∩P| / |P|: how much of the prediction is right.",
+        "undefined",
     ),
     _share(
-        "recall", "Recall", "|T∩P| / |T|: how much of the truth was found.", invented="undefined"
+        "recall",
+        "Recall",
+        "|T∩P| / |T|: how much of the truth was found.",
+        invented="undefined",
     ),
     _distance(
         "hd95",
@@ -109,11 +125,27 @@ _ALL = (
         "IoU of the rims: the voxels of each mask within 2 mm of a voxel outside it, but at least "
         "one voxel thick.",
     ),
-    _volume("volume", "Volume", "Predicted voxels times the volume of one.", "0", "as measured"),
     _volume(
-        "truth_volume", "True volume", "True voxels times the volume of one.", "as measured", "0"
+        "volume",
+        "Volume",
+        "Predicted voxels times the volume of one.",
+        "0",
+        "as measured",
     ),
-    _percent("volume_difference", "Volume difference", "zero", "(predicted - true volume)", "-100"),
+    _volume(
+        "truth_volume",
+        "True volume",
+        "True voxels times the volume of one.",
+        "as measured",
+        "0",
+    ),
+    _percent(
+        "volume_difference",
+        "Volume difference",
+        "zero",
+        "(predicted - true volume)",
+        "-100",
+    ),
     _percent(
         "absolute_volume_difference",
         "Absolute volume difference",
@@ -121,7 +153,11 @@ _ALL = (
         "|predicted - true volume|",
         "100",
     ),
-    _distance("centroid_distance", "Centroid distance", "Distance between the centres of gravity."),
+    _distance(
+        "centroid_distance",
+        "Centroid distance",
+        "Distance between the centres of gravity.",
+    ),
     Metric(
         "side_swap",
         "Side swap",

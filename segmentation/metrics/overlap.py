@@ -26,7 +26,9 @@ def check_shapes(truth: NDArray[Any], prediction: NDArray[Any]) -> None:
         )
 
 
-def joint_histogram(truth: NDArray[Any], prediction: NDArray[Any], classes: int) -> Counts:
+def joint_histogram(
+    truth: NDArray[Any], prediction: NDArray[Any], classes: int
+) -> Counts:
     """Voxels by true and predicted class index, two (X, Y, Z) maps to (K, K)."""
     check_shapes(truth, prediction)
     for name, labels in (("truth", truth), ("prediction", prediction)):

@@ -55,7 +55,9 @@ class PairMeasurements:
     joint: NDArray[np.int64]
     values: dict[str, Values]
     generalised_dice: float
-    notes: tuple[str, ...]  # an `Absence`, or why the structure does not count; else empty
+    notes: tuple[
+        str, ...
+    ]  # an `Absence`, or why the structure does not count; else empty
     rejected: frozenset[int]  # classes
     voxel_mm3: float
 
@@ -75,7 +77,9 @@ class PairMeasurements:
     def _groups(self) -> Iterator[Measurement]:
         """Plain means over the structures of a group; the note counts what has no value."""
         for group, members in members_of_groups(self.scheme).items():
-            labels = [label for label in members if self.notes[label.index] != NOT_PREDICTED]
+            labels = [
+                label for label in members if self.notes[label.index] != NOT_PREDICTED
+            ]
             if not labels and group != ALL_STRUCTURES:
                 continue
             for metric, values in self.values.items():
@@ -88,7 +92,9 @@ class PairMeasurements:
                 if not METRICS[metric].averaged or not counted:
                     continue
                 mean, note = _mean_of_known(values[counted])
-                yield Measurement(f"group:{group}", None, metric, mean, METRICS[metric].unit, note)
+                yield Measurement(
+                    f"group:{group}", None, metric, mean, METRICS[metric].unit, note
+                )
         every = f"group:{ALL_STRUCTURES}"
         yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
 
@@ -148,7 +154,9 @@ def compare(
     for index in unknown:
         if predicted_voxels[index]:
             name = scheme.names[index]
-            raise EvaluationError(f"the prediction has {name}, which it was said not to predict")
+            raise EvaluationError(
+                f"the prediction has {name}, which it was said not to predict"
+            )
     values = _voxel_values(joint, spacing_mm, scheme)
     values |= _surface_values(truth, prediction, spacing_mm, len(scheme))
     not_counted = [*unknown, *rejected]
@@ -170,7 +178,9 @@ def compare(
 
 
 def _voxel_values(
-    joint: NDArray[np.int64], spacing_mm: tuple[float, float, float], scheme: LabelScheme
+    joint: NDArray[np.int64],
+    spacing_mm: tuple[float, float, float],
+    scheme: LabelScheme,
 ) -> dict[str, Values]:
     """Metrics that follow from counts of voxels alone, each (K,)."""
     true_mm3 = overlap.volumes_mm3(joint.sum(1), spacing_mm)
@@ -190,7 +200,10 @@ def _voxel_values(
 
 
 def _surface_values(
-    truth: Indices, prediction: Indices, spacing_mm: tuple[float, float, float], classes: int
+    truth: Indices,
+    prediction: Indices,
+    spacing_mm: tuple[float, float, float],
+    classes: int,
 ) -> dict[str, Values]:
     """Metrics that need a structure's shape, each computed in the structure's own box."""
     dice_keys = [f"surface_dice_{tolerance:g}mm" for tolerance in TOLERANCES_MM]
@@ -200,7 +213,9 @@ def _surface_values(
         true = truth[box] == index
         predicted = prediction[box] == index
         distances = surface.surface_distances(true, predicted, spacing_mm)
-        if distances is None:  # one of the two is empty: nothing of either surface is near
+        if (
+            distances is None
+        ):  # one of the two is empty: nothing of either surface is near
             for key in (*dice_keys, "boundary_iou"):
                 values[key][index] = 0.0
             continue
@@ -227,12 +242,16 @@ def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
     return np.ascontiguousarray(truth[box[0]]), np.ascontiguousarray(prediction[box[0]])
 
 
-def _boxes(truth: Indices, prediction: Indices) -> Iterator[tuple[int, tuple[slice, ...]]]:
+def _boxes(
+    truth: Indices, prediction: Indices
+) -> Iterator[tuple[int, tuple[slice, ...]]]:
     """The smallest box around each class in either map, for the classes that are in one."""
     found = zip_longest(ndimage.find_objects(truth), ndimage.find_objects(prediction))
     for index, (first, second) in enumerate(found, start=1):
         boxes = zip(first or second or (), second or first or (), strict=True)
-        if box := tuple(slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in boxes):
+        if box := tuple(
+            slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in boxes
+        ):
             yield index, box
 
 
@@ -283,9 +302,16 @@ def evaluate(
     """
     import pandas as pd
 
-    source, unknown = getattr(prediction, "scheme", None), getattr(prediction, "not_predicted", ())
+    source, unknown = (
+        getattr(prediction, "scheme", None),
+        getattr(prediction, "not_predicted", ()),
+    )
     pair = [getattr(given, "labels", given) for given in (truth, prediction)]
-    placed = [Volume.of(each, labels=True) for each in pair if not isinstance(each, np.ndarray)]
+    placed = [
+        Volume.of(each, labels=True)
+        for each in pair
+        if not isinstance(each, np.ndarray)
+    ]
     affine = placed[0].affine if placed else np.eye(4)
     true, predicted = (
         Volume.of((each, affine) if isinstance(each, np.ndarray) else each, labels=True)
@@ -293,7 +319,9 @@ def evaluate(
     )
     predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme, spacing_mm = load_scheme(labels), true.spacing_mm
-    a, b = (scheme.from_freesurfer(v.data, spacing_mm=spacing_mm) for v in (true, predicted))
+    a, b = (
+        scheme.from_freesurfer(v.data, spacing_mm=spacing_mm) for v in (true, predicted)
+    )
     made = Made(tuple(not_predicted), source, tuple(unknown))
     found = compare(*labelled_slices(a, b, spacing_mm), scheme, made.left_out(scheme))
     table = pd.DataFrame(found.values, index=pd.Index(scheme.names, name="structure"))

@@ -116,7 +116,9 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         return PairedTest(persons, mean, 1.0, effect, _join(note, "no person differs"))
     notes = [note]
     if len(changed) < persons:
-        notes.append(f"{persons - len(changed)} without a difference left out of the ranks")
+        notes.append(
+            f"{persons - len(changed)} without a difference left out of the ranks"
+        )
     if len(changed) <= _MOST_EXACT:
         p = _exact_p(changed)
     else:
@@ -145,7 +147,8 @@ def _exact_p(changed: Values) -> float:
 def _without_rounding(difference: Values, first: Values, second: Values) -> Values:
     """Differences that are rounding errors become 0, and those apart by one become equal."""
     largest = max(
-        float(np.nanmax(np.abs(first), initial=0)), float(np.nanmax(np.abs(second), initial=0))
+        float(np.nanmax(np.abs(first), initial=0)),
+        float(np.nanmax(np.abs(second), initial=0)),
     )
     if not largest > 0:
         return difference
@@ -219,7 +222,9 @@ def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
     same = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
     of_first = Counter(first)
     of_second = Counter(second)
-    chance = sum(of_first[name] * of_second[name] for name in of_first) / len(first) ** 2
+    chance = (
+        sum(of_first[name] * of_second[name] for name in of_first) / len(first) ** 2
+    )
     if chance >= 1:
         return float("nan")
     return (same - chance) / (1 - chance)

@@ -63,7 +63,9 @@ def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
     """The larger of the two directed percentiles, by surface area."""
     return max(
         _percentile(distances.from_truth_mm, distances.truth_areas_mm2, percent),
-        _percentile(distances.from_prediction_mm, distances.prediction_areas_mm2, percent),
+        _percentile(
+            distances.from_prediction_mm, distances.prediction_areas_mm2, percent
+        ),
     )
 
 
@@ -86,7 +88,9 @@ def surface_dice(distances: SurfaceDistances, tolerance_mm: float) -> float:
     return float(within / _total_area(distances))
 
 
-def boundary_iou(truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: float) -> float:
+def boundary_iou(
+    truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: float
+) -> float:
     """IoU of the two rims: each mask's voxels no farther than `width_mm` from a voxel outside.
 
     Distances run between voxel centres; a rim is at least one voxel thick; what lies beyond the
@@ -162,7 +166,9 @@ def _near_offsets(spacing_mm: Spacing) -> tuple[NDArray[np.int64], Values]:
 def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Values]:
     """Voxel offsets no longer than the radius, shortest first, (N, 3), and their lengths in mm."""
     reach = [int((radius_mm + _ROUNDING_MM) / s) for s in spacing_mm]
-    grid = np.stack(np.meshgrid(*(np.arange(-r, r + 1) for r in reach), indexing="ij"), -1)
+    grid = np.stack(
+        np.meshgrid(*(np.arange(-r, r + 1) for r in reach), indexing="ij"), -1
+    )
     offsets = grid.reshape(-1, 3)
     lengths_mm = np.sqrt(((offsets * spacing_mm) ** 2).sum(1))
     inside = lengths_mm <= radius_mm + _ROUNDING_MM
@@ -176,7 +182,9 @@ def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
     Thirty-three shifts at 1 mm and a radius of 2 mm: a tenth of the time of a distance transform.
     """
     beside = np.concatenate([np.eye(3, dtype=np.int64), -np.eye(3, dtype=np.int64)])
-    offsets = np.unique(np.concatenate([_ball(spacing_mm, radius_mm)[0], beside]), axis=0)
+    offsets = np.unique(
+        np.concatenate([_ball(spacing_mm, radius_mm)[0], beside]), axis=0
+    )
     reach = np.abs(offsets).max(0)
     padded = np.pad(mask, [(r, r) for r in reach])
     inside = mask.copy()
@@ -241,7 +249,9 @@ def _touches(voxel: int, part: list[int]) -> bool:
 def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
     """Area vectors, in units of voxel faces, of the triangles that cut one part off, (T, 3)."""
     ones = np.ones(3)
-    flat = np.flatnonzero(np.ptp(part, axis=0) == 0)  # axes along which the part is one voxel thin
+    flat = np.flatnonzero(
+        np.ptp(part, axis=0) == 0
+    )  # axes along which the part is one voxel thin
     axis = np.eye(3)[flat[0]] if len(flat) else ones
     match len(part):
         case 1:

@@ -13,7 +13,12 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
 from trinat.segmentation.models.base import Classifier, Network, NetworkConfig
-from trinat.segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+from trinat.segmentation.models.quicknat import (
+    FAST,
+    PUBLISHED,
+    QuickNat,
+    QuickNatConfig,
+)
 
 __all__ = ["FAST", "PUBLISHED", "Architecture", "build"]
 
@@ -99,7 +104,9 @@ def _of_its_kind(given: Any) -> Any:
         return given
     name = str(given.get("architecture", _DEFAULT))
     if name == _ENSEMBLE:
-        return EnsembleConfig.model_validate({**given, "member": _of_its_kind(given.get("member"))})
+        return EnsembleConfig.model_validate(
+            {**given, "member": _of_its_kind(given.get("member"))}
+        )
     if name not in _NETWORKS:
         raise ValueError(f"{name!r} is no architecture; known: {', '.join(_NETWORKS)}")
     return _NETWORKS[name][0].model_validate(given)

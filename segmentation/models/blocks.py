@@ -51,7 +51,9 @@ def max_unpool(x: Tensor, where: Tensor) -> Tensor:
         return spread.view(n, 2 * h, 2 * w, c).permute(0, 3, 1, 2)
     corners = torch.arange(4, dtype=torch.uint8, device=x.device).view(1, 1, 2, 1, 2, 1)
     chosen = where[:, :, None, :, None] == corners
-    windows = torch.where(chosen, values[:, :, None, :, None], torch.zeros_like(values[0, 0, 0, 0]))
+    windows = torch.where(
+        chosen, values[:, :, None, :, None], torch.zeros_like(values[0, 0, 0, 0])
+    )
     return windows.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
 
 
@@ -59,7 +61,9 @@ def convolve_aligned(convolution: nn.Conv2d, x: Tensor, multiple: int = 8) -> Te
     """A convolution with zeros for channels that are missing to a multiple; the same result."""
     missing = (0, 0, 0, 0, 0, -x.shape[1] % multiple)
     weight = pad(convolution.weight, missing)
-    return conv2d(pad(x, missing), weight, convolution.bias, padding=convolution.padding)
+    return conv2d(
+        pad(x, missing), weight, convolution.bias, padding=convolution.padding
+    )
 
 
 class Layer(nn.Module):
@@ -95,14 +99,18 @@ class Layer(nn.Module):
 class Excitation(nn.Module):
     """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger."""
 
-    def __init__(self, channels: int, kind: Literal["channel", "spatial", "both"]) -> None:
+    def __init__(
+        self, channels: int, kind: Literal["channel", "spatial", "both"]
+    ) -> None:
         super().__init__()
         self.channel: nn.Module | None = None
         self.spatial: nn.Module | None = None
         if kind in ("channel", "both"):
             reduced = max(1, channels // 2)
             self.channel = nn.Sequential(
-                nn.Conv2d(channels, reduced, 1), nn.ReLU(), nn.Conv2d(reduced, channels, 1)
+                nn.Conv2d(channels, reduced, 1),
+                nn.ReLU(),
+                nn.Conv2d(reduced, channels, 1),
             )
         if kind in ("spatial", "both"):
             self.spatial = nn.Conv2d(channels, 1, 1)
@@ -141,14 +149,18 @@ class DenseBlock(nn.Module):
         )
         # One for all layers: they share a PReLU's slope, as in the port.
         self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
-        self.excitation = Excitation(filters, excitation) if excitation != "none" else None
+        self.excitation = (
+            Excitation(filters, excitation) if excitation != "none" else None
+        )
         self.dropout = nn.Dropout2d(dropout)
 
     def dense(self, x: Tensor) -> Tensor:
         """The layers alone, without recalibration and dropout."""
         seen = [x]
         for layer in self.layers:
-            seen.append(layer(torch.cat(seen, 1) if len(seen) > 1 else x, self.activation))
+            seen.append(
+                layer(torch.cat(seen, 1) if len(seen) > 1 else x, self.activation)
+            )
         return seen[-1]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ class Model:
     @property
     def not_predicted(self) -> NDArray[np.int64]:
         """Class indices that the model does not predict."""
-        return np.array([self.scheme.names.index(name) for name in self.info.not_predicted], int)
+        return np.array(
+            [self.scheme.names.index(name) for name in self.info.not_predicted], int
+        )
 
     def is_merged(self, view: View) -> bool:
         """Whether a view's classes are the scheme's with left and right merged."""
@@ -86,11 +88,17 @@ class Model:
     def not_predicted_in(self, view: View) -> NDArray[np.int64]:
         """Of those classes, the ones that the model does not predict."""
         never = self.not_predicted
-        return np.unique(self.scheme.merged.to_merged[never]) if self.is_merged(view) else never
+        return (
+            np.unique(self.scheme.merged.to_merged[never])
+            if self.is_merged(view)
+            else never
+        )
 
     def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
         """(V, K) weights of these views for each class of the scheme; columns sum to 1."""
-        return class_weights(self.info.fusion, self.scheme, views, self.folder / MODEL_FILE)
+        return class_weights(
+            self.info.fusion, self.scheme, views, self.folder / MODEL_FILE
+        )
 
 
 def class_weights(
@@ -198,7 +206,9 @@ def load_model(
     networks = {}
     for view in wanted:
         path, config = folder / weights_file(view), info.architectures[view]
-        networks[view] = _load_network(path, _read(folder, path.name, info), config, info.precision)
+        networks[view] = _load_network(
+            path, _read(folder, path.name, info), config, info.precision
+        )
     template = None
     if info.prior is not None:
         data = _read(folder, PRIOR_FILE, info)
@@ -237,7 +247,9 @@ def read_info(folder: str | Path) -> ModelInfo:
 
 
 def _to_yaml(info: ModelInfo) -> bytes:
-    text: str = yaml.safe_dump(info.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(
+        info.model_dump(mode="json"), sort_keys=False, allow_unicode=True
+    )
     return text.encode()
 
 
@@ -250,7 +262,9 @@ def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
 
 def _fingerprint(scheme: LabelScheme) -> str:
     """SHA-256 of what the classes mean; colours may change."""
-    classes = [[x.index, x.name, x.fs_id, x.partner, list(x.numbers)] for x in scheme.labels]
+    classes = [
+        [x.index, x.name, x.fs_id, x.partner, list(x.numbers)] for x in scheme.labels
+    ]
     return _sha256(json.dumps(classes).encode())
 
 
@@ -260,7 +274,8 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
     weighed = info.prior.per_class if info.prior else {}
     if scheme.names[0] in info.not_predicted:
         raise ModelError(
-            f"{scheme.names[0]} is always predicted, not_predicted names it", where=where
+            f"{scheme.names[0]} is always predicted, not_predicted names it",
+            where=where,
         )
     for name in (*info.not_predicted, *info.fusion.per_class, *weighed):
         if name not in scheme.names:
@@ -285,7 +300,9 @@ def _to_store(network: Network, precision: Precision, where: Path) -> dict[str, 
             continue
         stored = tensor.detach().cpu().to(_stored_dtype(tensor, precision)).contiguous()
         if not stored.isfinite().all():
-            raise ModelError(f"{name} has values that {precision} cannot hold", where=where)
+            raise ModelError(
+                f"{name} has values that {precision} cannot hold", where=where
+            )
         tensors[name] = stored
     return tensors
 
@@ -294,24 +311,32 @@ def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
     return _DTYPES[precision] if tensor.ndim == 4 else torch.float32
 
 
-def _load_network(path: Path, data: bytes, config: NetworkConfig, precision: Precision) -> Network:
+def _load_network(
+    path: Path, data: bytes, config: NetworkConfig, precision: Precision
+) -> Network:
     try:
         # Hundreds of thousands of names would take minutes.
         if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
             raise SafetensorError("its header is too large")
         tensors = safetensors.torch.load(data)
     except (SafetensorError, KeyError) as error:  # a type that torch has not
-        raise ModelError("is not a safetensors file", where=path, remedy=_COPY_AGAIN) from error
+        raise ModelError(
+            "is not a safetensors file", where=path, remedy=_COPY_AGAIN
+        ) from error
     # No random weights are made, since they would be replaced at once.
     with torch.device("meta"):
         network = build(config)
     expected = network.state_dict()
     counters = {name: torch.tensor(0) for name in expected if name.endswith(_COUNTER)}
     names = expected.keys() - counters.keys()
-    for problem, some in (("lacks", names - tensors.keys()), ("has", tensors.keys() - names)):
+    for problem, some in (
+        ("lacks", names - tensors.keys()),
+        ("has", tensors.keys() - names),
+    ):
         if some:
             raise ModelError(
-                f"{problem} {min(some)}" + (" unexpectedly" if problem == "has" else ""),
+                f"{problem} {min(some)}"
+                + (" unexpectedly" if problem == "has" else ""),
                 where=path,
                 remedy="its architecture in model.yaml is another",
             )
@@ -324,7 +349,9 @@ def _load_network(path: Path, data: bytes, config: NetworkConfig, precision: Pre
                 remedy="its architecture in model.yaml is another",
             )
         if tensor.dtype != _stored_dtype(tensor, precision):
-            raise ModelError(f"{name} is stored as {tensor.dtype}, not {precision}", where=path)
+            raise ModelError(
+                f"{name} is stored as {tensor.dtype}, not {precision}", where=path
+            )
         if not tensor.isfinite().all():
             raise ModelError(f"{name} has values that are not finite", where=path)
         tensors[name] = tensor.float()
@@ -343,7 +370,9 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
     except FileNotFoundError as error:
         raise ModelError("is missing", where=path, remedy=_COPY_AGAIN) from error
     if _sha256(data) != info.files[name]:
-        raise ModelError("is not the file that was saved", where=path, remedy=_COPY_AGAIN)
+        raise ModelError(
+            "is not the file that was saved", where=path, remedy=_COPY_AGAIN
+        )
     return data
 
 

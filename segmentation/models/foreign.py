@@ -12,7 +12,12 @@ from torch import Tensor
 
 from trinat.segmentation.errors import ModelError, first_mistake
 from trinat.segmentation.models.checkpoint import save_model
-from trinat.segmentation.models.model_info import Description, ModelInfo, Preprocessing, Training
+from trinat.segmentation.models.model_info import (
+    Description,
+    ModelInfo,
+    Preprocessing,
+    Training,
+)
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.models.unpickling import Stub, read_torch_file
 from trinat.segmentation.space.views import SliceAxes, View
@@ -60,10 +65,15 @@ def import_port(
 ) -> ModelInfo:
     """Write the network in `file` as a model of one view; `trinat bundle` joins several."""
     training = Training(
-        data="not recorded in the checkpoint", licence=licence, recipe=f"from {file.name}"
+        data="not recorded in the checkpoint",
+        licence=licence,
+        recipe=f"from {file.name}",
     )
     description = Description(
-        name=out.name, labels=labels, preprocessing=PORT_PREPROCESSING, training=training
+        name=out.name,
+        labels=labels,
+        preprocessing=PORT_PREPROCESSING,
+        training=training,
     )
     return save_model(out, description, {view: read_port(file)})
 
@@ -87,7 +97,9 @@ def read_port(path: str | Path) -> QuickNat:
         if not name.endswith(_COUNTER)
     }
     network = QuickNat(_config(tensors, dropout, path))
-    expected = {n: t for n, t in network.state_dict().items() if not n.endswith(_COUNTER)}
+    expected = {
+        n: t for n, t in network.state_dict().items() if not n.endswith(_COUNTER)
+    }
     if missing := expected.keys() - tensors.keys():
         raise ModelError(f"lacks what is called {min(missing)} here", where=path)
     for name, tensor in tensors.items():
@@ -134,14 +146,20 @@ def _of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]:
                 or len(name) > _MAX_NAME
                 or prefix.count(".") > _MAX_DEPTH
             ):
-                raise ModelError("is no checkpoint of QuickNAT: too many modules", where=path)
+                raise ModelError(
+                    "is no checkpoint of QuickNAT: too many modules", where=path
+                )
             if isinstance(child, Stub):
                 found.append((f"{prefix}{name}.", child))
         for kind in ("_parameters", "_buffers"):
             for name, tensor in _children(module, kind):
                 if isinstance(tensor, Tensor):
                     tensors[prefix + name] = tensor
-        if prefix.endswith("drop_out.") and dropout is None and isinstance(module.state, dict):
+        if (
+            prefix.endswith("drop_out.")
+            and dropout is None
+            and isinstance(module.state, dict)
+        ):
             dropout = module.state.get("p", 0)
     return tensors, dropout
 
@@ -163,21 +181,29 @@ def _rename(name: str, path: Path) -> str:
     return f"{_BLOCKS[block]}.{_PARTS[part]}.{tensor}"
 
 
-def _config(tensors: Mapping[str, Tensor], dropout: float | None, path: Path) -> QuickNatConfig:
+def _config(
+    tensors: Mapping[str, Tensor], dropout: float | None, path: Path
+) -> QuickNatConfig:
     """The architecture, from the shapes of its weights."""
     try:
-        filters, channels, kernel, _ = tensors["encoders.0.layers.0.convolution.weight"].shape
+        filters, channels, kernel, _ = tensors[
+            "encoders.0.layers.0.convolution.weight"
+        ].shape
         classes = len(tensors["classifier.weight"])
     except (KeyError, ValueError) as error:
         raise ModelError("is no checkpoint of QuickNAT", where=path) from error
     kinds = ("channel.0", "spatial")
-    gates = [kind for kind in kinds if f"encoders.0.excitation.{kind}.weight" in tensors]
+    gates = [
+        kind for kind in kinds if f"encoders.0.excitation.{kind}.weight" in tensors
+    ]
     settings = {
         "classes": classes,
         "channels": channels,
         "filters": filters,
         "kernel": kernel,
-        "excitation": "both" if len(gates) == 2 else "".join(gates).removesuffix(".0") or "none",
+        "excitation": "both"
+        if len(gates) == 2
+        else "".join(gates).removesuffix(".0") or "none",
     }
     if dropout is not None:
         settings["dropout"] = dropout

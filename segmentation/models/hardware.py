@@ -28,11 +28,15 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DeviceError(f"{name!r} is no device", remedy="use cpu, cuda or cuda:1") from error
+        raise DeviceError(
+            f"{name!r} is no device", remedy="use cpu, cuda or cuda:1"
+        ) from error
     if device.type not in ("cpu", GPU):
         raise DeviceError(f"{device.type} is not supported", remedy="use cpu or cuda")
     if device.type == GPU and (device.index or 0) >= count_gpus():
-        raise DeviceError(f"{name} is not there", remedy="trinat doctor lists what there is")
+        raise DeviceError(
+            f"{name} is not there", remedy="trinat doctor lists what there is"
+        )
     return device
 
 
@@ -82,6 +86,9 @@ def training_layout(device: torch.device) -> torch.memory_format:
     There oneDNN is slow at the gradient of a channels-last convolution's weights, and plain layout
     makes the quicker step (`scripts/bench train`, at commit f8e9679, measured both).
     """
-    if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
+    if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in (
+        "DEFAULT",
+        "AVX2",
+    ):
         return torch.contiguous_format
     return torch.channels_last

@@ -29,7 +29,9 @@ class LossConfig(BaseModel):
     balance: float = Field(default=1.0, ge=0, le=1)
 
 
-def median_frequency_weights(counts: NDArray[np.integer] | Tensor, balance: float = 1.0) -> Tensor:
+def median_frequency_weights(
+    counts: NDArray[np.integer] | Tensor, balance: float = 1.0
+) -> Tensor:
     """(K,) pixels f of each class -> (K,) float (median(f) / f_k) ** balance; 0 where f_k is."""
     frequency = torch.as_tensor(counts, dtype=torch.float64)
     present = frequency > 0
@@ -103,7 +105,9 @@ class SegmentationLoss(nn.Module):
         return cross_entropy, _dice_loss(p, target, valid.flatten())
 
 
-def build_loss(config: LossConfig, counts: NDArray[np.integer] | Tensor) -> SegmentationLoss:
+def build_loss(
+    config: LossConfig, counts: NDArray[np.integer] | Tensor
+) -> SegmentationLoss:
     """The loss for (K,) pixels per class; called with logits (N, K, H, W) and labels (N, H, W)."""
     return SegmentationLoss(config, median_frequency_weights(counts, config.balance))
 
@@ -130,5 +134,7 @@ def _sums_by_index(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Te
 
 def _sums_one_hot(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The same, for devices with bandwidth to spare, whose atomic additions are not repeatable."""
-    mine = (target[:, None] == torch.arange(p.shape[1], device=p.device)) & valid[:, None]
+    mine = (target[:, None] == torch.arange(p.shape[1], device=p.device)) & valid[
+        :, None
+    ]
     return torch.where(mine, p, 0).sum(0), mine.sum(0)

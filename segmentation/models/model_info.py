@@ -103,7 +103,9 @@ class Quality(_Part):
     is rejected.
     """
 
-    agreement: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
+    agreement: tuple[
+        Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]
+    ]
     origin: str = ""
 
     @field_validator("agreement")
@@ -202,7 +204,9 @@ class Template:
 
     shares: NDArray[np.uint8]
     affine: NDArray[np.float64]  # voxels to template millimetres
-    centroids: NDArray[np.float64]  # (K, 3) template millimetres; NaN where a class has none
+    centroids: NDArray[
+        np.float64
+    ]  # (K, 3) template millimetres; NaN where a class has none
 
     def to_bytes(self) -> bytes:
         buffer = io.BytesIO()
@@ -215,7 +219,10 @@ class Template:
     def from_bytes(cls, data: bytes, classes: int, where: Path) -> Template:
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_PRIOR_BYTES:
+                if (
+                    sum(entry.file_size for entry in archive.infolist())
+                    > _LARGEST_PRIOR_BYTES
+                ):
                     raise ModelError("is too large for a prior", where=where)
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 # What is no array comes as bytes.
@@ -223,7 +230,9 @@ class Template:
                 found = cls(*(np.asarray(arrays[name]) for name in names))
         except ModelError:
             raise
-        except Exception as error:  # numpy and zipfile let through whatever they stumble over
+        except (
+            Exception
+        ) as error:  # numpy and zipfile let through whatever they stumble over
             raise ModelError("is no prior", where=where) from error
         if (
             found.shares.ndim != 4

@@ -25,7 +25,9 @@ class QuickNatConfig(NetworkConfig):
 
     # Files that name no architecture have this one.
     architecture: Literal["quicknat"] = Field(default="quicknat", exclude=True)
-    kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = 5  # of the wide convolutions
+    kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = (
+        5  # of the wide convolutions
+    )
     depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
@@ -91,7 +93,9 @@ class QuickNat(Network):
         # as channels_last in any memory order; only a copy is really in it.
         device = x.device.type
         # Not every device has it: `meta`, on which operations are counted, has none.
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        autocast = torch.amp.is_autocast_available(
+            device
+        ) and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         x = x.to(dtype, memory_format=self.layout, copy=True)
 

@@ -76,13 +76,17 @@ def read_torch_file(path: str | Path) -> Any:
         if isinstance(error, OSError) and error.filename:
             raise  # of the disk, not of what zipfile reads
         raise ModelError(
-            "is not a file of torch.save, or is damaged", where=path, remedy="download it again"
+            "is not a file of torch.save, or is damaged",
+            where=path,
+            remedy="download it again",
         ) from error
 
 
 def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
     with zipfile.ZipFile(file) as archive:
-        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        members = {
+            member.filename.partition("/")[2]: member for member in archive.infolist()
+        }
         # torch stores without compression; what would grow on reading is no work of torch's.
         if sum(member.file_size for member in members.values()) > size:
             raise ModelError("holds more than it is large", where=path)
@@ -98,7 +102,11 @@ def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
             data = bytearray(read(f"data/{key}"))
             if len(data) != count * dtype.itemsize:
                 raise ModelError("has storages of other sizes than it says", where=path)
-            return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            return (
+                torch.frombuffer(data, dtype=dtype)
+                if data
+                else torch.empty(0, dtype=dtype)
+            )
 
         return _Unpickler(io.BytesIO(read("data.pkl")), storage, path).load()
 
@@ -129,8 +137,13 @@ def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
         tensor = storages[key]
         (count,) = struct.unpack("<q", file.read(8))
         data = bytearray(file.read(tensor.numel() * tensor.element_size()))
-        if count != tensor.numel() or len(data) != tensor.numel() * tensor.element_size():
-            raise ModelError("ends before its data does", where=path, remedy="download it again")
+        if (
+            count != tensor.numel()
+            or len(data) != tensor.numel() * tensor.element_size()
+        ):
+            raise ModelError(
+                "ends before its data does", where=path, remedy="download it again"
+            )
         if count:
             tensor.copy_(torch.frombuffer(data, dtype=tensor.dtype))
     if storages.keys() != set(keys):
@@ -185,10 +198,14 @@ class _Unpickler(pickle._Unpickler):
 
     def persistent_load(self, saved: Any) -> Any:
         kind, *rest = saved
-        if kind == "module":  # a class with its source code, of which only the class is named
+        if (
+            kind == "module"
+        ):  # a class with its source code, of which only the class is named
             return rest[0]
         if kind != "storage" or not isinstance(rest[0], torch.dtype):
-            raise ModelError(f"refers to something that is no tensor: {kind}", where=self._path)
+            raise ModelError(
+                f"refers to something that is no tensor: {kind}", where=self._path
+            )
         dtype, key, _device, count, *view = rest
         if any(part is not None for part in view):
             raise ModelError("has storages within storages", where=self._path)
@@ -229,7 +246,11 @@ class _Maker:
 
 
 def _tensor(
-    storage: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
+    storage: Tensor,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    *_: Any,
 ) -> Tensor:
     """Older files have a storage, an offset, a shape and strides; newer ones, more to ignore."""
     # torch checks the bounds, but lets strides make much out of little.

@@ -31,7 +31,9 @@ class Scan:
     site: str = ""
     grade: str = ""
     notes: str = ""
-    uncertainty: Mapping[str, float] | None = None  # CV of the volume over dropout samples
+    uncertainty: Mapping[str, float] | None = (
+        None  # CV of the volume over dropout samples
+    )
 
     @property
     def name(self) -> str:
@@ -81,7 +83,9 @@ class Cohort:
         return [float(sizes[number]) for number in range(len(self.scans))]
 
 
-def cohort_of(scans: Sequence[Scan], scheme: LabelScheme, ranges: Iterable[Range] = ()) -> Cohort:
+def cohort_of(
+    scans: Sequence[Scan], scheme: LabelScheme, ranges: Iterable[Range] = ()
+) -> Cohort:
     """The tables of a group, from its scans' volumes.
 
     Volumes in long form with asymmetry, their robust z over the group, and a note on those
@@ -127,7 +131,9 @@ def _volume_frame(
                 continue
             right_mm3 = scan.volumes_mm3.get(scheme.names[label.partner], np.nan)
             index = _asymmetry_percent(volume_mm3, right_mm3)
-            rows.append({**row, "metric": "asymmetry_index", "value": index, "unit": "%"})
+            rows.append(
+                {**row, "metric": "asymmetry_index", "value": index, "unit": "%"}
+            )
     return pd.DataFrame(rows)
 
 
@@ -147,13 +153,19 @@ def _age_band(age: float | None) -> str:
     return f"{low}-{low + _AGE_BANDS - 1}"
 
 
-def _range_notes(frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]) -> pd.Series:
+def _range_notes(
+    frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]
+) -> pd.Series:
     """What is to be said of each row's range; nothing where it is within or has none."""
     notes = pd.Series("", frame.index)
     is_volume = frame["metric"] == "volume"
     for limits in ranges:
         scan_fits = np.array([limits.fits(scan) for scan in scans])
-        asked = scan_fits[frame["scan"]] & is_volume & (frame["structure"] == limits.structure)
+        asked = (
+            scan_fits[frame["scan"]]
+            & is_volume
+            & (frame["structure"] == limits.structure)
+        )
         too_small = asked & (frame["value"] < limits.low_mm3)
         too_large = asked & (frame["value"] > limits.high_mm3)
         notes[too_small] = f"below {limits.low_mm3:,.0f} mm³"

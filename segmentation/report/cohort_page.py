@@ -59,7 +59,9 @@ def cohort_page(
         uncertainty=_uncertainty(cohort),
         pictures=pictures,
         scans=_scans(cohort),
-        failures=table("failure-table", "Scans without a result", ["Scan", "Reason"], failures),
+        failures=table(
+            "failure-table", "Scans without a result", ["Scan", "Reason"], failures
+        ),
         volume_definition=METRICS["volume"].definition,
         again=asset("cohort-again.txt"),
         provenance=provenance,
@@ -83,21 +85,32 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         tried = len(cohort.scans) + len(failures)
         notices.append(f"{len(failures)} of {tried} scans have failed.")
     if cohort.frame["z"].notna().sum() == 0:
-        notices.append("Too few scans to find outliers: eight are needed for robust z-scores.")
+        notices.append(
+            "Too few scans to find outliers: eight are needed for robust z-scores."
+        )
     grades = [scan.grade for scan in cohort.scans]
-    texts = {"reject": "rejected by quality control", "look": "should be looked at by a person"}
+    texts = {
+        "reject": "rejected by quality control",
+        "look": "should be looked at by a person",
+    }
     for grade, text in texts.items():
         if grade in grades:
             notices.append(f"{count(grades.count(grade), 'scan')} {text}.")
     return notices
 
 
-def _cards(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+def _cards(
+    cohort: Cohort, failures: Sequence[tuple[str, str]]
+) -> list[tuple[str, str, str]]:
     """What, its value, and more of it."""
     far = cohort.outliers()
     cards = [
         ("Scans", f"{len(cohort.scans):,}", f"{len(failures)} failed"),
-        ("Stand out", f"{far['scan'].nunique():,}", f"in {len(far):,} volumes or asymmetries"),
+        (
+            "Stand out",
+            f"{far['scan'].nunique():,}",
+            f"in {len(far):,} volumes or asymmetries",
+        ),
     ]
     grades = [scan.grade for scan in cohort.scans if scan.grade]
     if grades:
@@ -112,7 +125,9 @@ def _outliers(cohort: Cohort) -> Table:
         "Structure",
         "What",
         Column("Value", 0),
-        Column("Robust z", 1, "Distance from the group's median in robust SDs", sign=True),
+        Column(
+            "Robust z", 1, "Distance from the group's median in robust SDs", sign=True
+        ),
         "Reference range",
     ]
     rows = []
@@ -175,7 +190,9 @@ def _groups(cohort: Cohort) -> list[Table]:
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:
     """Mean and SD of each structure's volume by sex, age or site; None for a single group."""
-    volumes = cohort.frame[(cohort.frame["metric"] == "volume") & (cohort.frame[key] != "")]
+    volumes = cohort.frame[
+        (cohort.frame["metric"] == "volume") & (cohort.frame[key] != "")
+    ]
     groups = sorted(volumes[key].unique())
     if len(groups) < 2:
         return None
@@ -213,7 +230,9 @@ def _uncertainty(cohort: Cohort) -> Table | None:
         Column("Largest", 3),
         "Scan with the largest",
     ]
-    doubts = pd.DataFrame([scan.uncertainty or {} for scan in cohort.scans], dtype=float)
+    doubts = pd.DataFrame(
+        [scan.uncertainty or {} for scan in cohort.scans], dtype=float
+    )
     rows = []
     for place, structure in enumerate(cohort.structures):
         if structure not in doubts:
@@ -235,7 +254,15 @@ def _scans(cohort: Cohort) -> Table:
     for place in order[:_MOST_SCANS]:
         scan = cohort.scans[place]
         rows.append(
-            [scan.name, scan.grade, scan.sex, scan.age, scan.site, largest[place], scan.notes]
+            [
+                scan.name,
+                scan.grade,
+                scan.sex,
+                scan.age,
+                scan.site,
+                largest[place],
+                scan.notes,
+            ]
         )
     note = ""
     if len(order) > _MOST_SCANS:
@@ -249,4 +276,6 @@ def _scans(cohort: Cohort) -> Table:
         Column("Largest |z|", 1),
         "Notes",
     ]
-    return table("scan-table", "Every scan, the most unusual first", columns, rows, note=note)
+    return table(
+        "scan-table", "Every scan, the most unusual first", columns, rows, note=note
+    )

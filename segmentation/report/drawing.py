@@ -84,7 +84,9 @@ _STYLE: dict[str, Any] = {
 
 
 @contextmanager
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Any]:
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1
+) -> Iterator[Any]:
     """A figure without pyplot, in the report's style: (figure, axis or axes)."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -101,7 +103,9 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> Iter
             figure.set_layout_engine("none")
 
 
-def draw_boxes(axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str) -> None:
+def draw_boxes(
+    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str
+) -> None:
     """Quartiles and median of each (height, values), in the colour of a model.
 
     Whiskers end at the last value within 1.5 quartile ranges. All boxes are three artists: each

@@ -45,7 +45,9 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     models = evaluation.models
     measured = set(frame["metric"].unique())
     structures = summary.structures_of(frame)
-    boxes = [figures.box_plot(frame, metric) for metric in _PLOTTED if metric in measured]
+    boxes = [
+        figures.box_plot(frame, metric) for metric in _PLOTTED if metric in measured
+    ]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
     confusions = [figures.confusion_plot(frame, model) for model in models]
     return {
@@ -72,7 +74,10 @@ def heat_maps(evaluation: Evaluation) -> list[Drawing]:
     """Scan x structure, a figure for each metric and model; the page has them as tables."""
     found = []
     for metric in _HEAT:
-        maps = [figures.heat_map(evaluation.frame, model, metric) for model in evaluation.models]
+        maps = [
+            figures.heat_map(evaluation.frame, model, metric)
+            for model in evaluation.models
+        ]
         found += _numbered(maps)
     return found
 
@@ -137,7 +142,8 @@ def _heat_tables(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[
     found = {}
     for metric in _HEAT:
         found[METRICS[metric].title] = [
-            tables.heat(evaluation, model, metric, scheme) for model in evaluation.models
+            tables.heat(evaluation, model, metric, scheme)
+            for model in evaluation.models
         ]
     return found
 
@@ -208,7 +214,9 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
     sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
     for model, absence, number in sums.itertuples(index=False):
         if absence != "absent from both":
-            notices.append(f"{model}: {count(number, 'structure')} {absence} over all scans.")
+            notices.append(
+                f"{model}: {count(number, 'structure')} {absence} over all scans."
+            )
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
@@ -220,7 +228,9 @@ def _doubtful_pairs(pairs: pd.DataFrame) -> list[str]:
     notices = []
     paired_by_order = pairs["paired_by"].str.startswith("natural order")
     if paired_by_order.any():
-        notices.append("Files were paired by their order, because no names match: check the table.")
+        notices.append(
+            "Files were paired by their order, because no names match: check the table."
+        )
     measured = pairs[pairs["status"] == "measured"]
     for note, number in measured["note"].replace("", pd.NA).value_counts().items():
         notices.append(f"{count(int(number), 'prediction')}: {note}.")
@@ -264,7 +274,9 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
             value += f" {definition.unit}"
         more = "one person: no interval"
         if not np.isnan(found["low"]):
-            more = f"95 % interval {found['low']:.{digits}f} to {found['high']:.{digits}f}"
+            more = (
+                f"95 % interval {found['low']:.{digits}f} to {found['high']:.{digits}f}"
+            )
         cards.append((title, value, more))
     return cards
 

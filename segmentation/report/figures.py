@@ -55,7 +55,9 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
     height = len(structures) * max(0.24, 0.17 * len(tables)) + 0.9
     with canvas(8.6, height) as (figure, axis):
         for number, (model, table) in enumerate(tables.items()):
-            places = np.arange(len(structures)) + (number - (len(tables) - 1) / 2) * band
+            places = (
+                np.arange(len(structures)) + (number - (len(tables) - 1) / 2) * band
+            )
             persons = _persons_of(table, structures)
             rows = []
             for place, values in zip(places, persons, strict=True):
@@ -96,7 +98,9 @@ def _names_of_dots(
     return names
 
 
-def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]) -> Drawing:
+def bland_altman_plot(
+    frame: pd.DataFrame, model: str, structures: Sequence[str]
+) -> Drawing:
     """Small multiples: difference of volumes over their mean, with bias and limits."""
     predicted = by_person(frame, model, "volume")
     true = by_person(frame, model, "truth_volume")
@@ -114,13 +118,17 @@ def bland_altman_plot(frame: pd.DataFrame, model: str, structures: Sequence[str]
             predicted_ml = predicted[structure] / 1000
             marks[gid] = _bland_altman_panel(panels[number], true_ml, predicted_ml, gid)
             panels[number].set_title(short_name(structure), fontsize=8, color=INK)
-        figure.supxlabel("mean of true and predicted volume (ml)", fontsize=9, color=INK)
+        figure.supxlabel(
+            "mean of true and predicted volume (ml)", fontsize=9, color=INK
+        )
         figure.supylabel("predicted − true (ml)", fontsize=9, color=INK)
     label = f"Bland-Altman plots of the volumes of {len(structures)} structures, model {model}"
     return Drawing("bland-altman", figure, label, marks, model)
 
 
-def _bland_altman_panel(axis: Any, true: pd.Series, predicted: pd.Series, gid: str) -> list[str]:
+def _bland_altman_panel(
+    axis: Any, true: pd.Series, predicted: pd.Series, gid: str
+) -> list[str]:
     """Draw one structure's volumes (ml, by person); what its dots are."""
     a = true.to_numpy()
     b = predicted.to_numpy()
@@ -143,7 +151,9 @@ def _bland_altman_panel(axis: Any, true: pd.Series, predicted: pd.Series, gid: s
     return names
 
 
-def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -> Drawing:
+def comparison_plot(
+    table: pd.DataFrame, metric: str, first: str, second: str
+) -> Drawing:
     """Mean paired difference with its 95 % interval; filled where significant after Holm."""
     rows = where(table, metric=metric, first=first, second=second)
     rows = rows.dropna(subset="mean_difference")
@@ -157,14 +167,18 @@ def comparison_plot(table: pd.DataFrame, metric: str, first: str, second: str) -
         low, high = rows.loc[known, ["low", "high"]].T.to_numpy(float)
         axis.hlines(places[known], low, high, color=color, lw=1.6)
         faces = [color if p < _SIGNIFICANT else "none" for p in rows["p_holm"]]
-        axis.scatter(rows["mean_difference"], places, s=26, fc=faces, ec=color, zorder=3, gid=gid)
+        axis.scatter(
+            rows["mean_difference"], places, s=26, fc=faces, ec=color, zorder=3, gid=gid
+        )
         name_rows(axis, rows["structure"])
         axis.set_xlabel(f"{title}: {second} − {first}")
     names = []
     for row in rows.to_dict("records"):
         p = row["p_holm"]
         test = "no test" if np.isnan(p) else f"p = {p:.2g} after Holm"
-        names.append(f"{short_name(row['structure'])}: {row['mean_difference']:+.3g}, {test}")
+        names.append(
+            f"{short_name(row['structure'])}: {row['mean_difference']:+.3g}, {test}"
+        )
     label = f"Difference in {title}, {second} minus {first}, by structure"
     return Drawing(f"comparison-{metric}", figure, label, {gid: names})
 
@@ -188,7 +202,9 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
         label = f"{definition.title_with_unit}, {model}"
         figure.colorbar(image, ax=axis, shrink=0.7, label=label)
     name = "heat-map" if metric == "dice" else f"heat-map-{metric}"
-    return Drawing(name, figure, f"{definition.title}, {model} of every scan and structure")
+    return Drawing(
+        name, figure, f"{definition.title}, {model} of every scan and structure"
+    )
 
 
 def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
@@ -207,7 +223,9 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
     return Drawing("confusion", figure, label, title=f"All confusions of {model}")
 
 
-def z_score_plot(frame: pd.DataFrame, structures: Sequence[str], limit: float) -> Drawing:
+def z_score_plot(
+    frame: pd.DataFrame, structures: Sequence[str], limit: float
+) -> Drawing:
     """Robust z of every volume, a row a structure, a dot a scan; far ones stand out."""
     volumes = frame[(frame["metric"] == "volume") & frame["z"].notna()]
     rows = []
@@ -227,5 +245,7 @@ def z_score_plot(frame: pd.DataFrame, structures: Sequence[str], limit: float) -
         draw_dots(axis, shown, 0.8, colors, "scans")
         name_rows(axis, structures)
         axis.set_xlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
-    label = f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
+    label = (
+        f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
+    )
     return Drawing("z-scores", figure, label, {"scans": names})

@@ -60,7 +60,9 @@ class Surface:
         elif suffix == ".gii":
             content = self._gifti()
         else:
-            raise FormatError("not a kind of mesh", where=where, remedy="use .ply or .gii")
+            raise FormatError(
+                "not a kind of mesh", where=where, remedy="use .ply or .gii"
+            )
         with atomic_write(where) as file:
             file.write(content)
 
@@ -78,9 +80,13 @@ class Surface:
 
     def _gifti(self) -> bytes:
         """GIfTI; both spaces of its points are the scanner's."""
-        scanner = nib.gifti.GiftiCoordSystem("NIFTI_XFORM_SCANNER_ANAT", "NIFTI_XFORM_SCANNER_ANAT")
+        scanner = nib.gifti.GiftiCoordSystem(
+            "NIFTI_XFORM_SCANNER_ANAT", "NIFTI_XFORM_SCANNER_ANAT"
+        )
         arrays = [
-            nib.gifti.GiftiDataArray(self.vertices, "NIFTI_INTENT_POINTSET", coordsys=scanner),
+            nib.gifti.GiftiDataArray(
+                self.vertices, "NIFTI_INTENT_POINTSET", coordsys=scanner
+            ),
             nib.gifti.GiftiDataArray(self.faces, "NIFTI_INTENT_TRIANGLE"),
         ]
         return bytes(nib.gifti.GiftiImage(darrays=arrays).to_bytes())
@@ -107,7 +113,9 @@ def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
     return Surface(places.astype(np.float32), np.ascontiguousarray(faces, np.int32))
 
 
-def _crossings(padded: NDArray[np.float64], cells: NDArray[np.int64]) -> NDArray[np.float64]:
+def _crossings(
+    padded: NDArray[np.float64], cells: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Mean place within each cell where its twelve edges cross the surface, (V, 3)."""
     total = np.zeros(cells.shape)
     count = np.zeros((len(cells), 1))
@@ -135,7 +143,9 @@ def _values_at(volume: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
     return values
 
 
-def _quads(inside: NDArray[np.bool_], number: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
+def _quads(
+    inside: NDArray[np.bool_], number: NDArray[np.int32], axis: int
+) -> NDArray[np.int32]:
     """The four cells around each pair of voxels along an axis that the surface parts, (Q, 4)."""
     first = np.delete(inside, -1, axis)
     second = np.delete(inside, 0, axis)

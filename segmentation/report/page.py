@@ -77,7 +77,9 @@ class Table:
     columns: list[Column]
     rows: list[list[Cell]]
     note: str = ""
-    kind: str = ""  # "heat": narrow cells, upright titles; "intervals": on a line of their own
+    kind: str = (
+        ""  # "heat": narrow cells, upright titles; "intervals": on a line of their own
+    )
 
     @property
     def long(self) -> bool:
@@ -97,13 +99,22 @@ def table(
     kind: str = "",
 ) -> Table:
     """A table of plain values, formatted by their columns."""
-    known = [Column(column) if isinstance(column, str) else column for column in columns]
-    cells = [[c.cell(value) for c, value in zip(known, row, strict=True)] for row in rows]
+    known = [
+        Column(column) if isinstance(column, str) else column for column in columns
+    ]
+    cells = [
+        [c.cell(value) for c, value in zip(known, row, strict=True)] for row in rows
+    ]
     return Table(id, caption, known, cells, note, kind)
 
 
 def number(
-    value: float | None, digits: int = 3, *, unit: str = "", sign: bool = False, hint: str = ""
+    value: float | None,
+    digits: int = 3,
+    *,
+    unit: str = "",
+    sign: bool = False,
+    hint: str = "",
 ) -> Cell:
     """A number for people, and its full value for sorting; undefined ones say so."""
     if value is None or math.isnan(value):
@@ -178,7 +189,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters.update(data=_data, contents=_contents, png=lambda p: data_uri("png", p))
+    environment.filters.update(
+        data=_data, contents=_contents, png=lambda p: data_uri("png", p)
+    )
     return environment
 
 
@@ -204,14 +217,17 @@ def _data(value: Any) -> Any:
 def _contents(sections: str) -> list[tuple[str, str]]:
     """Id and title of each section of a page; `data-contents` is a shorter title."""
     found = re.findall(
-        r'<section id="([^"]+)"(?: data-contents="([^"]+)")?>\s*<h2>(.*?)</h2>', sections
+        r'<section id="([^"]+)"(?: data-contents="([^"]+)")?>\s*<h2>(.*?)</h2>',
+        sections,
     )
     return [(id, short or title) for id, short, title in found]
 
 
 def asset(name: str) -> str:
     """A file of `templates`, as it is."""
-    return (resources.files("trinat.segmentation.report") / "templates" / name).read_text("utf-8")
+    return (
+        resources.files("trinat.segmentation.report") / "templates" / name
+    ).read_text("utf-8")
 
 
 def _digest(text: str) -> str:

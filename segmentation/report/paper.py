@@ -33,7 +33,10 @@ _LATEX = str.maketrans(
 
 def printed(evaluation: Evaluation) -> pd.DataFrame:
     """What a paper says of each model and structure: mean, SD and 95 % interval, rounded."""
-    names = [*summary.structures_of(evaluation.frame), *summary.groups_of(evaluation.frame)]
+    names = [
+        *summary.structures_of(evaluation.frame),
+        *summary.groups_of(evaluation.frame),
+    ]
     rows = []
     for model in evaluation.models:
         for structure in names:
@@ -46,7 +49,9 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
                 "persons": str(dice["persons"]),
             }
             for metric in _PRINTED:
-                row |= _printed_metric(metric, evaluation.statistic(model, metric, structure))
+                row |= _printed_metric(
+                    metric, evaluation.statistic(model, metric, structure)
+                )
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -69,11 +74,15 @@ def latex(table: pd.DataFrame) -> str:
     texts = []
     for model, rows in table.groupby("model", sort=False):
         names = [name.translate(_LATEX) for name in rows["structure"]]
-        shown = pd.DataFrame({"Structure": names, "Persons": rows["persons"].to_numpy()})
+        shown = pd.DataFrame(
+            {"Structure": names, "Persons": rows["persons"].to_numpy()}
+        )
         for metric in _PRINTED:
             title = METRICS[metric].title_with_unit.translate(_LATEX)
             cells = []
-            for mean, sd in zip(rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True):
+            for mean, sd in zip(
+                rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True
+            ):
                 cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
             shown[title] = cells
         caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
@@ -81,7 +90,9 @@ def latex(table: pd.DataFrame) -> str:
         if undefined:
             caption += f" Undefined values are left out: {undefined.translate(_LATEX)}."
         columns = "lr" + len(_PRINTED) * "l"
-        texts.append(shown.to_latex(index=False, column_format=columns, caption=caption))
+        texts.append(
+            shown.to_latex(index=False, column_format=columns, caption=caption)
+        )
     return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)
 
 

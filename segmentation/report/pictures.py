@@ -42,16 +42,23 @@ _EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P",
 
 def label_colors(scheme: LabelScheme) -> NDArray[np.float32]:
     """Colour of each class, (K, 3), 0 to 1."""
-    return np.array([label.color for label in scheme.labels], np.float32) / np.float32(255)
+    return np.array([label.color for label in scheme.labels], np.float32) / np.float32(
+        255
+    )
 
 
 def overlay(
-    gray: NDArray[Any], indices: NDArray[Any], colors: NDArray[np.float32], opacity: float = 0.55
+    gray: NDArray[Any],
+    indices: NDArray[Any],
+    colors: NDArray[np.float32],
+    opacity: float = 0.55,
 ) -> NDArray[np.float32]:
     """Grey values 0 to 1 (H, W) with the classes' colours over them, (H, W, 3); 0 stays grey."""
     picture = np.repeat(np.clip(gray, 0, 1).astype(np.float32)[..., None], 3, axis=-1)
     inside = indices > 0
-    picture[inside] = (1 - opacity) * picture[inside] + opacity * colors[indices[inside]]
+    picture[inside] = (1 - opacity) * picture[inside] + opacity * colors[
+        indices[inside]
+    ]
     return picture
 
 
@@ -66,7 +73,9 @@ def outlines(indices: NDArray[Any]) -> NDArray[Any]:
     return np.where(is_inside, 0, indices)
 
 
-def three_pictures(gray: NDArray[Any], indices: NDArray[Any], colors: Picture) -> list[Picture]:
+def three_pictures(
+    gray: NDArray[Any], indices: NDArray[Any], colors: Picture
+) -> list[Picture]:
     """The image, its labels, and their outlines over it."""
     return [
         overlay(gray, np.zeros_like(indices), colors),
@@ -76,14 +85,21 @@ def three_pictures(gray: NDArray[Any], indices: NDArray[Any], colors: Picture) -
 
 
 def draw_mosaic(
-    image: Volume, labels: Volume, scheme: LabelScheme, *, title: str = "", slices_per_view: int = 3
+    image: Volume,
+    labels: Volume,
+    scheme: LabelScheme,
+    *,
+    title: str = "",
+    slices_per_view: int = 3,
 ) -> NDArray[np.uint8]:
     """Image, labels and outlines in each view, a pixel a voxel or more, (H, W, 3).
 
     Both volumes are on the working grid (RAS axes). Not by matplotlib, which takes a second.
     """
     if image.axcodes != "RAS" or image.shape != labels.shape:
-        raise GeometryError("a mosaic needs image and class indices on one grid with RAS axes")
+        raise GeometryError(
+            "a mosaic needs image and class indices on one grid with RAS axes"
+        )
     indices = np.asarray(labels.data)
     colors = label_colors(scheme)
     brightest = 1.0
@@ -117,20 +133,28 @@ def draw_rows(
     longest_side = max(max(picture.shape[:2]) for picture in pictures)
     zoom = max(1, _LEAST_SIDE // longest_side)
     width = zoom * max(picture.shape[1] for picture in pictures) + _GAP
-    heights = [zoom * max(len(picture) for picture in row) + _GAP for row in rows.values()]
+    heights = [
+        zoom * max(len(picture) for picture in row) + _GAP for row in rows.values()
+    ]
     most_in_a_row = max(len(row) for row in rows.values())
     bottom = 2 * _GAP if title else 0
-    page = Image.new("RGB", (_GAP + width * most_in_a_row, bottom + sum(heights)), _PAPER)
+    page = Image.new(
+        "RGB", (_GAP + width * most_in_a_row, bottom + sum(heights)), _PAPER
+    )
     pen = ImageDraw.Draw(page)
     font = ImageFont.load_default(_LETTER)
     # An outline keeps the letters readable on bright tissue.
-    write_letter = partial(pen.text, fill=_INK, font=font, stroke_width=1, stroke_fill=_PAPER)
+    write_letter = partial(
+        pen.text, fill=_INK, font=font, stroke_width=1, stroke_fill=_PAPER
+    )
     pen.text((page.width / 2, _GAP), title, _INK, font, "mm")
     for height, (name, row) in zip(heights, rows.items(), strict=True):
         bottom += height
         label = Image.new("RGB", (height - _GAP, _GAP), _PAPER)
         ImageDraw.Draw(label).text((label.width / 2, _GAP / 2), name, _INK, font, "mm")
-        page.paste(label.transpose(Image.Transpose.ROTATE_90), (0, bottom - label.width))
+        page.paste(
+            label.transpose(Image.Transpose.ROTATE_90), (0, bottom - label.width)
+        )
         first, last = (edges or {}).get(name, ("", ""))
         for column, picture in enumerate(row):
             pixels = np.rint(np.clip(picture[::-1], 0, 1) * 255).astype(np.uint8)
@@ -281,8 +305,12 @@ def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return np.asarray(np.maximum(1, np.round(extent_mm / step_mm)) / shape, np.float64)
 
 
-def _scaled(data: NDArray[Any], zoom: NDArray[np.float64], *, order: int) -> NDArray[Any]:
-    scaled: NDArray[Any] = ndimage.zoom(data, zoom, order=order, mode="nearest", grid_mode=True)
+def _scaled(
+    data: NDArray[Any], zoom: NDArray[np.float64], *, order: int
+) -> NDArray[Any]:
+    scaled: NDArray[Any] = ndimage.zoom(
+        data, zoom, order=order, mode="nearest", grid_mode=True
+    )
     return scaled
 
 
@@ -298,13 +326,17 @@ def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
 def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """More than 6 mm away, on a grid of 1 mm: what no picture shows, as it could be a face."""
     # Of every second voxel: the distances of all take half a second.
-    distance = ndimage.distance_transform_edt(~brain[::2, ::2, ::2], sampling=2 * _STEP_MM)
+    distance = ndimage.distance_transform_edt(
+        ~brain[::2, ::2, ::2], sampling=2 * _STEP_MM
+    )
     far = np.asarray(distance > _SHOWN_MM)
     x, y, z = brain.shape
     return far.repeat(2, 0).repeat(2, 1).repeat(2, 2)[:x, :y, :z]
 
 
-def _worst_place(true: NDArray[Any], predicted: NDArray[Any], focus: int) -> tuple[int, int, int]:
+def _worst_place(
+    true: NDArray[Any], predicted: NDArray[Any], focus: int
+) -> tuple[int, int, int]:
     """The slices with most errors of one class, else of all, else the middle."""
     wrong = true != predicted
     of_focus = wrong & ((true == focus) | (predicted == focus))
@@ -335,7 +367,11 @@ def _still(
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32) / np.float32(255)
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)
     rows = []
-    for classes, palette in ((true, colors), (predicted, colors), (errors, error_colors)):
+    for classes, palette in (
+        (true, colors),
+        (predicted, colors),
+        (errors, error_colors),
+    ):
         planes = []
         for view, position in zip(views, start, strict=True):
             gray = to_slices(shades, view)[position] / np.float32(255)
@@ -356,7 +392,11 @@ def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
     rows = -(-z // columns)
     slices = np.zeros((rows * columns, y, x), np.uint8)
     slices[:z] = to_slices(volume, View.AXIAL)
-    return slices.reshape(rows, columns, y, x).swapaxes(1, 2).reshape(rows * y, columns * x)
+    return (
+        slices.reshape(rows, columns, y, x)
+        .swapaxes(1, 2)
+        .reshape(rows * y, columns * x)
+    )
 
 
 def encoded(picture: NDArray[np.uint8], kind: str, **options: Any) -> bytes:

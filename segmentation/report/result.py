@@ -105,7 +105,9 @@ class Result(Segmentation):
             "grade": [grades.get(label.name, "") for label in known],
         }
         table = pd.DataFrame(columns)
-        table.insert(4, "share", table.mm3 / (total_brain_mm3(self.scheme, volumes) or np.nan))
+        table.insert(
+            4, "share", table.mm3 / (total_brain_mm3(self.scheme, volumes) or np.nan)
+        )
         return table
 
     def mask(self, structure: str | int) -> Volume:
@@ -198,13 +200,19 @@ class Result(Segmentation):
         return figure
 
     def _mosaic(self) -> NDArray[np.uint8]:
-        image, labels = (reoriented(volume, "RAS") for volume in (self.image, self.working))
+        image, labels = (
+            reoriented(volume, "RAS") for volume in (self.image, self.working)
+        )
         return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
-        reasons = "".join(f"<li>{escape(reason)}</li>" for reason in self.quality.reasons)
+        reasons = "".join(
+            f"<li>{escape(reason)}</li>" for reason in self.quality.reasons
+        )
         picture = data_uri("png", encoded(self._mosaic(), "PNG"))
-        table = self.volumes().to_html(index=False, float_format="{:.4g}".format, border=0)
+        table = self.volumes().to_html(
+            index=False, float_format="{:.4g}".format, border=0
+        )
         return (
             f'<p>{escape(repr(self))}</p><ul>{reasons}</ul><img src="{picture}" alt="slices">'
             f"<details><summary>volumes</summary>{table}</details>"
@@ -239,7 +247,9 @@ class Segmenter(segmenter.Segmenter):
         `mirror` averages with the mirrored scan, at twice the time. `samples` predictions with
         dropout (`seed`) make `result.entropy` and `result.uncertainty`.
         """
-        found = super().segment(Volume.of(volume), mirror=mirror, samples=samples, seed=seed)
+        found = super().segment(
+            Volume.of(volume), mirror=mirror, samples=samples, seed=seed
+        )
         return Result.of(found, self.model)
 
 

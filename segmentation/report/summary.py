@@ -112,7 +112,9 @@ def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
 _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 
 
-def _statistics(frame: pd.DataFrame, model: str, metric: str, members: Members) -> pd.DataFrame:
+def _statistics(
+    frame: pd.DataFrame, model: str, metric: str, members: Members
+) -> pd.DataFrame:
     persons = by_person(frame, model, metric)
     definition = METRICS[metric]
     interval = mean_interval(persons.to_numpy(float))
@@ -162,7 +164,9 @@ def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
                 tables.append(table.assign(first=first, second=second, metric=metric))
     if not tables:
         return pd.DataFrame()
-    table = pd.concat(tables, ignore_index=True).astype({"p": float}).assign(p_holm=np.nan)
+    table = (
+        pd.concat(tables, ignore_index=True).astype({"p": float}).assign(p_holm=np.nan)
+    )
     families = table.groupby(["first", "second", "metric", _is_group(table)])
     for index in families.groups.values():
         table.loc[index, "p_holm"] = holm(table.loc[index, "p"].to_numpy(float))
@@ -176,11 +180,17 @@ def _comparison(
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
     structures = structures_of(frame)
-    known = [name for name in structures if name in of_first.columns and name in of_second.columns]
+    known = [
+        name
+        for name in structures
+        if name in of_first.columns and name in of_second.columns
+    ]
     of_first, of_second, left_out = _shared(of_first, of_second)
     for group in groups_of(frame):
         of_group = members.get(group, ())
-        parts = [name for name in structures if name in of_group and name in of_first.columns]
+        parts = [
+            name for name in structures if name in of_group and name in of_first.columns
+        ]
         if parts:
             of_first[group] = of_first[parts].mean(axis=1)
             of_second[group] = of_second[parts].mean(axis=1)
@@ -201,7 +211,9 @@ def _comparison(
     return pd.DataFrame(rows)
 
 
-def _shared(one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
+def _shared(
+    one: pd.DataFrame, other: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
     """Two models' values by scan where both have one, and how many of each only one has."""
     scans = one.index.union(other.index)
     structures = one.columns.union(other.columns, sort=False)
@@ -223,7 +235,9 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
             predicted_mm3 = predicted[structure].to_numpy()
             limits = bland_altman(true_mm3, predicted_mm3)
             icc = icc_2_1(np.stack((true_mm3, predicted_mm3), axis=1))
-            rows.append({"model": model, "structure": structure, **asdict(limits), "icc": icc})
+            rows.append(
+                {"model": model, "structure": structure, **asdict(limits), "icc": icc}
+            )
     return pd.DataFrame(rows)
 
 
@@ -238,7 +252,9 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
             scans = by_scan(frame, model, metric)
             for structure in scans.columns:
                 persons = scans[structure].dropna().groupby(level="subject")
-                first_two = [values.to_numpy()[:2] for _, values in persons if len(values) > 1]
+                first_two = [
+                    values.to_numpy()[:2] for _, values in persons if len(values) > 1
+                ]
                 pairs = np.array(first_two)
                 if not len(pairs):
                     continue
@@ -257,7 +273,11 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
     predicted = rows["metric"].str.removeprefix("labelled_as:")
     table = rows.assign(predicted=predicted).pivot_table(
-        index="structure", columns="predicted", values="value", aggfunc="sum", fill_value=0.0
+        index="structure",
+        columns="predicted",
+        values="value",
+        aggfunc="sum",
+        fill_value=0.0,
     )
     order = ["background", *structures_of(frame)]
     table = table.reindex(index=order, columns=order, fill_value=0.0)
@@ -272,7 +292,9 @@ def swapped(frame: pd.DataFrame) -> pd.DataFrame:
 
 def absences(frame: pd.DataFrame) -> pd.DataFrame:
     """How often each structure is missed, invented or absent from both."""
-    rows = frame[(frame["metric"] == "dice") & (frame["note"] != "") & ~_is_group(frame)]
+    rows = frame[
+        (frame["metric"] == "dice") & (frame["note"] != "") & ~_is_group(frame)
+    ]
     counts = rows.groupby(["model", "structure", "note"]).size()
     return counts.rename("count").reset_index().rename(columns={"note": "absence"})
 
@@ -284,10 +306,16 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     """
     scan = ["subject", "session", "model"]
     dice = where(frame, metric="dice").dropna(subset="value")
-    worst = where(dice, structure="group:all").nsmallest(count, "value")[[*scan, "value"]]
+    worst = where(dice, structure="group:all").nsmallest(count, "value")[
+        [*scan, "value"]
+    ]
     single = dice[~_is_group(dice)]
-    lowest = single.loc[single.groupby(scan)["value"].idxmin(), [*scan, "structure", "value"]]
-    lowest = lowest.rename(columns={"structure": "worst_structure", "value": "worst_value"})
+    lowest = single.loc[
+        single.groupby(scan)["value"].idxmin(), [*scan, "structure", "value"]
+    ]
+    lowest = lowest.rename(
+        columns={"structure": "worst_structure", "value": "worst_value"}
+    )
     return worst.merge(lowest, on=scan, how="left")
 
 
@@ -333,7 +361,9 @@ class Evaluation:
         }
 
 
-def evaluate_frame(frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme) -> Evaluation:
+def evaluate_frame(
+    frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme
+) -> Evaluation:
     """All statistics of a metrics.csv, whose structures are those of `scheme`."""
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():

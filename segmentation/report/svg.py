@@ -50,7 +50,10 @@ def plain_svg(figure: Figure) -> bytes:
 
 
 def inline_svg(
-    plain: bytes, prefix: str, label: str, titles: Mapping[str, Sequence[str]] | None = None
+    plain: bytes,
+    prefix: str,
+    label: str,
+    titles: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """`plain_svg` for a page; `prefix` keeps its ids apart from other figures'.
 

@@ -14,7 +14,15 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS, Metric
 from trinat.segmentation.metrics.pair import Measurement
 from trinat.segmentation.report import summary
-from trinat.segmentation.report.page import Cell, Column, Columns, Table, number, short_name, table
+from trinat.segmentation.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    number,
+    short_name,
+    table,
+)
 from trinat.segmentation.report.summary import HEADLINE, Evaluation
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
@@ -26,10 +34,13 @@ _UNDEFINED = (
     "Values that do not exist, one a structure and scan: of what is missed, invented, rejected or "
     "in neither map"
 )
-_LEFT_OUT = "Values that only one of the two models has, one a structure and scan: not compared"
+_LEFT_OUT = (
+    "Values that only one of the two models has, one a structure and scan: not compared"
+)
 
 _HEADLINE_COLUMNS: Columns = [
-    Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition) for metric in HEADLINE
+    Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition)
+    for metric in HEADLINE
 ]
 
 METRICS_COLUMNS = (
@@ -45,7 +56,9 @@ METRICS_COLUMNS = (
 )
 
 
-def metrics_frame(scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]]) -> pd.DataFrame:
+def metrics_frame(
+    scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]],
+) -> pd.DataFrame:
     """One table of all scans' measurements; each scan brings its subject, session and model."""
     rows = []
     for scan, measurements in scans:
@@ -93,7 +106,9 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
     note = "The model does not know these structures: they are in no mean and in no worst case."
     columns = {"structure": Column("Structure"), "model": Column("Model")}
     caption = "Not predicted by this model"
-    return _records("unknown-table", caption, columns, evaluation.not_predicted, note=note)
+    return _records(
+        "unknown-table", caption, columns, evaluation.not_predicted, note=note
+    )
 
 
 def groups(evaluation: Evaluation) -> Table:
@@ -107,7 +122,9 @@ def groups(evaluation: Evaluation) -> Table:
     rows = []
     for model in evaluation.models:
         for group in shown:
-            intervals = [_interval(evaluation, model, metric, group) for metric in HEADLINE]
+            intervals = [
+                _interval(evaluation, model, metric, group) for metric in HEADLINE
+            ]
             rows.append([short_name(group), model, *intervals])
     columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
     caption = "Groups of structures: mean over persons, with its 95 % interval"
@@ -129,7 +146,10 @@ def structures(evaluation: Evaluation) -> Table:
         Column("Median", 0),
         Column("SD", 0),
     ]
-    names = [*summary.structures_of(evaluation.frame), *evaluation.frame["structure"].unique()]
+    names = [
+        *summary.structures_of(evaluation.frame),
+        *evaluation.frame["structure"].unique(),
+    ]
     place = {name: number for number, name in enumerate(dict.fromkeys(names))}
     order = list(METRICS)
     records = sorted(
@@ -162,8 +182,12 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
         columns.append(Column(abbreviations[name], 2, short_name(name)))
     shown = scans.head(_MOST_SCANS)
     rows = []
-    for (subject, session), (_, values) in zip(shown.index, shown.iterrows(), strict=True):
-        cells = [_shaded(definition, name, values[name]) for name in ("group:all", *singles)]
+    for (subject, session), (_, values) in zip(
+        shown.index, shown.iterrows(), strict=True
+    ):
+        cells = [
+            _shaded(definition, name, values[name]) for name in ("group:all", *singles)
+        ]
         rows.append([f"{subject} {session}".strip(), *cells])
     note = ""
     if len(scans) > len(rows):
@@ -191,7 +215,9 @@ def comparison(evaluation: Evaluation) -> Table:
         Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
         Column("Left out", 0, _LEFT_OUT),
         Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
-        Column("p (Holm)", 3, "Corrected by Holm's method over structures within a metric"),
+        Column(
+            "p (Holm)", 3, "Corrected by Holm's method over structures within a metric"
+        ),
         "Note",
     ]
     rows = [
@@ -254,7 +280,9 @@ def confusions(frame: pd.DataFrame) -> Table:
         is_right = np.array(shares.index)[:, None] == np.array(shares.columns)
         values[is_right] = 0
         largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
-        for true, predicted in zip(*np.unravel_index(largest, values.shape), strict=True):
+        for true, predicted in zip(
+            *np.unravel_index(largest, values.shape), strict=True
+        ):
             share = float(values[true, predicted])
             if share > 0:
                 true_name = short_name(shares.index[true])
@@ -322,7 +350,12 @@ def definitions() -> Table:
 
 
 def _records(
-    id: str, caption: str, columns: Mapping[str, Column], records: pd.DataFrame, *, note: str = ""
+    id: str,
+    caption: str,
+    columns: Mapping[str, Column],
+    records: pd.DataFrame,
+    *,
+    note: str = "",
 ) -> Table:
     """A table of records, its columns by their keys; structures have their short names."""
     shown = records.copy()

@@ -89,8 +89,14 @@ def conform(
     else:
         _require(volume, plan.scan, "the scan that its plan was made for")
     to = GridMap.between(volume.grid, plan.working)
-    data = resample_labels(volume.data, to) if labels else resample_image(_scaled(volume), to)
-    return Conformed(Volume(data, plan.working.affine, volume.codes, volume.notes), plan)
+    data = (
+        resample_labels(volume.data, to)
+        if labels
+        else resample_image(_scaled(volume), to)
+    )
+    return Conformed(
+        Volume(data, plan.working.affine, volume.codes, volume.notes), plan
+    )
 
 
 def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
@@ -100,7 +106,11 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
     """
     _require(volume, plan.working, "the working grid of its plan")
     back = GridMap.between(plan.working, plan.scan)
-    data = resample_labels(volume.data, back) if labels else resample_image(volume.data, back)
+    data = (
+        resample_labels(volume.data, back)
+        if labels
+        else resample_image(volume.data, back)
+    )
     return Volume(data, plan.scan.affine, plan.codes, volume.notes)
 
 
@@ -133,7 +143,10 @@ def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
         content = occupied_box(volume.data != 0) if labels else head_box(volume)
         box = grid.extent_mm(grid.box if is_empty(content) else content)
     if shape is None:
-        sides = np.ceil((box[1] - box[0]) / _GRID_MM / _SIDE_MULTIPLE - _SAME_MM) * _SIDE_MULTIPLE
+        sides = (
+            np.ceil((box[1] - box[0]) / _GRID_MM / _SIDE_MULTIPLE - _SAME_MM)
+            * _SIDE_MULTIPLE
+        )
         shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
         low, high = box
     size = np.array(shape) * _GRID_MM
@@ -158,10 +171,14 @@ def _scaled(volume: Volume) -> NDArray[np.float32]:
     """
     steps = [max(1, round(_SAMPLE_MM / s)) for s in volume.spacing_mm]
     sample = volume.data[:: steps[0], :: steps[1], :: steps[2]]
-    low, bright = foreground(sample, float(np.prod(np.multiply(steps, volume.spacing_mm))))
+    low, bright = foreground(
+        sample, float(np.prod(np.multiply(steps, volume.spacing_mm)))
+    )
     # Smaller differences have no inverse in single precision.
     if bright - low < np.finfo(np.float32).tiny:
-        raise FormatError("nothing stands out from its background", remedy="give a scan of a head")
+        raise FormatError(
+            "nothing stands out from its background", remedy="give a scan of a head"
+        )
     values = volume.data.astype(np.float32)
     if low:
         values -= np.float32(low)
@@ -179,7 +196,11 @@ def _require(volume: Volume, grid: Grid, what: str) -> None:
     if apart_mm > _SAME_MM:
         raise GeometryError(
             f"its grid of {volume.shape} voxels is not that of {what}, {grid.shape}"
-            + (f", but up to {apart_mm:.3g} mm off" if volume.shape == grid.shape else ""),
+            + (
+                f", but up to {apart_mm:.3g} mm off"
+                if volume.shape == grid.shape
+                else ""
+            ),
             remedy="give volumes that belong together",
         )
 
@@ -198,7 +219,9 @@ def foreground(values: NDArray[Any], voxel_mm3: float) -> tuple[float, float]:
         # Not magnitudes: normalised, or with the overshoot of a sharp filter. The background is
         # what most of the dark half holds.
         floor = ranked[min(few, len(ranked) // 100)]
-        dark = ranked[: ranked.searchsorted(floor + _TISSUE * (bright - floor), "right")]
+        dark = ranked[
+            : ranked.searchsorted(floor + _TISSUE * (bright - floor), "right")
+        ]
         low = min(0.0, float(dark[len(dark) // 2]))
     for _ in range(20):
         first = int(ranked.searchsorted(low + _TISSUE * (bright - low), "right"))

@@ -87,7 +87,9 @@ def whole(shape: Sequence[int]) -> Box:
     return x, y, z
 
 
-def grown(box: Sequence[slice], shape: Sequence[int], voxels: int | NDArray[np.int_] = 1) -> Box:
+def grown(
+    box: Sequence[slice], shape: Sequence[int], voxels: int | NDArray[np.int_] = 1
+) -> Box:
     """The box with so many voxels more on each side, as far as there are any."""
     x, y, z = (
         slice(max(s.start - v, 0), min(s.stop + v, n))
@@ -108,7 +110,9 @@ def to_shape(sides: Any) -> Shape:
 def world_axes(codes: str) -> tuple[tuple[int, int], ...]:
     """World axis (0, 1 or 2) and direction (1 or -1) of each array axis, of codes such as "LIA"."""
     pairs = ("LR", "PA", "IS")
-    axes = [(w, pair.find(c)) for c in codes for w, pair in enumerate(pairs) if c in pair]
+    axes = [
+        (w, pair.find(c)) for c in codes for w, pair in enumerate(pairs) if c in pair
+    ]
     if len(codes) != 3 or sorted(world for world, _ in axes) != [0, 1, 2]:
         raise ValueError(
             f"{codes!r} must name three axes, one of each pair L/R, P/A, I/S, as in RAS or LIA"

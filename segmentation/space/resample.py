@@ -50,7 +50,9 @@ class GridMap:
 
     @classmethod
     def between(cls, source: Grid, target: Grid) -> GridMap:
-        return cls(np.asarray(np.linalg.solve(source.affine, target.affine)), target.shape)
+        return cls(
+            np.asarray(np.linalg.solve(source.affine, target.affine)), target.shape
+        )
 
     def cut(self, source: Box, target: Box) -> GridMap:
         """The same map for parts of both grids."""
@@ -63,7 +65,9 @@ class GridMap:
     def reach(self, source: Box) -> Box:
         """The target voxels that any voxel of this part of the source touches."""
         inverse = np.linalg.inv(self.matrix)
-        touched = moved(list(product(*((s.start - 1, s.stop) for s in source))), inverse)
+        touched = moved(
+            list(product(*((s.start - 1, s.stop) for s in source))), inverse
+        )
         # A voxel's extent is half a voxel to either side.
         first = np.floor(touched.min(axis=0) - 0.5).astype(int)
         last = np.ceil(touched.max(axis=0) + 0.5).astype(int)
@@ -80,7 +84,9 @@ class GridMap:
         order = steps.argmax(axis=0).tolist()
         drift = steps * self.shape
         drift[order, range(3)] = 0
-        return order if sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS else None
+        return (
+            order if sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS else None
+        )
 
     @property
     def reordering(self) -> list[tuple[int, int, int]] | None:
@@ -94,7 +100,9 @@ class GridMap:
         error = np.abs(steps - signs) * self.shape + np.abs(starts - whole)
         if error.max() >= _SAME_VOXELS:
             return None
-        return [(a, int(b), int(c)) for a, b, c in zip(order, signs, whole, strict=True)]
+        return [
+            (a, int(b), int(c)) for a, b, c in zip(order, signs, whole, strict=True)
+        ]
 
     @property
     def points(self) -> list[NDArray[np.float64]]:
@@ -110,7 +118,9 @@ def resample_image(data: NDArray[Any], to: GridMap) -> NDArray[np.float32]:
     if moved is not None:
         return moved.astype(np.float32, copy=False)
     # A copy, for the same reason as in `occupied_box`.
-    return np.asarray(_interpolate(torch.from_numpy(data.astype(np.float32)), to).numpy())
+    return np.asarray(
+        _interpolate(torch.from_numpy(data.astype(np.float32)), to).numpy()
+    )
 
 
 def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
@@ -131,7 +141,8 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     names = np.unique(np.append(np.unique(part), 0))
     if len(names) > _MOST_LABELS:
         raise LabelError(
-            f"{len(names)} different labels, as no label map has", remedy="give a label map"
+            f"{len(names)} different labels, as no label map has",
+            remedy="give a label map",
         )
     indices = _ranks(part, names)
     ballot = _Ballot(torch.from_numpy(indices), int(names.searchsorted(0)), len(names))
@@ -140,7 +151,9 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     return out
 
 
-def resample_probabilities(probabilities: NDArray[Any] | Tensor, to: GridMap) -> NDArray[np.uint8]:
+def resample_probabilities(
+    probabilities: NDArray[Any] | Tensor, to: GridMap
+) -> NDArray[np.uint8]:
     """Most probable class on another grid of probabilities (K, X, Y, Z) that sum to 1, or to 0.
 
     Class by class, so that no more than one class is held as float32; beyond the edge lies class 0.
@@ -221,7 +234,11 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
 # shares its work out among threads; sparse matrices and scipy do not.
 def _interpolate(source: Tensor, to: GridMap) -> Tensor:
     axes = to.source_axes
-    return _interpolate_askew(source, to) if axes is None else _interpolate_along(source, to, axes)
+    return (
+        _interpolate_askew(source, to)
+        if axes is None
+        else _interpolate_along(source, to, axes)
+    )
 
 
 def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
@@ -247,7 +264,9 @@ def _weights(
     target = np.broadcast_to(np.arange(size)[:, None], at.shape)
     for voxel, share in ((low, low + 1 - at), (low + 1, at - low)):
         # Rows 0 and length + 1 take what lies beyond the edges.
-        np.add.at(weights, (np.clip(voxel + 1, 0, length + 1), target), share / len(points))
+        np.add.at(
+            weights, (np.clip(voxel + 1, 0, length + 1), target), share / len(points)
+        )
     return torch.from_numpy(weights[1:-1].astype(np.float32))
 
 
@@ -262,7 +281,11 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
             at = _positions(to, rows, shift)
             # Indices to torch's -1..1 between the first and the last voxel, last axis first.
             grid = torch.stack(
-                [2 * a / (n - 1) - 1 for a, n in zip(at, sizes.clamp(min=2), strict=True)][::-1], -1
+                [
+                    2 * a / (n - 1) - 1
+                    for a, n in zip(at, sizes.clamp(min=2), strict=True)
+                ][::-1],
+                -1,
             )
             count = len(grid)
             out[rows] += grid_sample(
@@ -274,7 +297,9 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
 def _slabs(shape: Shape) -> Iterator[slice]:
     """Parts of the first axis of about a million voxels each."""
     step = max(1, _SLAB_VOXELS // (shape[1] * shape[2]))
-    return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
+    return (
+        slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step)
+    )
 
 
 def _positions(to: GridMap, rows: slice, shift: tuple[float, ...]) -> list[Tensor]:
@@ -321,7 +346,11 @@ class _Ballot:
             for shift in shifts:
                 cell, _ = self._locate(_positions(to, rows, shift))
                 found = self.cells.take(_flat(cell, self.cells.shape))
-                agreed = found if agreed is None else torch.where(agreed == found, found, _MIXED)
+                agreed = (
+                    found
+                    if agreed is None
+                    else torch.where(agreed == found, found, _MIXED)
+                )
             assert agreed is not None
             undecided = (agreed == _MIXED).nonzero()
             undecided[:, 0] += rows.start
@@ -341,7 +370,9 @@ class _Ballot:
             parts.append(inside - cell)
         return cells, parts
 
-    def _tally(self, to: GridMap, voxels: Tensor, shifts: list[tuple[float, ...]]) -> Tensor:
+    def _tally(
+        self, to: GridMap, voxels: Tensor, shifts: list[tuple[float, ...]]
+    ) -> Tensor:
         """Winners (M,) at target voxels (M, 3)."""
         matrix = torch.from_numpy(to.matrix)
         votes = torch.zeros(len(voxels), self.count)

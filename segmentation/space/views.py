@@ -82,14 +82,18 @@ def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
     leading: int = slices.ndim - 3
     # Where slices hold each axis of the volume: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
-    return _permute(slices, (*range(1, leading + 1), held_at[0], held_at[1], held_at[2]))
+    return _permute(
+        slices, (*range(1, leading + 1), held_at[0], held_at[1], held_at[2])
+    )
 
 
 def source_axes(given: str, wanted: str) -> tuple[tuple[int, int], ...]:
     """For each axis of an array that runs as `wanted` ("LIA"), which axis of one that runs as
     `given` it is, and whether in the same direction (1) or not (-1)."""
     have = {world: (axis, sign) for axis, (world, sign) in enumerate(world_axes(given))}
-    return tuple((have[world][0], sign * have[world][1]) for world, sign in world_axes(wanted))
+    return tuple(
+        (have[world][0], sign * have[world][1]) for world, sign in world_axes(wanted)
+    )
 
 
 def turned(array: NDArray[Any], axes: Sequence[tuple[int, int]]) -> NDArray[Any]:
@@ -111,4 +115,8 @@ def reoriented(volume: Volume, axes: str) -> Volume:
 
 
 def _permute(array: _Array, order: tuple[int, ...]) -> _Array:
-    return array.transpose(order) if isinstance(array, np.ndarray) else array.permute(order)
+    return (
+        array.transpose(order)
+        if isinstance(array, np.ndarray)
+        else array.permute(order)
+    )

@@ -31,7 +31,9 @@ class Anatomy:
     tissues: NDArray[np.uint8]  # (X, Y, Z), 0..A-1
     truth: NDArray[np.uint8]  # (X, Y, Z), classes of quicknat33
     cells: NDArray[np.uint8]  # (X-1, Y-1, Z-1): class of all eight corners, or MIXED
-    contrast: NDArray[np.uint8]  # (A,): rows of `means` and `spreads`; both sides share one
+    contrast: NDArray[
+        np.uint8
+    ]  # (A,): rows of `means` and `spreads`; both sides share one
     # (classes, 2) of real T1 scans scaled to 0..255: mean and deviation, over scans, of each
     # tissue's mean (`means`) and of its standard deviation (`spreads`).
     means: NDArray[np.float32]
@@ -41,7 +43,11 @@ class Anatomy:
 @cache
 def load_anatomy(spacing_mm: int = 1) -> Anatomy:
     """The anatomy on a grid of 1, 2, ... mm; arrays are shared, and read-only."""
-    with resources.files("trinat.segmentation.synthetic").joinpath(ANATOMY_FILE).open("rb") as file:
+    with (
+        resources.files("trinat.segmentation.synthetic")
+        .joinpath(ANATOMY_FILE)
+        .open("rb") as file
+    ):
         stored = dict(np.load(file, allow_pickle=False))
     packed = lzma.decompress(stored["tissues_xz"].tobytes())
     tissues = np.frombuffer(packed, np.uint8).reshape(stored["shape"])
@@ -49,10 +55,20 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
         tissues = _coarsen(tissues, spacing_mm)
     # A structure outside the scheme, skin say, is background of the truth.
     numbers = stored["fs_ids"]
-    classes = {int(number): index for index, number in enumerate(load_scheme("quicknat33").fs_ids)}
+    classes = {
+        int(number): index
+        for index, number in enumerate(load_scheme("quicknat33").fs_ids)
+    }
     truth = np.array([classes.get(int(n), 0) for n in numbers], np.uint8)[tissues]
     x, y, z = stored["shape"].tolist()
-    arrays = (tissues, truth, _cells(truth), stored["contrast"], stored["means"], stored["spreads"])
+    arrays = (
+        tissues,
+        truth,
+        _cells(truth),
+        stored["contrast"],
+        stored["means"],
+        stored["spreads"],
+    )
     for array in arrays:
         array.setflags(write=False)
     return Anatomy(spacing_mm, (x, y, z), *arrays)
@@ -60,9 +76,13 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
 
 def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
     """The commonest tissue of each block; the far side is filled up by repeating its last plane."""
-    filled = np.pad(tissues, [(0, -size % factor) for size in tissues.shape], mode="edge")
+    filled = np.pad(
+        tissues, [(0, -size % factor) for size in tissues.shape], mode="edge"
+    )
     offsets = np.ndindex(factor, factor, factor)
-    members = [filled[i::factor, j::factor, k::factor].astype(np.uint16) for i, j, k in offsets]
+    members = [
+        filled[i::factor, j::factor, k::factor].astype(np.uint16) for i, j, k in offsets
+    ]
     best = np.zeros(members[0].shape, np.uint16)
     for candidate in members:
         votes = np.zeros(best.shape, np.uint16)

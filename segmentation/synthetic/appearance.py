@@ -19,7 +19,9 @@ class _ClassBrightness(NamedTuple):
     spread: Tensor  # (B, I), standard deviation over voxels
     random_mean: Tensor  # (B, I), of no contrast that T1 has
     random_spread: Tensor  # (B, I)
-    is_random: Tensor  # (B, 1) bool: the scan has random contrast in place of that of T1
+    is_random: (
+        Tensor  # (B, 1) bool: the scan has random contrast in place of that of T1
+    )
 
 
 def paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -96,7 +98,9 @@ def _paint_surroundings(
     is_random = draw.chance(count, config.outside_contrast)[:, None] & heads.is_outside
     means = torch.where(is_random, classes.random_mean[:, heads.classes], means)
     spreads = torch.where(
-        is_random, classes.random_spread[:, heads.classes], classes.spread[:, heads.classes]
+        is_random,
+        classes.random_spread[:, heads.classes],
+        classes.spread[:, heads.classes],
     )
     spreads = spreads * draw.uniform(*config.texture, count, 1)
     # Empty air in half of the heads, as scanners' and defacing software's masks leave it.
@@ -106,7 +110,9 @@ def _paint_surroundings(
     return means, spreads
 
 
-def _paint_voxels(draw: Draw, entries: list[Tensor], means: Tensor, spreads: Tensor) -> Tensor:
+def _paint_voxels(
+    draw: Draw, entries: list[Tensor], means: Tensor, spreads: Tensor
+) -> Tensor:
     """Images (B, C, H, W): each voxel is the mean of its entries, with texture."""
     shape = entries[0].shape
     count = len(entries[0])

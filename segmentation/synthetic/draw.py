@@ -17,7 +17,9 @@ class Draw:
     The order of the calls decides what a seed gives: another order is another data set.
     """
 
-    def __init__(self, heads: Heads, config: SynthesisConfig, generator: torch.Generator) -> None:
+    def __init__(
+        self, heads: Heads, config: SynthesisConfig, generator: torch.Generator
+    ) -> None:
         self.heads = heads
         self.config = config
         self.generator = generator
@@ -41,7 +43,12 @@ class Draw:
         return self.uniform(0, 1, count) < share
 
     def smooth(
-        self, count: int, channels: int, size: Sequence[int], spacing_mm: float, strength: float
+        self,
+        count: int,
+        channels: int,
+        size: Sequence[int],
+        spacing_mm: float,
+        strength: float,
     ) -> Tensor:
         """Knots of smooth fields (B, C, ...) for planes of `size`, each as strong as drawn.
 

@@ -54,7 +54,11 @@ _FLUID = GENERATION_SURROUNDINGS
 _CEREBELLUM = (7, 8, 46, 47)
 _LARGE_TISSUES = (2, 3, GENERATION_SURROUNDINGS)
 Variant = Literal[
-    "thin-cortex", "large-pallidum", "large-thalamus", "small-caudate", "small-accumbens"
+    "thin-cortex",
+    "large-pallidum",
+    "large-thalamus",
+    "small-caudate",
+    "small-accumbens",
 ]
 # What takes the millimetre that touches it, and of what: fluid what touches the outside.
 _VARIANTS: dict[Variant, tuple[tuple[int, ...], ...]] = {
@@ -79,9 +83,13 @@ class HeadMaps:
     """M heads on one grid of RAS axes and 1 mm; entry e of a map stands for number numbers[e]."""
 
     labels: NDArray[np.uint8]  # (M, X, Y, Z) entries
-    numbers: NDArray[np.int64]  # (E,) FreeSurfer numbers, and private ones from 500 on; 0 first
+    numbers: NDArray[
+        np.int64
+    ]  # (E,) FreeSurfer numbers, and private ones from 500 on; 0 first
     classes: NDArray[np.int64]  # (E,) class of intensity
-    means: NDArray[np.float64]  # (2, I): mean and spread, over scans, of a class's mean, 0-255
+    means: NDArray[
+        np.float64
+    ]  # (2, I): mean and spread, over scans, of a class's mean, 0-255
     spreads: NDArray[np.float64]  # (2, I): the same of its standard deviation
 
     @cached_property
@@ -122,7 +130,9 @@ def load_heads(path: Path) -> HeadMaps:
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.filename:
             raise  # of the disk, not of what zipfile reads
-        raise IntegrityError("is no file of heads, or a damaged one", where=path) from error
+        raise IntegrityError(
+            "is no file of heads, or a damaged one", where=path
+        ) from error
 
 
 def read_label_maps(folder: Path) -> HeadMaps:
@@ -133,8 +143,12 @@ def read_label_maps(folder: Path) -> HeadMaps:
             with open_regular(folder / file) as table:
                 tables[name] = np.load(table, allow_pickle=False)
         except FileNotFoundError:
-            remedy = "label maps come with their tables (github.com/BBillot/SynthSeg, data)"
-            raise DatasetError(f"{file} is not there", where=folder, remedy=remedy) from None
+            remedy = (
+                "label maps come with their tables (github.com/BBillot/SynthSeg, data)"
+            )
+            raise DatasetError(
+                f"{file} is not there", where=folder, remedy=remedy
+            ) from None
     order = np.argsort(tables["numbers"], kind="stable")
     numbers = tables["numbers"][order].astype(np.int64)
     paths = sorted(folder.glob("*.nii.gz"))
@@ -202,7 +216,9 @@ def _grown_from(maps: HeadMaps, number: int) -> NDArray[np.bool_]:
     """Voxels (M, X, Y, Z) that a structure grows from: its own, of fluid all outside the brain."""
     if number != _FLUID:
         return _voxels_of(maps, [number])
-    is_outside = np.isin(maps.numbers, (0, _FLUID)) | (maps.numbers >= GENERATION_FIRST_OUTSIDE)
+    is_outside = np.isin(maps.numbers, (0, _FLUID)) | (
+        maps.numbers >= GENERATION_FIRST_OUTSIDE
+    )
     return np.asarray(is_outside[maps.labels])
 
 
@@ -278,7 +294,9 @@ def aim(
         raise DatasetError(f"label maps hold nothing that {scheme.name} names")
     white_matter = maps.numbers == _WHITE_MATTER
     if not white_matter.any():
-        raise DatasetError(f"label maps lack number {_WHITE_MATTER}, cerebral white matter")
+        raise DatasetError(
+            f"label maps lack number {_WHITE_MATTER}, cerebral white matter"
+        )
     learned = np.unique(targets[targets > 0])
     surveys = [_survey(head, targets, learned) for head in maps.labels]
 
@@ -296,13 +314,19 @@ def aim(
         targets=tensor(targets),
         mirrored_targets=tensor(mirrored),
         sideless=tensor(_pair_sides(maps.numbers)),
-        is_brain=tensor((folded > 0) & (folded < GENERATION_FIRST_OUTSIDE) & (folded != _FLUID)),
+        is_brain=tensor(
+            (folded > 0) & (folded < GENERATION_FIRST_OUTSIDE) & (folded != _FLUID)
+        ),
         is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
         is_lining=tensor(np.isin(maps.numbers, _LININGS)),
         is_deep=tensor(is_deep[targets]),
-        is_fluid=tensor(np.isin(maps.numbers, (_FLUID, *GENERATION_BETWEEN)) & (targets > 0)),
+        is_fluid=tensor(
+            np.isin(maps.numbers, (_FLUID, *GENERATION_BETWEEN)) & (targets > 0)
+        ),
         white_matter=int(maps.classes[white_matter][0]),
-        large_tissues=tensor(np.unique(maps.classes[np.isin(maps.numbers, _LARGE_TISSUES)])),
+        large_tissues=tensor(
+            np.unique(maps.classes[np.isin(maps.numbers, _LARGE_TISSUES)])
+        ),
         points=tensor(np.stack([survey.points for survey in surveys])),
         extent=tensor(np.stack([survey.extent for survey in surveys])),
         centre=tensor(np.stack([survey.centre for survey in surveys])),
@@ -317,7 +341,9 @@ def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
     entry = np.searchsorted(numbers, volume.data).clip(max=len(numbers) - 1)
     unknown = volume.data[numbers[entry] != volume.data]
     if unknown.size:
-        raise DatasetError(f"label {unknown.flat[0]} is not in {_PRIORS['numbers']}", where=path)
+        raise DatasetError(
+            f"label {unknown.flat[0]} is not in {_PRIORS['numbers']}", where=path
+        )
     return entry.astype(np.uint8)
 
 
@@ -400,7 +426,9 @@ def _survey(
         chosen.append(voxels[evenly])
     points = np.stack(np.unravel_index(np.stack(chosen), head.shape), -1)
     centre = _extent(classes.reshape(head.shape) > 0).sum(0) / 2
-    return _Survey(points.astype(np.int16), _extent(head > 0), centre.astype(np.float32))
+    return _Survey(
+        points.astype(np.int16), _extent(head > 0), centre.astype(np.float32)
+    )
 
 
 def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:

@@ -27,16 +27,22 @@ Floats = NDArray[np.float64]
 FIELD_OF_VIEW_MM = (184.0, 248.0, 240.0)  # right-left, front-back, up-down
 CROWN_MM = 16.0  # air above the head
 SPACING_MM = (0.3, 10.0)
-MAX_OBLIQUE_DEG = 45.0  # beyond it, another order of the axes would describe the grid better
+MAX_OBLIQUE_DEG = (
+    45.0  # beyond it, another order of the axes would describe the grid better
+)
 
 # How subjects differ: standard deviations; every draw is kept within twice its own.
 SIZE_SD, SHEAR_SD, TILT_SD_DEG, SHIFT_SD_MM = 0.03, 0.015, 3.0, 3.0
 CENTRE_SD_MM = 15.0  # of the field of view, from the scanner's
 WARP_SD_MM, WARP_KNOTS_MM = 2.0, 30.0
-MIN_JACOBIAN = 0.3  # of the warp, everywhere: tissue is never folded, nor squeezed to less
+MIN_JACOBIAN = (
+    0.3  # of the warp, everywhere: tissue is never folded, nor squeezed to less
+)
 BIAS_SD, BIAS_KNOTS_MM = 0.12, 80.0  # of the logarithm of the coil's gain
 CONTRAST_SHARED = 0.7  # share of the tissues' brightness that scans vary together
-TEXTURE = 0.3  # share of a tissue's spread that is texture, not noise, bias or partial volume
+TEXTURE = (
+    0.3  # share of a tissue's spread that is texture, not noise, bias or partial volume
+)
 NOISE = (0.01, 0.03)  # of the brightness of white matter
 WHITE_MATTER_VALUE = (250.0, 700.0)
 
@@ -108,7 +114,9 @@ class _Field:
     def at(self, points_mm: Floats) -> Floats:
         """Values at points (3, ...), in mm from the centre."""
         centre = (np.array(self.knots.shape) - 1) / 2
-        where = points_mm / self.spacing_mm + centre.reshape(3, *[1] * (points_mm.ndim - 1))
+        where = points_mm / self.spacing_mm + centre.reshape(
+            3, *[1] * (points_mm.ndim - 1)
+        )
         values: Floats = map_coordinates(
             self.knots, where, order=3, mode="nearest", prefilter=False
         )
@@ -139,7 +147,9 @@ class _SampledGrid(Grid):
 
     @property
     def samples(self) -> tuple[int, int, int]:
-        x, y, z = (size * factor for size, factor in zip(self.shape, self.factors, strict=True))
+        x, y, z = (
+            size * factor for size, factor in zip(self.shape, self.factors, strict=True)
+        )
         return x, y, z
 
     def nodes_mm(self) -> Floats:
@@ -149,10 +159,15 @@ class _SampledGrid(Grid):
             np.ceil(np.array(self.samples) * steps_mm / _NODE_MM).astype(int) + 1, 2
         )
         lines = [
-            np.linspace(0, n - 1, count) for n, count in zip(self.samples, counts, strict=True)
+            np.linspace(0, n - 1, count)
+            for n, count in zip(self.samples, counts, strict=True)
         ]
-        voxels = [(line + 0.5) / f - 0.5 for line, f in zip(lines, self.factors, strict=True)]
-        points = np.tensordot(self.affine[:3, :3], np.stack(np.meshgrid(*voxels, indexing="ij")), 1)
+        voxels = [
+            (line + 0.5) / f - 0.5 for line, f in zip(lines, self.factors, strict=True)
+        ]
+        points = np.tensordot(
+            self.affine[:3, :3], np.stack(np.meshgrid(*voxels, indexing="ij")), 1
+        )
         offset = self.affine[:3, 3] - self.centre_mm
         return points + offset.reshape(3, 1, 1, 1)
 
@@ -171,7 +186,9 @@ def _draw_head(rng: np.random.Generator) -> _Head:
     for axis, angle in enumerate(np.radians(_draw(rng, TILT_SD_DEG, 3))):
         rotation = rotation @ _rotation(np.eye(3)[axis], angle)
     shift = _draw(rng, SHIFT_SD_MM, 3)
-    first, second, third = (_Field.draw(rng, WARP_SD_MM, WARP_KNOTS_MM) for _ in range(3))
+    first, second, third = (
+        _Field.draw(rng, WARP_SD_MM, WARP_KNOTS_MM) for _ in range(3)
+    )
     return _Head(size @ shear @ rotation, shift, _invertible((first, second, third)))
 
 
@@ -202,10 +219,13 @@ def _draw_grid(
     diagonal = rng.choice([-1.0, 1.0], 3) / np.sqrt(3)
     centre = _draw(rng, CENTRE_SD_MM, 3)
     x, y, z = (
-        max(1, round(FIELD_OF_VIEW_MM[w] / mm)) for w, mm in zip(world, spacing_mm, strict=True)
+        max(1, round(FIELD_OF_VIEW_MM[w] / mm))
+        for w, mm in zip(world, spacing_mm, strict=True)
     )
     affine = np.eye(4)
-    affine[:3, :3] = _rotation(diagonal, np.radians(oblique_deg)) @ directions * spacing_mm
+    affine[:3, :3] = (
+        _rotation(diagonal, np.radians(oblique_deg)) @ directions * spacing_mm
+    )
     affine[:3, 3] = centre - affine[:3, :3] @ ((np.array([x, y, z]) - 1) / 2)
     # Files hold single precision: what is written is what was rendered.
     affine = affine.astype(np.float32).astype(np.float64)
@@ -251,16 +271,22 @@ def _render(
     centre = [(x - 1) / 2, (y - 1) / 2, z - 2 + CROWN_MM - FIELD_OF_VIEW_MM[2] / 2]
     places_mm = head.to_anatomy_mm(points) + np.reshape(centre, (3, 1, 1, 1))
     where = (places_mm + 0.5) / anatomy.spacing_mm - 0.5
-    nodes = torch.from_numpy(np.concatenate([where, coil.at(points)[None]]).astype(np.float32))
+    nodes = torch.from_numpy(
+        np.concatenate([where, coil.at(points)[None]]).astype(np.float32)
+    )
 
     image = np.empty(grid.shape, np.int16)
     classes = np.empty(grid.shape, np.uint8)
     field = torch.from_numpy(brightness)[None, None]
-    depth = max(1, _SLAB_SAMPLES // (grid.samples[1] * grid.samples[2] * grid.factors[0]))
+    depth = max(
+        1, _SLAB_SAMPLES // (grid.samples[1] * grid.samples[2] * grid.factors[0])
+    )
     for start in range(0, grid.shape[0], depth):
         slab = slice(start, min(start + depth, grid.shape[0]))
         places, log_gain = _between_nodes(nodes, grid, slab)
-        places[2].abs_()  # below its last slice the neck goes on as its own mirror image
+        places[
+            2
+        ].abs_()  # below its last slice the neck goes on as its own mirror image
         clean = _pool(_sample(field, places) * log_gain.exp(), grid.factors)
         shape = clean.shape
         # Magnitude images: noise in both channels, so that air is not black.
@@ -294,11 +320,17 @@ def _sample(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     last = torch.tensor(field.shape[2:]).reshape(3, 1, 1, 1) - 1
     # grid_sample takes -1..1 from the first voxel to the last, and the last axis first.
     turned = (places * 2 / last - 1).flip(0).permute(1, 2, 3, 0)[None]
-    return functional.grid_sample(field, turned, padding_mode="border", align_corners=True)[0, 0]
+    return functional.grid_sample(
+        field, turned, padding_mode="border", align_corners=True
+    )[0, 0]
 
 
 def _pool(samples: torch.Tensor, factors: tuple[int, int, int]) -> NDArray[np.float32]:
-    pooled = functional.avg_pool3d(samples[None], factors)[0] if max(factors) > 1 else samples
+    pooled = (
+        functional.avg_pool3d(samples[None], factors)[0]
+        if max(factors) > 1
+        else samples
+    )
     array: NDArray[np.float32] = pooled.numpy()
     return array
 
@@ -317,7 +349,9 @@ def _largest_fraction(
     mixed = (by_voxel.max(axis=-1) == MIXED) | (classes != by_voxel.max(axis=-1))
 
     # Eight corners of each sample in a mixed voxel vote with their trilinear weights.
-    base = np.stack([_samples_last(axis, factors)[mixed] for axis in corner])  # (3, M, samples)
+    base = np.stack(
+        [_samples_last(axis, factors)[mixed] for axis in corner]
+    )  # (3, M, samples)
     share = np.stack([_samples_last(axis, factors)[mixed] for axis in places]) - base
     classes[mixed] = _vote(anatomy.truth, base, share)
     return classes
@@ -337,8 +371,12 @@ def _vote(
         for corner in np.ndindex(2, 2, 2):
             away = np.array(corner).reshape(3, 1, 1)
             bins.append(first_bin + truth[tuple(base[:, part] + away)])
-            weights.append(np.where(away, share[:, part], 1 - share[:, part]).prod(axis=0))
-        votes = np.bincount(np.ravel(bins), np.ravel(weights), len(winners[part]) * count)
+            weights.append(
+                np.where(away, share[:, part], 1 - share[:, part]).prod(axis=0)
+            )
+        votes = np.bincount(
+            np.ravel(bins), np.ravel(weights), len(winners[part]) * count
+        )
         winners[part] = votes.reshape(-1, count).argmax(axis=1)
     return winners
 
@@ -355,14 +393,20 @@ def _rotation(axis: Floats, angle: float) -> Floats:
     """About the unit vector `axis`, by Rodrigues' formula."""
     x, y, z = axis
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    turned: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+    turned: Floats = (
+        np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+    )
     return turned
 
 
-def _check(spacing_mm: tuple[float, float, float], orientation: str, oblique_deg: float) -> None:
+def _check(
+    spacing_mm: tuple[float, float, float], orientation: str, oblique_deg: float
+) -> None:
     low, high = SPACING_MM
     if len(spacing_mm) != 3 or not all(low <= mm <= high for mm in spacing_mm):
-        raise ConfigError(f"spacing {spacing_mm} is not three numbers from {low} to {high} mm")
+        raise ConfigError(
+            f"spacing {spacing_mm} is not three numbers from {low} to {high} mm"
+        )
     try:
         world_axes(orientation)
     except ValueError:
@@ -371,4 +415,6 @@ def _check(spacing_mm: tuple[float, float, float], orientation: str, oblique_deg
             remedy="three letters such as RAS or LIA: one of R L, one of A P, one of S I",
         ) from None
     if not 0 <= oblique_deg <= MAX_OBLIQUE_DEG:
-        raise ConfigError(f"oblique angle {oblique_deg} is not in 0 to {MAX_OBLIQUE_DEG} degrees")
+        raise ConfigError(
+            f"oblique angle {oblique_deg} is not in 0 to {MAX_OBLIQUE_DEG} degrees"
+        )

@@ -30,7 +30,10 @@ class SynthesisConfig(BaseModel):
     clutter_spacing_mm: float = Field(default=7.0, gt=0)
     # Part of the scans whose field of view ends within the head, and of those blurred by motion.
     cropped: Share = 0.08
-    cropped_mm: tuple[_Positive, _Positive] = (35.0, 80.0)  # from the middle of the brain
+    cropped_mm: tuple[_Positive, _Positive] = (
+        35.0,
+        80.0,
+    )  # from the middle of the brain
     motion: Share = 0.08
     motion_mm: float = Field(default=3.0, ge=1)
     rotation_deg: float = Field(default=8.0, ge=0)

@@ -41,7 +41,9 @@ def choose_thickness(draw: Draw, view: View, count: int) -> Thickness:
     )
 
 
-def places_within_voxels(draw: Draw, thickness: Thickness, size: tuple[int, int]) -> Tensor:
+def places_within_voxels(
+    draw: Draw, thickness: Thickness, size: tuple[int, int]
+) -> Tensor:
     """A place within each voxel, (B, 3, 1, H, W) from its middle."""
     one = draw.uniform(-0.5, 0.5, 1, 3, 1, *size)
     place = one.repeat(len(thickness.across), 1, 1, 1, 1)
@@ -50,7 +52,12 @@ def places_within_voxels(draw: Draw, thickness: Thickness, size: tuple[int, int]
 
 
 def cut_slabs(
-    draw: Draw, view: View, head: Tensor, size: tuple[int, int], neighbours: int, mirrored: Tensor
+    draw: Draw,
+    view: View,
+    head: Tensor,
+    size: tuple[int, int],
+    neighbours: int,
+    mirrored: Tensor,
 ) -> Tensor:
     """Slabs through deformed heads: their places in voxels, (B, 3, C, H, W).
 
@@ -62,7 +69,9 @@ def cut_slabs(
     centre = _choose_centres(draw, along, head)
     # Step in voxels along rows, columns and slices of the drawn plane: a random affine, (B, 3, 3).
     affine = _random_affine(draw, count)
-    frame = torch.stack([affine[:, :, rows], affine[:, :, columns], affine[:, :, along]], -1)
+    frame = torch.stack(
+        [affine[:, :, rows], affine[:, :, columns], affine[:, :, along]], -1
+    )
     # A mirrored head is cut by a mirrored plane: its left is painted on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
 
@@ -74,7 +83,9 @@ def cut_slabs(
     knots = draw.smooth(count, 3, size, config.elastic_spacing_mm, config.elastic_mm)
     bend = interpolate(knots, size, mode="bicubic", align_corners=True)
     plane = flat + centre[:, :, None, None] + bend
-    offsets = torch.arange(-neighbours, neighbours + 1, device=draw.device, dtype=plane.dtype)
+    offsets = torch.arange(
+        -neighbours, neighbours + 1, device=draw.device, dtype=plane.dtype
+    )
     steps = frame[:, :, 2, None] * offsets  # (B, 3, C)
     return plane[:, :, None] + steps[..., None, None]  # (B, 3, C, H, W)
 
@@ -136,7 +147,9 @@ def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
     first, last = heads.extent[head].float().unbind(1)
     anywhere = (first + (last - first) * draw.uniform(0, 1, count, 1))[:, along]
     centre = heads.centre[head] + draw.uniform(-1, 1, count, 3) * config.shift_mm
-    centre[:, along] = torch.where(draw.chance(count, config.balanced), by_structure, anywhere)
+    centre[:, along] = torch.where(
+        draw.chance(count, config.balanced), by_structure, anywhere
+    )
     is_far = draw.chance(count, config.astray)[:, None]
     far_centre = first + (last - first) * draw.uniform(0, 1, count, 3)
     return torch.where(is_far, far_centre, centre)

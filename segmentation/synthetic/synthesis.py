@@ -53,7 +53,9 @@ def synthesise(
     plane = cut_slabs(draw, view, head, size, neighbours, mirrored)
     # What the scanner's field of view leaves out is neither seen nor learned.
     seen = find_field_of_view(draw, head, plane)
-    middle = (look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]).long()
+    middle = (
+        look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
+    ).long()
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[middle], heads.targets[middle]
     )
@@ -91,7 +93,9 @@ def synthesise_volume(
     return image, heads.targets[entries[0].long()]
 
 
-def _render(draw: Draw, entries: list[Tensor], removed: Tensor, thickness: Thickness) -> Tensor:
+def _render(
+    draw: Draw, entries: list[Tensor], removed: Tensor, thickness: Thickness
+) -> Tensor:
     """What a scanner makes of entries (B, C, H, W), one or several for each voxel."""
     images, white = paint(draw, entries)
     images = blur(draw, images, thickness)

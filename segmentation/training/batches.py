@@ -50,7 +50,9 @@ class Source(Protocol):
         """Announce slices that will be asked for soon, perhaps more than once."""
         return
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         """`count` slices, the first of which is the view's number `first` since the start."""
 
     def counts(self, view: View) -> Tensor:
@@ -76,19 +78,35 @@ class SyntheticSource(Source):
         self.fingerprint = maps.fingerprint
         heads = aim(maps, scheme, device, learn_fluid=config.learn_fluid)
         # The label maps themselves are on the device once.
-        views = (v for v in View if v != View.SAGITTAL or not scheme.has_unpartnered_sides)
+        views = (
+            v for v in View if v != View.SAGITTAL or not scheme.has_unpartnered_sides
+        )
         self.heads = {view: heads.seen_in(view) for view in views}
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         images, labels = synthesise(
-            self.heads[view], self.config, view, count, self.size, generator, self.neighbours
+            self.heads[view],
+            self.config,
+            view,
+            count,
+            self.size,
+            generator,
+            self.neighbours,
         )
-        return Batch(images, labels, f"synthetic {view.value} slices {first}-{first + count - 1}")
+        return Batch(
+            images, labels, f"synthetic {view.value} slices {first}-{first + count - 1}"
+        )
 
     def counts(self, view: View) -> Tensor:
         heads = self.heads[view]
-        voxels = torch.bincount(heads.labels.flatten(), minlength=len(heads.classes)).double()
-        counts = torch.zeros(len(heads.scheme), dtype=torch.float64, device=voxels.device)
+        voxels = torch.bincount(
+            heads.labels.flatten(), minlength=len(heads.classes)
+        ).double()
+        counts = torch.zeros(
+            len(heads.scheme), dtype=torch.float64, device=voxels.device
+        )
         counts.index_add_(0, heads.targets.long(), voxels)
         counts[0] = self.background * counts[1:].sum()
         return counts.cpu()
@@ -105,7 +123,9 @@ class MixedSource(Source):
         for source, start, part in self._parts(first, count):
             source.expect(view, start, part)
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         batches = [
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
@@ -127,7 +147,9 @@ class MixedSource(Source):
     def counts(self, view: View) -> Tensor:
         parts = [s.counts(view).double() for s in (self.synthetic, self.real)]
         shares = (self.share, 1 - self.share)
-        return torch.stack([q * p / p.sum() for q, p in zip(shares, parts, strict=True)]).sum(0)
+        return torch.stack(
+            [q * p / p.sum() for q, p in zip(shares, parts, strict=True)]
+        ).sum(0)
 
 
 class StoreSource(Source):
@@ -158,19 +180,24 @@ class StoreSource(Source):
                 where=store.path,
                 remedy="prepare it with those labels, or change `scheme` in the recipe",
             )
-        self.fingerprint = f"{opened.fingerprint} {read_split(store.split).model_dump_json()}"
+        self.fingerprint = (
+            f"{opened.fingerprint} {read_split(store.split).model_dump_json()}"
+        )
         self.datasets = {
             view: open_slices(store.path, store.split, "train", view, thick=channels)
             for view in views
         }
         self.augmenters = {
-            view: Augmenter(store.augmentation, view, scheme.seen_in(view)) for view in views
+            view: Augmenter(store.augmentation, view, scheme.seen_in(view))
+            for view in views
         }
         self._orders: dict[tuple[View, int], list[int]] = {}
         # Of whatever view: all have the same subjects.
         files = self.datasets[views[0]].files
         self._readers = SliceReaders(files, workers)
-        self._expected: dict[tuple[View, int, int], list[Callable[[], StoredSlice]]] = {}
+        self._expected: dict[
+            tuple[View, int, int], list[Callable[[], StoredSlice]]
+        ] = {}
 
     def close(self) -> None:
         """Read nothing ahead any more."""
@@ -181,7 +208,9 @@ class StoreSource(Source):
             places = self._places(view, first, count)
             self._expected[view, first, count] = self._readers.order(places)
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         self.expect(view, first, count)
         slices = [read() for read in self._expected.pop((view, first, count))]
         images, labels = self._cut(slices, generator)
@@ -191,7 +220,9 @@ class StoreSource(Source):
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
-        return torch.from_numpy(self.datasets[view].class_counts.sum(axis=0, dtype=np.int64))
+        return torch.from_numpy(
+            self.datasets[view].class_counts.sum(axis=0, dtype=np.int64)
+        )
 
     def _places(self, view: View, first: int, count: int) -> list[Place]:
         items = (self._item(view, number) for number in range(first, first + count))
@@ -201,7 +232,9 @@ class StoreSource(Source):
         dataset = self.datasets[view]
         epoch, place = divmod(number, len(dataset))
         if (view, epoch) not in self._orders:
-            sampler = BalancedSampler(dataset, share=self.balanced_share, seed=self.seed)
+            sampler = BalancedSampler(
+                dataset, share=self.balanced_share, seed=self.seed
+            )
             sampler.set_epoch(epoch)
             # A batch may reach from one epoch into the next; older orders are done with.
             self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
@@ -217,11 +250,15 @@ class StoreSource(Source):
         """
         device = generator.device
         # All at once, since a GPU is waited for when its numbers are looked at.
-        shares = torch.rand((len(slices), 2), generator=generator, device=device).tolist()
+        shares = torch.rand(
+            (len(slices), 2), generator=generator, device=device
+        ).tolist()
         pinned = device.type == "cuda"
         shape = (len(slices), len(slices[0].image.codes), *self.size)
         codes = torch.empty(shape, dtype=torch.uint16, pin_memory=pinned)
-        labels = torch.zeros((len(slices), *self.size), dtype=torch.uint8, pin_memory=pinned)
+        labels = torch.zeros(
+            (len(slices), *self.size), dtype=torch.uint8, pin_memory=pinned
+        )
         for stored, share, image, truth in zip(
             slices, shares, codes.numpy(), labels.numpy(), strict=True
         ):
@@ -234,7 +271,9 @@ class StoreSource(Source):
             truth[:height, :width] = inside
             image[...] = stored.image.zero
             image[:, :height, :width] = stored.image.codes[:, rows, columns]
-        scales, zeros = zip(*((s.image.scale, s.image.zero) for s in slices), strict=True)
+        scales, zeros = zip(
+            *((s.image.scale, s.image.zero) for s in slices), strict=True
+        )
         images = _to_float(codes.to(device, non_blocking=True), scales, zeros)
         return images, labels.to(device, non_blocking=True)
 
@@ -246,7 +285,9 @@ def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> T
     """
 
     def each(numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float32, device=codes.device).view(-1, 1, 1, 1)
+        return torch.tensor(numbers, dtype=torch.float32, device=codes.device).view(
+            -1, 1, 1, 1
+        )
 
     images = codes.float()
     if any(zeros):

@@ -55,7 +55,9 @@ class ScheduleConfig(_Config):
 class SyntheticConfig(_Config):
     """Synthetic scans, made from whole-head label maps during training."""
 
-    heads: Path | Literal["phantom"]  # a folder of label maps and priors, or a heads file
+    heads: (
+        Path | Literal["phantom"]
+    )  # a folder of label maps and priors, or a heads file
     synthesis: SynthesisConfig = SynthesisConfig()  # how scans are made
     held_out: int = Field(default=0, ge=0)  # the last N heads validate
     variants: tuple[tuple[Variant, ...], ...] = ()  # each head once more, with these
@@ -87,14 +89,18 @@ class ValidationConfig(_Config):
     """Whole scans after every n-th epoch; the weights with the best Dice are kept."""
 
     every_epochs: int = Field(default=1, ge=1)  # n: after every n-th epoch
-    patience: int | None = Field(default=None, ge=1)  # validations without a better Dice
+    patience: int | None = Field(
+        default=None, ge=1
+    )  # validations without a better Dice
     scans: int = Field(default=2, ge=1)  # at most
 
 
 class StageConfig(_Config):
     """One stage of a run. With `together`, one network learns all views at once."""
 
-    name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")  # its folder in the run
+    name: str = Field(
+        default="train", pattern=r"^[a-z0-9-]{1,32}$"
+    )  # its folder in the run
     together: bool = False  # one network learns all views
     # Views that this stage trains; if not given, all of the run. A view that no stage before has
     # trained starts from another's weights.
@@ -107,7 +113,9 @@ class StageConfig(_Config):
     accumulate: int = Field(default=1, ge=1)  # batches to a step
     # auto: bfloat16 where the device computes in it, else float32.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    ema: float = Field(default=0.998, ge=0, lt=1)  # 0: validate and ship the weights themselves
+    ema: float = Field(
+        default=0.998, ge=0, lt=1
+    )  # 0: validate and ship the weights themselves
     compile: bool = False  # torch.compile, for GPUs
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
@@ -144,7 +152,11 @@ class Recipe(_Config):
             return values
         values = _without_gone(values)
         own = {k: v for k, v in values.items() if k in cls.model_fields}
-        shared = {k: v for k, v in values.items() if k in StageConfig.model_fields and k not in own}
+        shared = {
+            k: v
+            for k, v in values.items()
+            if k in StageConfig.model_fields and k not in own
+        }
         rest = {k: v for k, v in values.items() if k not in own and k not in shared}
         stages = own.get("stages") or [{}]
         if not isinstance(stages, list | tuple) or not all(
@@ -152,7 +164,9 @@ class Recipe(_Config):
         ):
             return values
         own["stages"] = [
-            stage if isinstance(stage, StageConfig) else _merged(shared, _without_gone(stage))
+            stage
+            if isinstance(stage, StageConfig)
+            else _merged(shared, _without_gone(stage))
             for stage in stages
         ]
         return {**own, **rest}
@@ -164,7 +178,9 @@ class Recipe(_Config):
             raise ValueError("two stages have the same name")
         for stage in self.stages:
             if stage.views and not set(stage.views) <= set(self.views):
-                raise ValueError(f"stage {stage.name} trains a view that the recipe does not name")
+                raise ValueError(
+                    f"stage {stage.name} trains a view that the recipe does not name"
+                )
         return self
 
 

@@ -76,12 +76,17 @@ class Trainer:
             # Norms see the whole batch; for tensors on a CPU torch has no such norm.
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = _build_optimiser(self.network, stage)
-        self.losses = {v: build_loss(stage.loss, source.counts(v)).to(device) for v in self.views}
+        self.losses = {
+            v: build_loss(stage.loss, source.counts(v)).to(device) for v in self.views
+        }
         auto = stage.precision == "auto" and bool(bfloat16_hardware(device))
         self.bf16 = auto or stage.precision == "bfloat16"
         self.counters = Counters()
         self.epoch_steps = max(
-            1, stage.data.epoch_slices * len(self.views) // (stage.batch * stage.accumulate)
+            1,
+            stage.data.epoch_slices
+            * len(self.views)
+            // (stage.batch * stage.accumulate),
         )
         self.not_compiled = ""  # why, where it should be
         # Without the classifiers, so that all views have one graph, and find it compiled.
@@ -124,7 +129,9 @@ class Trainer:
     def step(self) -> StepReport:
         """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing."""
         began = time.perf_counter()
-        rate = learning_rate(self.stage.schedule, self.stage.optimiser.rate, self.position)
+        rate = learning_rate(
+            self.stage.schedule, self.stage.optimiser.rate, self.position
+        )
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["multiple"]
         self._train_mode()
@@ -151,7 +158,9 @@ class Trainer:
         total, norm = torch.stack((mean.double(), norms.double())).tolist()
         if math.isfinite(total) and math.isfinite(norm):
             self.optimiser.step()
-            update_average(self.average, self.network, self.stage.ema, self.counters.step)
+            update_average(
+                self.average, self.network, self.stage.ema, self.counters.step
+            )
             self.counters.bad_in_a_row = 0
         else:
             self._skip(statistics, parts)
@@ -173,7 +182,9 @@ class Trainer:
         """Batch `number`, for each view that is in it; its random numbers are its own."""
         generator = self._generator(number)
         with self._within_memory():
-            return [self.source.draw(*group, generator) for group in self._groups(number)]
+            return [
+                self.source.draw(*group, generator) for group in self._groups(number)
+            ]
 
     def _draw_ahead(self, number: int) -> None:
         if self._thread:
@@ -206,7 +217,9 @@ class Trainer:
                 images = images.to(self.device, non_blocking=True)
                 labels = [batch.labels.to(self.device) for batch in batches]
             with timing.stage("forward"):
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                with torch.autocast(
+                    self.device.type, torch.bfloat16, enabled=self.bf16
+                ):
                     logits = self._forward(images, counts)
                 losses = [
                     self.losses[view](z, y) * (count / share)
@@ -225,7 +238,11 @@ class Trainer:
             yield
         except torch.OutOfMemoryError as error:
             share = self.stage.batch // self.workers.count
-            size = (self.recipe.network.channels, self.stage.data.rows, self.stage.data.columns)
+            size = (
+                self.recipe.network.channels,
+                self.stage.data.rows,
+                self.stage.data.columns,
+            )
             raise DeviceError(
                 f"out of memory with a batch of {share} slices of {size}",
                 where=str(self.device),
@@ -237,12 +254,16 @@ class Trainer:
         if share == 1:
             return "set data.rows and data.columns, or network.filters, lower"
         fits = max(n for n in range(1, share) if share % n == 0)
-        return smaller_batch(self.stage.batch, self.stage.accumulate, fits * self.workers.count)
+        return smaller_batch(
+            self.stage.batch, self.stage.accumulate, fits * self.workers.count
+        )
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
         """This process's slices of a batch: for each view the first and how many."""
         share = self.stage.batch // self.workers.count
-        return _divide(number * self.stage.batch + self.workers.rank * share, share, self.views)
+        return _divide(
+            number * self.stage.batch + self.workers.rank * share, share, self.views
+        )
 
     def _forward(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor]:
         """Logits of each view's slices; uncompiled if the compiler fails."""
@@ -265,14 +286,19 @@ class Trainer:
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
 
-    def _skip(self, statistics: list[Tensor], parts: list[tuple[Tensor, list[Batch]]]) -> None:
+    def _skip(
+        self, statistics: list[Tensor], parts: list[tuple[Tensor, list[Batch]]]
+    ) -> None:
         self._restore(statistics)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
         # All processes come here together, since they use the mean of their losses.
-        own = [(float(loss), "; ".join(batch.what for batch in batches)) for loss, batches in parts]
+        own = [
+            (float(loss), "; ".join(batch.what for batch in batches))
+            for loss, batches in parts
+        ]
         of_all = [part for theirs in self.workers.gather(own) for part in theirs]
         # If all losses are finite and a gradient is not, it may have been any slice.
         suspects = [what for loss, what in of_all if not math.isfinite(loss)]
@@ -283,7 +309,9 @@ class Trainer:
         )
 
 
-def _divide(first: int, count: int, views: Sequence[View]) -> list[tuple[View, int, int]]:
+def _divide(
+    first: int, count: int, views: Sequence[View]
+) -> list[tuple[View, int, int]]:
     """Slices first..first+count-1 of a run, dealt to the views in turn.
 
     -> for each view that gets any: the number of its first slice, counted in that view, and how
@@ -292,7 +320,9 @@ def _divide(first: int, count: int, views: Sequence[View]) -> list[tuple[View, i
     groups = []
     for place, view in enumerate(views):
         # Of the run's slices before n, the view has had those that leave `place` divided by V.
-        before, after = ((n - place + len(views) - 1) // len(views) for n in (first, first + count))
+        before, after = (
+            (n - place + len(views) - 1) // len(views) for n in (first, first + count)
+        )
         if after > before:
             groups.append((view, before, after - before))
     return groups
@@ -311,14 +341,21 @@ def _build_optimiser(network: ViewsNet, stage: StageConfig) -> torch.optim.Optim
             groups.append({"params": members, "multiple": multiple})
     if config.kind == "sgd":
         return torch.optim.SGD(
-            groups, config.rate, momentum=config.momentum, weight_decay=config.weight_decay
+            groups,
+            config.rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
         )
     # On a GPU all of it in one kernel, or each small one would be waited for.
     fused = all(p.is_cuda for p in network.parameters()) or None
-    return torch.optim.AdamW(groups, config.rate, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.AdamW(
+        groups, config.rate, weight_decay=config.weight_decay, fused=fused
+    )
 
 
-def _optimiser_tensors(network: ViewsNet, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimiser_tensors(
+    network: ViewsNet, optimiser: torch.optim.Optimizer
+) -> dict[str, Tensor]:
     """What the optimiser remembers of each parameter, by the parameter's name."""
     return {
         f"{name}/{key}": torch.as_tensor(value)
@@ -338,5 +375,9 @@ def _load_optimiser(
         parameter = parameters[name]
         # Tensors of the parameter's shape get its memory format; Adam's step its device, if fused.
         where = parameter.device if optimiser.defaults.get("fused") else value.device
-        empty = torch.empty_like(parameter) if value.ndim else torch.empty_like(value, device=where)
+        empty = (
+            torch.empty_like(parameter)
+            if value.ndim
+            else torch.empty_like(value, device=where)
+        )
         optimiser.state[parameter][key] = empty.copy_(value)

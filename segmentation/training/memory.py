@@ -48,8 +48,12 @@ class StepMemory(NamedTuple):
 
 def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
     """The settings that step over as many slices, with `smaller` at once; what differs then."""
-    settings = f"set batch to {smaller} and accumulate to {accumulate * batch // smaller}"
-    return f"{settings}: as many slices to a step, but batch norms see {smaller} at a time"
+    settings = (
+        f"set batch to {smaller} and accumulate to {accumulate * batch // smaller}"
+    )
+    return (
+        f"{settings}: as many slices to a step, but batch norms see {smaller} at a time"
+    )
 
 
 def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int, int]:

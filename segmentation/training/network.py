@@ -23,7 +23,9 @@ class ViewsNet(nn.Module):
         self.config = config
         self.trunk = build(config)
         self.trunk.classifier = nn.Identity()  # type: ignore[assignment]
-        self.configs = {v: config.model_copy(update={"classes": k}) for v, k in classes.items()}
+        self.configs = {
+            v: config.model_copy(update={"classes": k}) for v, k in classes.items()
+        }
         self.classifiers = nn.ModuleDict(
             {view.value: self.trunk.new_classifier(k) for view, k in classes.items()}
         )
@@ -61,7 +63,11 @@ class ViewsNet(nn.Module):
 
 @torch.no_grad()
 def copy_matching(
-    network: ViewsNet, view: View, source: Network, theirs: LabelScheme, ours: LabelScheme
+    network: ViewsNet,
+    view: View,
+    source: Network,
+    theirs: LabelScheme,
+    ours: LabelScheme,
 ) -> tuple[int, list[str]]:
     """Take from `source` what fits: weights by name and shape, the classifier's rows by structure.
 
@@ -90,7 +96,9 @@ def copy_matching(
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, network: nn.Module, decay: float, step: int) -> None:
+def update_average(
+    average: nn.Module, network: nn.Module, decay: float, step: int
+) -> None:
     """Move the running average of the weights; young averages follow faster."""
     decay = min(decay, (1 + step) / (10 + step))
     now = network.state_dict()

@@ -145,7 +145,11 @@ def from_bytes(payload: bytes) -> State:
     """The state that `to_bytes` was given; its tensors on the CPU."""
     length = int.from_bytes(payload[:8], "little")
     facts = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["trinat"])
-    groups: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "optimiser": {}}
+    groups: dict[str, dict[str, Tensor]] = {
+        "network": {},
+        "average": {},
+        "optimiser": {},
+    }
     for key, value in safetensors.torch.load(payload).items():
         group, name = key.split("/", 1)
         groups[group][name] = value
@@ -179,12 +183,15 @@ def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}.{place}")
     elif stored != wanted:
         old, new = (
-            shorten(json.dumps(value), 70, placeholder=" ...") for value in (stored, wanted)
+            shorten(json.dumps(value), 70, placeholder=" ...")
+            for value in (stored, wanted)
         )
         yield f"{key}: {old} -> {new}"
 
 
-def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+def check_identity(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path
+) -> None:
     """Refuse to go on with other settings or other data than the run began with."""
     # What JSON makes of it, tuples as lists and paths as text, is what was stored.
     found = list(differences(stored, json.loads(json.dumps(wanted))))
@@ -200,5 +207,6 @@ def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder:
 def _numbered(folder: Path) -> list[Path]:
     """State files of `folder`, the newest first."""
     return sorted(
-        (p for p in folder.glob("state-*.state") if _NAME.fullmatch(p.name)), reverse=True
+        (p for p in folder.glob("state-*.state") if _NAME.fullmatch(p.name)),
+        reverse=True,
     )

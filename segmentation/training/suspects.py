@@ -57,9 +57,13 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
     """Slices (N, C, H, W) and their classes (N, H, W); what is IGNORE costs nothing."""
     with torch.no_grad():
         features = network.features(slices)
-    weights = {name: value.detach() for name, value in network.classifier.named_parameters()}
+    weights = {
+        name: value.detach() for name, value in network.classifier.named_parameters()
+    }
     each = vmap(grad_and_value(_loss, has_aux=True), in_dims=(None, None, 0, 0))
-    gradients, (loss, predicted) = each(weights, network.classifier, features, truth.long())
+    gradients, (loss, predicted) = each(
+        weights, network.classifier, features, truth.long()
+    )
     squares = sum(value.flatten(1).square().sum(1) for value in gradients.values())
     known = truth.cpu() != IGNORE
     return Look(
@@ -71,7 +75,10 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
 
 
 def _loss(
-    weights: Mapping[str, Tensor], classifier: Classifier, features: Tensor, truth: Tensor
+    weights: Mapping[str, Tensor],
+    classifier: Classifier,
+    features: Tensor,
+    truth: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Of one slice; background that is seen as such would drown all else."""
     rows, columns = truth.shape
@@ -86,7 +93,9 @@ def _loss(
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
     """One subject's looks from several views as one; `partners` are the classes' other sides."""
     classes = len(partners)
-    joint = np.sum([joint_histogram(v.truth, v.predicted, classes) for v in views], axis=0)
+    joint = np.sum(
+        [joint_histogram(v.truth, v.predicted, classes) for v in views], axis=0
+    )
     # 0 where hardly anything is labelled or predicted.
     inside = [((v.truth > 0) | (v.predicted > 0)).sum((1, 2)) >= _FEWEST for v in views]
     losses = [v.loss * known for v, known in zip(views, inside, strict=True)]
@@ -101,7 +110,9 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
         "shift": max(_shift(v, classes) for v in views),
     }
     place = (view, int(losses[view].argmax()))
-    return Evidence({name: float(value) for name, value in measures.items()}, joint, place)
+    return Evidence(
+        {name: float(value) for name, value in measures.items()}, joint, place
+    )
 
 
 def _shift(view: Look, classes: int) -> float:
@@ -111,7 +122,9 @@ def _shift(view: Look, classes: int) -> float:
     for labels in (view.truth.ravel(), view.predicted.ravel()):
         counts = np.bincount(labels, minlength=classes)
         sums = np.array([np.bincount(labels, line, classes) for line in lines])
-        places.append(np.where(counts >= _FEWEST, sums / np.maximum(counts, 1), np.nan)[:, 1:])
+        places.append(
+            np.where(counts >= _FEWEST, sums / np.maximum(counts, 1), np.nan)[:, 1:]
+        )
     apart = places[0] - places[1]
     known = apart[:, ~np.isnan(apart).any(0)]
     return float(np.hypot(*np.median(known, axis=1))) if known.size else 0.0
@@ -125,7 +138,9 @@ def rank(
     The score is the largest distance from the other subjects, in robust standard deviations;
     `structure` is the one that is farthest from theirs.
     """
-    measures = pd.DataFrame([e.measures for e in found.values()], list(found), list(MEASURES))
+    measures = pd.DataFrame(
+        [e.measures for e in found.values()], list(found), list(MEASURES)
+    )
     # From 1 on, so that measures which are 0 for most subjects have a least spread too.
     distances = (1 + measures).apply(robust_z, raw=True, least_spread=_LEAST)
     by_structure = _by_structure(np.array([e.joint for e in found.values()]), partners)
@@ -135,7 +150,9 @@ def rank(
     structures = [names[1 + n] for n in by_structure.argmax(1)]
     kinds = zip(distances.idxmax(axis=1), structures, strict=True)
     why = [MEASURES.get(str(kind), f"{structure} differs") for kind, structure in kinds]
-    table = pd.DataFrame({"score": distances.max(axis=1), "why": why, "structure": structures})
+    table = pd.DataFrame(
+        {"score": distances.max(axis=1), "why": why, "structure": structures}
+    )
     return table.join(measures).sort_values("score", ascending=False, kind="stable")
 
 
@@ -146,9 +163,13 @@ def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Valu
     sizes = (
         labelled / labelled.sum(1, keepdims=True),  # large heads are none to look at
         labelled / predicted,  # a person's own anatomy drops out
-        labelled / labelled[:, partners[1:] - 1],  # and sides are more alike than persons
+        labelled
+        / labelled[:, partners[1:] - 1],  # and sides are more alike than persons
     )
-    distances = [_moderated(missed), *(np.abs(_moderated(np.log(size))) for size in sizes)]
+    distances = [
+        _moderated(missed),
+        *(np.abs(_moderated(np.log(size))) for size in sizes),
+    ]
     return np.asarray(np.max(distances, axis=0))
 
 

@@ -65,7 +65,9 @@ def synthetic_scans(
     """One synthetic scan of each held-out head, the same at every call."""
     heads = aim(maps, scheme, learn_fluid=config.learn_fluid).seen_in(view)
     for head in range(len(maps.labels)):
-        image, classes = synthesise_volume(heads, config, head, seeded("cpu", seed, 2, head))
+        image, classes = synthesise_volume(
+            heads, config, head, seeded("cpu", seed, 2, head)
+        )
         yield Scan(f"head-{head + 1}", to_slices(image, view), to_slices(classes, view))
 
 
@@ -103,8 +105,12 @@ def validate(
         joints = []
         examples: Examples | None = None
         for scan in scans:
-            predicted = predict_classes(network, scan.images, channels, device, bf16=bf16)
-            joints.append(joint_histogram(scan.labels.numpy(), predicted.numpy(), classes))
+            predicted = predict_classes(
+                network, scan.images, channels, device, bf16=bf16
+            )
+            joints.append(
+                joint_histogram(scan.labels.numpy(), predicted.numpy(), classes)
+            )
             if examples is None:
                 shown = _worth_a_look(scan.labels)
                 arrays = (scan.images[shown], scan.labels[shown], predicted[shown])
@@ -112,7 +118,9 @@ def validate(
     finally:
         network.train(was_training)
     if examples is None:
-        raise TrainingError("validation has no scan", remedy="give held_out heads or a split")
+        raise TrainingError(
+            "validation has no scan", remedy="give held_out heads or a split"
+        )
     return Scores(
         _mean_over([dice(joint) for joint in joints]),
         _mean_over([iou(joint) for joint in joints]),

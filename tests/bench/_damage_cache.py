@@ -67,7 +67,9 @@ def all_cases(malc: Sequence[str]) -> list[Case]:
     phantoms = [f"phantom-{seed:02d}" for seed in range(_PHANTOMS)]
     choosing = [*_CHOOSING_HEADS, *malc[::2], *phantoms[::4]]
     cases = [Case(head, is_for_choosing=True) for head in choosing]
-    cases += [Case(head, is_part=True, is_for_choosing=True) for head in _CHOOSING_HEADS]
+    cases += [
+        Case(head, is_part=True, is_for_choosing=True) for head in _CHOOSING_HEADS
+    ]
     for place in (2, 3):
         for number, kind in enumerate(KINDS):
             # Each twice is enough to choose by, where it begins to matter.
@@ -100,7 +102,9 @@ class Heads:
         self._data = data
         # The last one: the next case may be of the same head.
         self._heads: dict[str, Head] = {}
-        self.malc = [path.name.split("_")[0] for path in sorted(data.glob("malc/*_SS.nii.gz"))]
+        self.malc = [
+            path.name.split("_")[0] for path in sorted(data.glob("malc/*_SS.nii.gz"))
+        ]
 
     def read(self, name: str) -> tuple[Volume, Volume]:
         """A scan as it is, and FreeSurfer numbers of at least white matter and thalamus."""
@@ -149,7 +153,9 @@ class Stored:
     scan_shape: tuple[int, int, int]
     agreement: NDArray[np.float64]
     voxels: dict[str, int]
-    dice: NDArray[np.float64]  # with the good scan's labels, (K,); NaN where neither has any
+    dice: NDArray[
+        np.float64
+    ]  # with the good scan's labels, (K,); NaN where neither has any
 
     @property
     def mean_dice(self) -> float:
@@ -217,8 +223,12 @@ def _segment(case: Case, heads: Heads, segmenter: Segmenter, folder: Path) -> fl
         good = folder / f"{case.good}.npz"
         with _claimed(good, wait=True):
             if not good.exists():
-                raise SystemExit(f"{good}: another process ended before it was there; start again")
-        values = _compare(read_stored(good).indices, damaged, found.working, found.scheme)
+                raise SystemExit(
+                    f"{good}: another process ended before it was there; start again"
+                )
+        values = _compare(
+            read_stored(good).indices, damaged, found.working, found.scheme
+        )
     path = folder / f"{case.name}.npz"
     new = path.with_suffix(f".{os.getpid()}.tmp")
     with new.open("wb") as file:

@@ -69,7 +69,9 @@ class Kind:
         return self.damage(head, strength, np.random.default_rng(seed))
 
 
-def _same_place(head: Head, image: Floats, gone: NDArray[np.bool_] | None = None) -> Damaged:
+def _same_place(
+    head: Head, image: Floats, gone: NDArray[np.bool_] | None = None
+) -> Damaged:
     return Damaged(as_scan(image, head.affine), head.affine, gone)
 
 
@@ -105,15 +107,23 @@ def thick(head: Head, slices_mm: float, _: np.random.Generator) -> Damaged:
 
 def bias(head: Head, strength: float, _: np.random.Generator) -> Damaged:
     """A coil's gain, e^±strength from corner to corner."""
-    ramps = np.meshgrid(*(np.linspace(-1, 1, n) for n in head.image.shape), indexing="ij")
-    return _same_place(head, np.asarray(head.image * np.exp(strength * sum(ramps) / 3), np.float32))
+    ramps = np.meshgrid(
+        *(np.linspace(-1, 1, n) for n in head.image.shape), indexing="ij"
+    )
+    return _same_place(
+        head, np.asarray(head.image * np.exp(strength * sum(ramps) / 3), np.float32)
+    )
 
 
 def motion(head: Head, angle_deg: float, _: np.random.Generator) -> Damaged:
     """Half of k-space, and its middle with it, is from the head nodding by so much."""
     angle = np.deg2rad(angle_deg)
     turn = np.array(
-        [[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]]
+        [
+            [1, 0, 0],
+            [0, np.cos(angle), -np.sin(angle)],
+            [0, np.sin(angle), np.cos(angle)],
+        ]
     )
     centre = ndimage.center_of_mass(head.brain)
     turned = ndimage.affine_transform(head.image, turn, centre - turn @ centre, order=1)
@@ -127,7 +137,9 @@ def motion(head: Head, angle_deg: float, _: np.random.Generator) -> Damaged:
 def ghost(head: Head, share: float, _: np.random.Generator) -> Damaged:
     """A second head of this brightness, half a field of view further back."""
     size = head.image.shape[1]
-    return _same_place(head, head.image + share * np.roll(head.image, size // 2, axis=1))
+    return _same_place(
+        head, head.image + share * np.roll(head.image, size // 2, axis=1)
+    )
 
 
 def saturated(head: Head, ceiling: float, _: np.random.Generator) -> Damaged:
@@ -159,7 +171,8 @@ def _ball_at(head: Head, place: NDArray[Any], radius_mm: float) -> NDArray[np.bo
     spacing = np.linalg.norm(head.affine[:3, :3], axis=0)
     axes = np.ogrid[tuple(slice(n) for n in head.image.shape)]
     squares = sum(
-        ((axis - at) * mm) ** 2 for axis, at, mm in zip(axes, place, spacing, strict=True)
+        ((axis - at) * mm) ** 2
+        for axis, at, mm in zip(axes, place, spacing, strict=True)
     )
     return np.asarray(squares <= radius_mm**2)
 
@@ -234,7 +247,9 @@ def inverted(head: Head, share: float, _: np.random.Generator) -> Damaged:
 def lost_slices(head: Head, share: float, _: np.random.Generator) -> Damaged:
     """Each second axial slice of four millimetres has lost this share of its signal."""
     dark = (np.arange(head.image.shape[2]) // 4) % 2 == 1
-    return _same_place(head, head.image * np.where(dark, 1 - share, 1).astype(np.float32))
+    return _same_place(
+        head, head.image * np.where(dark, 1 - share, 1).astype(np.float32)
+    )
 
 
 def wrong_size(head: Head, factor: float, _: np.random.Generator) -> Damaged:
@@ -263,7 +278,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("dark ball", "mm radius", ball, (5, 10, 15, 20, 28)),
     Kind("motion", "°", motion, (2, 4, 6, 9, 14), on_parts=True),
     Kind("ghost", "of the signal", ghost, (0.05, 0.1, 0.2, 0.35, 0.5), on_parts=True),
-    Kind("saturated", "of white matter", saturated, (1.15, 1.0, 0.9, 0.8, 0.7), on_parts=True),
+    Kind(
+        "saturated",
+        "of white matter",
+        saturated,
+        (1.15, 1.0, 0.9, 0.8, 0.7),
+        on_parts=True,
+    ),
     Kind("thick slices", "mm", thick, (2, 3, 4, 5, 7), on_parts=True),
     Kind("noise", "of white matter", noise, (0.03, 0.06, 0.1, 0.2, 0.5), on_parts=True),
     Kind("blur", "mm", blur, (2, 3, 4, 5, 7), on_parts=True),
@@ -273,7 +294,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("bright mass", "mm radius", mass, (5, 10, 15, 20, 25)),
     Kind("gamma", "power", gamma, (0.5, 0.7, 1.5, 2.2, 3.0), on_parts=True),
     Kind("cut obliquely, zeros", "mm", cut_obliquely, (10, 20, 30, 45, 60)),
-    Kind("lost slices", "of the signal", lost_slices, (0.1, 0.2, 0.4, 0.6, 0.8), on_parts=True),
+    Kind(
+        "lost slices",
+        "of the signal",
+        lost_slices,
+        (0.1, 0.2, 0.4, 0.6, 0.8),
+        on_parts=True,
+    ),
     Kind("wrong size", "times", wrong_size, (0.7, 0.85, 1.15, 1.3, 1.5)),
     Kind("wrong turn", "°", wrong_turn, (10, 20, 35, 60, 90)),
     Kind("cut bottom", "mm", cut_bottom, (10, 20, 30, 45, 60)),

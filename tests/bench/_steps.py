@@ -70,7 +70,10 @@ def operations(work: Callable[[], Any]) -> float:
 def in_process(call: str) -> dict[str, float]:
     """What a fresh process prints as JSON in its last line; `call` is Python."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", call], check=True, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", call],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures

@@ -46,7 +46,9 @@ class Counted(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         packet = func._overloadpacket
         if packet not in flop_registry:
@@ -56,7 +58,9 @@ class Counted(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         out = func(*args, **kwargs)
-        given, made = ([t for t in tree_leaves(v) if isinstance(t, Tensor)] for v in (args, out))
+        given, made = (
+            [t for t in tree_leaves(v) if isinstance(t, Tensor)] for v in (args, out)
+        )
         known = {t.untyped_storage()._cdata for t in given}
         is_view = not func._schema.is_mutable and all(
             t.untyped_storage()._cdata in known for t in made
@@ -64,11 +68,14 @@ class Counted(TorchDispatchMode):
         if is_view or not any(t.is_meta for t in made):
             return out
         flops = (
-            flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
+            flop_registry[packet](*args, **kwargs, out_val=out)
+            if packet in flop_registry
+            else 0
         )
         # What is given in one value for many is read once.
         moved = sum(
-            t.element_size() * min(t.numel(), t.untyped_storage().nbytes() // t.element_size())
+            t.element_size()
+            * min(t.numel(), t.untyped_storage().nbytes() // t.element_size())
             for t in (*given, *made)
         )
         from_host = any(t.device.type == "cpu" and t.dim() for t in given)
@@ -79,7 +86,8 @@ class Counted(TorchDispatchMode):
         """Of each operation on a GPU that has work enough."""
         peak, memory = _GPUS[gpu]
         return [
-            max(o.flops / peak / _ARITHMETIC, o.bytes / memory / _MEMORY) for o in self.operations
+            max(o.flops / peak / _ARITHMETIC, o.bytes / memory / _MEMORY)
+            for o in self.operations
         ]
 
 
@@ -91,7 +99,9 @@ def on_meta(segmenter: Segmenter) -> Segmenter:
     return segmenter
 
 
-def count(segmenter: Segmenter, image: Tensor, room: Room, *, mirror: bool = False) -> Counted:
+def count(
+    segmenter: Segmenter, image: Tensor, room: Room, *, mirror: bool = False
+) -> Counted:
     """The first look, all views, and their fusion."""
     view = segmenter.views[0]
     axes = segmenter.model.info.preprocessing.slice_axes(view)
@@ -115,7 +125,9 @@ def run() -> None:
     voxels = [side.stop - side.start for side in room.box]
     result = 2 * voxels[0] * voxels[1] * voxels[2] * len(segmenter.model.scheme)
     print(f"head {tuple(image.shape)}, networks within {tuple(voxels)}")
-    print(f"probabilities to the host: {result / 1e6:.0f} MB, {result / _TO_HOST:.3f} s")
+    print(
+        f"probabilities to the host: {result / 1e6:.0f} MB, {result / _TO_HOST:.3f} s"
+    )
     for name in ("fast", "published"):
         if name == "published":
             for view, ready in segmenter._networks.items():

@@ -30,7 +30,11 @@ def run(data: str) -> None:
     heads = Heads(Path(data))
     for name in HOLDING_HEADS:
         head = heads.head(name)
-        _say(f"{name} whole", head, Damaged(as_scan(head.image, head.affine), head.affine))
+        _say(
+            f"{name} whole",
+            head,
+            Damaged(as_scan(head.image, head.affine), head.affine),
+        )
         for kind in KINDS:
             if kind.name.startswith("cut"):
                 for strength in kind.strengths:
@@ -44,8 +48,13 @@ def _say(title: str, head: Head, damaged: Damaged) -> None:
     verdict = "pass"
     for finding in check_field_of_view(evidence, LIMITS):
         verdict = "reject" if finding.rejects else "look"
-    left = np.count_nonzero(evidence.indices.data) / max(np.count_nonzero(head.brain), 1)
-    print(f"{verdict:6}  {area / 100:6.1f} cm²  {left:4.0%} of the brain left  {title}", flush=True)
+    left = np.count_nonzero(evidence.indices.data) / max(
+        np.count_nonzero(head.brain), 1
+    )
+    print(
+        f"{verdict:6}  {area / 100:6.1f} cm²  {left:4.0%} of the brain left  {title}",
+        flush=True,
+    )
 
 
 def _labelled(head: Head, damaged: Damaged) -> Evidence:
@@ -61,6 +70,8 @@ def _labelled(head: Head, damaged: Damaged) -> Evidence:
     # Beyond the end of the scan there is nothing to label.
     there = np.ones(damaged.scan.shape, np.uint8)
     to_scan = np.linalg.inv(damaged.scan.affine) @ image.affine
-    labels *= ndimage.affine_transform(there, to_scan, output_shape=image.shape, order=0)
+    labels *= ndimage.affine_transform(
+        there, to_scan, output_shape=image.shape, order=0
+    )
     scan = damaged.scan.grid
     return Evidence(image, Volume(labels, image.affine), scan, scheme, {}, None)

@@ -63,7 +63,9 @@ def report(cases: Sequence[Case], cache: Path, model: str) -> None:
             _say_case(graded[-1])
     for is_for_choosing, title in ((True, "for choosing"), (False, "not for choosing")):
         print(f"\n{title}")
-        _say_shares([one for one in graded if one.case.is_for_choosing == is_for_choosing])
+        _say_shares(
+            [one for one in graded if one.case.is_for_choosing == is_for_choosing]
+        )
 
 
 def limits_for(case: Case, limits: Limits) -> Limits:
@@ -83,7 +85,9 @@ def evidence_of(stored: Stored) -> Evidence:
     scan = Grid(stored.scan_shape, stored.scan_affine)
     volumes = {name: count * scan.voxel_mm3 for name, count in stored.voxels.items()}
     scheme = load_scheme("quicknat33")
-    return Evidence(stored.image, stored.indices, scan, scheme, volumes, stored.agreement)
+    return Evidence(
+        stored.image, stored.indices, scan, scheme, volumes, stored.agreement
+    )
 
 
 def _say_case(one: Graded) -> None:
@@ -91,7 +95,9 @@ def _say_case(one: Graded) -> None:
     more = len(one.verdict.reasons) - _SHOWN_REASONS
     if more > 0:
         reasons += f"; {more} more"
-    print(f"{one.verdict.name:6}  {one.dice:.3f}  {one.case.name}: {reasons}", flush=True)
+    print(
+        f"{one.verdict.name:6}  {one.dice:.3f}  {one.case.name}: {reasons}", flush=True
+    )
 
 
 def _say_shares(graded: Sequence[Graded]) -> None:
@@ -105,8 +111,13 @@ def _say_shares(graded: Sequence[Graded]) -> None:
             here = [one for one in ours if one.case.strength == strength]
             by_strength.append(f"{strength:g}: {_counted(here)}")
         print(f"{kind.name:22} {kind.unit:16} {'   '.join(by_strength)}")
-    for title, wrong in ((f"Dice below {_WRONG}", True), (f"Dice from {_WRONG}", False)):
-        print(f"{title:22} {_counted([one for one in damaged if (one.dice < _WRONG) == wrong])}")
+    for title, wrong in (
+        (f"Dice below {_WRONG}", True),
+        (f"Dice from {_WRONG}", False),
+    ):
+        print(
+            f"{title:22} {_counted([one for one in damaged if (one.dice < _WRONG) == wrong])}"
+        )
 
 
 def _counted(graded: Sequence[Graded]) -> str:

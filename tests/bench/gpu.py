@@ -61,7 +61,9 @@ class Setting:
         torch.manual_seed(1)
         shape = (self.batch, self.size, self.size)
         slices = torch.randn(shape, device=self.device)[:, None]
-        return slices, torch.randint(0, 33, shape, device=self.device, dtype=torch.uint8)
+        return slices, torch.randint(
+            0, 33, shape, device=self.device, dtype=torch.uint8
+        )
 
     def maps(self) -> HeadMaps:
         if self.heads == "phantom":
@@ -74,8 +76,12 @@ class Setting:
 
     def seconds_of(self, work: Callable[[], Any]) -> float:
         """A call's: the median over blocks of calls; torch's timer waits for the device."""
-        timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-        return float(timer.blocked_autorange(min_run_time=0.01 if self.tiny else 2).median)
+        timer = Timer(
+            "work()", globals={"work": work}, num_threads=torch.get_num_threads()
+        )
+        return float(
+            timer.blocked_autorange(min_run_time=0.01 if self.tiny else 2).median
+        )
 
     def first_step(self, work: Callable[[], Any]) -> Figures:
         """Compiling takes place in it."""
@@ -98,7 +104,9 @@ def device_part(setting: Setting) -> Iterator[Figures]:
     source = torch.randn(words, device=setting.device)
     target = torch.empty_like(source)
     shape, kind = (side, side), torch.bfloat16
-    left, right = (torch.randn(shape, device=setting.device, dtype=kind) for _ in range(2))
+    left, right = (
+        torch.randn(shape, device=setting.device, dtype=kind) for _ in range(2)
+    )
     name = torch.cuda.get_device_name() if setting.on_gpu else "cpu"
     yield {"name": name, "torch": torch.__version__}
     if setting.on_gpu:
@@ -113,7 +121,14 @@ def synthesis_part(setting: Setting) -> Iterator[Figures]:
     """Synthesis alone, with and without neighbours."""
     heads = aim(setting.maps(), SCHEME, setting.device)
     generator = seeded(setting.device, 0)
-    given = (heads, SynthesisConfig(), View.CORONAL, setting.batch, (setting.size,) * 2, generator)
+    given = (
+        heads,
+        SynthesisConfig(),
+        View.CORONAL,
+        setting.batch,
+        (setting.size,) * 2,
+        generator,
+    )
     for neighbours in (0, 1):
         taken = setting.seconds_of(partial(synthesise, *given, neighbours=neighbours))
         yield {f"slices/s of {2 * neighbours + 1} channels": setting.batch / taken}
@@ -139,7 +154,9 @@ def network_part(setting: Setting) -> Iterator[Figures]:
 
         @torch.inference_mode()
         def infer() -> None:
-            with torch.autocast(slices.device.type, torch.bfloat16, enabled=setting.on_gpu):
+            with torch.autocast(
+                slices.device.type, torch.bfloat16, enabled=setting.on_gpu
+            ):
                 run(slices)
 
         yield {"inferred slices/s": setting.batch / setting.seconds_of(infer)}
@@ -172,7 +189,9 @@ def run(*arguments: str) -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--heads", default="phantom", help="a heads file, for real variety")
+    parser.add_argument(
+        "--heads", default="phantom", help="a heads file, for real variety"
+    )
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tiny", action="store_true")
@@ -191,5 +210,7 @@ def run(*arguments: str) -> None:
             figures |= figure
             (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
             print(name, json.dumps(figure), flush=True)
-    if any("not measured" in key for figures in found["parts"].values() for key in figures):
+    if any(
+        "not measured" in key for figures in found["parts"].values() for key in figures
+    ):
         raise SystemExit(1)

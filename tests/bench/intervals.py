@@ -62,9 +62,13 @@ def _resampled(values: Values) -> tuple[Values, Values]:
     """Means and standard errors of bootstrap samples, (resamples, trials) each."""
     persons = len(values)
     draw = np.random.default_rng(0)
-    counts = draw.multinomial(persons, np.full(persons, 1 / persons), _RESAMPLES).astype(float)
+    counts = draw.multinomial(
+        persons, np.full(persons, 1 / persons), _RESAMPLES
+    ).astype(float)
     means = counts @ values / persons
-    variance = np.maximum(counts @ values**2 / persons - means**2, 0) * persons / (persons - 1)
+    variance = (
+        np.maximum(counts @ values**2 / persons - means**2, 0) * persons / (persons - 1)
+    )
     return means, np.sqrt(variance / persons)
 
 
@@ -140,15 +144,24 @@ def coverage(
         widths.append(high - low)
     if np.isnan(widths[0]).all():
         return float("nan"), float("nan")
-    return float(100 * np.concatenate(held).mean()), float(np.median(np.concatenate(widths)))
+    return float(100 * np.concatenate(held).mean()), float(
+        np.median(np.concatenate(widths))
+    )
 
 
 def run(trials: str = str(_TRIALS)) -> None:
     print(f"{trials} trials; coverage in percent (median width)")
     for name, (draw, mean) in DISTRIBUTIONS.items():
-        print(f"\n| {name} |", " | ".join(f"{persons} persons" for persons in PERSONS), "|")
+        print(
+            f"\n| {name} |",
+            " | ".join(f"{persons} persons" for persons in PERSONS),
+            "|",
+        )
         print("|---" * (1 + len(PERSONS)) + "|")
         for title, method in METHODS.items():
-            cells = [coverage(method, draw, mean, persons, int(trials)) for persons in PERSONS]
+            cells = [
+                coverage(method, draw, mean, persons, int(trials))
+                for persons in PERSONS
+            ]
             shown = [f"{held:.1f} ({width:.3f})" for held, width in cells]
             print(f"| {title} |", " | ".join(shown), "|", flush=True)

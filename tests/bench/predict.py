@@ -34,7 +34,10 @@ print(json.dumps({{"clock": clock, "processor": processor}}))
 
 
 def run(
-    threads: str = "2", repetitions: str = "1", models: str = "fast", precision: str = "auto"
+    threads: str = "2",
+    repetitions: str = "1",
+    models: str = "fast",
+    precision: str = "auto",
 ) -> None:
     """Print seconds, ratio and peak memory of these models, names or folders."""
     with tempfile.TemporaryDirectory() as folder:
@@ -44,8 +47,12 @@ def run(
         conform(phantom(0)[0]).volume.write(scan)
         baseline = in_process(_BASELINE.format(threads=int(threads)))
         clock, processor = (_SLICES * baseline[key] for key in ("clock", "processor"))
-        print(f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}")
-        print(f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)")
+        print(
+            f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}"
+        )
+        print(
+            f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)"
+        )
         for number, model in enumerate(models.split(",")):
             given = (str(scan), "--model", model, "--threads", threads, "--quiet")
             given += ("--precision", precision)
@@ -67,7 +74,12 @@ def _measure(*command: str) -> tuple[float, float, float]:
     """Seconds from start to end of a command, processor seconds, and the largest process' GiB."""
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from trinat.pipelines.cli import main; main()", *command]
+        [
+            sys.executable,
+            "-c",
+            "from trinat.pipelines.cli import main; main()",
+            *command,
+        ]
     )
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start

@@ -32,7 +32,9 @@ _WHITE_MATTER = (2, 41)
 
 
 def run(subjects_dir: str, out: str) -> None:
-    folders = sorted(path.parent.parent for path in Path(subjects_dir).glob("*/mri/aseg.mgz"))
+    folders = sorted(
+        path.parent.parent for path in Path(subjects_dir).glob("*/mri/aseg.mgz")
+    )
     if not folders:
         raise SystemExit(f"{subjects_dir}: no subject with mri/aseg.mgz here")
     for folder in folders:
@@ -53,7 +55,9 @@ def run(subjects_dir: str, out: str) -> None:
 def made_raw(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     """A conformed head as a scanner gives it, and its truth there."""
     low, high = scan.grid.extent_mm(scan.grid.box)
-    x, y, z = (int((b - a) / mm + 1e-6) for a, b, mm in zip(low, high, _MM, strict=True))
+    x, y, z = (
+        int((b - a) / mm + 1e-6) for a, b, mm in zip(low, high, _MM, strict=True)
+    )
     affine = np.diag([*np.multiply(_AXES, _MM), 1.0])
     affine[:3, 3] = (low + high) / 2 - affine[:3, :3] @ (np.array([x, y, z]) - 1) / 2
     to = GridMap.between(scan.grid, Grid((x, y, z), affine))

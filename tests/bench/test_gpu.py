@@ -41,7 +41,10 @@ def test_a_part_that_fails_costs_no_other(
     with pytest.raises(SystemExit):
         run("synthesis", "device", "--device", "cpu", "--tiny", "--out", str(tmp_path))
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
-    assert parts["synthesis"] == {"slices/s": 3, "not measured": "RuntimeError: no compiler"}
+    assert parts["synthesis"] == {
+        "slices/s": 3,
+        "not measured": "RuntimeError: no compiler",
+    }
     assert parts["device"]["torch"] == torch.__version__
     assert parts["device"]["bfloat16 matrix product, TFLOP/s"] > 0
     assert "slices/s" in capsys.readouterr().out

@@ -15,7 +15,12 @@ VALUES = np.random.default_rng(0).beta(25, 5, size=(12, 3))
 def test_bootstraps_are_scipys(method: str) -> None:
     found = METHODS[f"{method} bootstrap"](VALUES)
     theirs = stats.bootstrap(
-        (VALUES,), np.mean, method=method, n_resamples=4000, axis=0, rng=np.random.default_rng(1)
+        (VALUES,),
+        np.mean,
+        method=method,
+        n_resamples=4000,
+        axis=0,
+        rng=np.random.default_rng(1),
     ).confidence_interval
     width = theirs.high - theirs.low
     assert np.abs(found - np.stack(theirs)).max() < 0.06 * width.max()

@@ -21,13 +21,17 @@ def test_a_head_made_raw_keeps_its_place_in_other_voxels() -> None:
     assert raw.data.dtype == np.int16
     for number in (2, 41):
         middles = [
-            apply_affine(v.affine, np.argwhere(v.data == number)).mean(0) for v in (truth, labels)
+            apply_affine(v.affine, np.argwhere(v.data == number)).mean(0)
+            for v in (truth, labels)
         ]
         np.testing.assert_allclose(*middles, atol=0.6)
     white = raw.data[np.isin(labels.data, (2, 41))]
     assert np.median(white) == pytest.approx(500, rel=0.05)
     # No field beyond the head's own, so that neither loses any of it.
-    assert all(a * b <= c for a, b, c in zip(raw.shape, raw.spacing_mm, (40, 48, 44), strict=True))
+    assert all(
+        a * b <= c
+        for a, b, c in zip(raw.shape, raw.spacing_mm, (40, 48, 44), strict=True)
+    )
 
 
 def test_a_subjects_dir_becomes_another(tmp_path: Path) -> None:
@@ -38,7 +42,9 @@ def test_a_subjects_dir_becomes_another(tmp_path: Path) -> None:
         scan.write(folder / image)
         truth.write(folder / "aseg.mgz", labels=True)
     run(str(tmp_path / "in"), str(tmp_path / "out"))
-    found = sorted(p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/*/*/*"))
+    found = sorted(
+        p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/*/*/*")
+    )
     assert found == [
         "sub-0/mri/T1.mgz",
         "sub-0/mri/aseg.mgz",

@@ -41,7 +41,10 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import phantom_heads
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
 
 REPLACED = (
     # Hours of training: the same with a tiny network.
@@ -55,7 +58,10 @@ REPLACED = (
     # Minutes a scan.
     (r"--label-with fast", "--label-with runs/oasis/model"),
     # A slice of each view in place of 50.
-    (r"^trinat suspects store --model fast", "trinat suspects store --model fast --every 250"),
+    (
+        r"^trinat suspects store --model fast",
+        "trinat suspects store --model fast --every 250",
+    ),
     # A network that knows this scan, and what it knows of it.
     (
         r"^trinat explain scan.nii.gz --structure left-hippocampus",
@@ -110,7 +116,18 @@ def test_blocks_are_found_and_only_what_is_declared_is_replaced() -> None:
     )
     first, second, misspelt, python = blocks(page)
     assert as_run(first).split() == (
-        ["trinat", "train", "miniature", "--out", "a", "--nproc", "2", "trinat", "runs", "a"]
+        [
+            "trinat",
+            "train",
+            "miniature",
+            "--out",
+            "a",
+            "--nproc",
+            "2",
+            "trinat",
+            "runs",
+            "a",
+        ]
     )
     assert (second.why, python.language) == ("a synopsis", "python")
     assert not any(block.why for block in (first, misspelt, python))
@@ -143,7 +160,12 @@ def test_what_a_page_shows_runs_as_it_is_written(page: str, tmp_path: Path) -> N
         else:
             command = ["bash", "-euc", as_run(block)]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
 
@@ -171,7 +193,9 @@ def _label_maps(folder: Path) -> None:
     for shift in (0, 2):
         numbers = np.roll(heads.numbers[heads.labels[0]], shift, 2)
         data, affine = turned(numbers.astype(np.int16), "LIA")
-        Volume(data, affine).write(folder / f"training_seg_0{shift + 1}.nii.gz", labels=True)
+        Volume(data, affine).write(
+            folder / f"training_seg_0{shift + 1}.nii.gz", labels=True
+        )
     np.save(folder / "generation_labels.npy", heads.numbers)
     np.save(folder / "generation_classes_contrast_specific.npy", heads.classes)
     np.save(folder / "prior_means_t1.npy", heads.means)
@@ -193,7 +217,9 @@ def _oasis(folder: Path) -> None:
     pack(folder / "made", folder / "oasis_cross-sectional_disc1.tar.gz")
     shutil.rmtree(folder / "made")
     for number in range(1, 6):
-        freesurfer_subject(folder / "made/disc1", f"OAS1_000{number}_MR1", shift=number % 3)
+        freesurfer_subject(
+            folder / "made/disc1", f"OAS1_000{number}_MR1", shift=number % 3
+        )
     pack(folder / "made", folder / "oasis_cs_freesurfer_disc1.tar.gz")
     shutil.rmtree(folder / "made")
 
@@ -243,7 +269,9 @@ def _dicom(folder: Path) -> None:
 
 def _ratings(path: Path) -> None:
     """One rating, of a label map that is no longer there."""
-    rating = Rating("scan", "", "look", "", "anna", "2026-01-01T00:00:00+00:00", "0" * 64)
+    rating = Rating(
+        "scan", "", "look", "", "anna", "2026-01-01T00:00:00+00:00", "0" * 64
+    )
     path.parent.mkdir(parents=True)
     save_rating(path, rating, lock=path.with_name("lock"))
 

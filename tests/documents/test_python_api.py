@@ -22,7 +22,9 @@ from trinat.pipelines.demo import GEOMETRIES
 from trinat.segmentation.synthetic.phantom import phantom
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = [name for name in trinat.__all__ if inspect.isfunction(getattr(trinat, name))]
+FUNCTIONS = [
+    name for name in trinat.__all__ if inspect.isfunction(getattr(trinat, name))
+]
 METHODS = [
     f"{name}.{method}"
     for name in ("Result", "Segmenter", "Surface")
@@ -60,7 +62,12 @@ def test_python_and_the_command_line_write_the_same_bytes(found: Found) -> None:
     command = [sys.executable, "-m", "trinat", "predict", "scan.nii.gz", "-o", "out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = subprocess.run(
-        command, cwd=found.folder, env=environment, check=True, capture_output=True, text=True
+        command,
+        cwd=found.folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stderr
     found.result.save(found.folder / "saved.nii.gz")
     written = (found.folder / "out/scan_dseg.nii.gz").read_bytes()
@@ -91,7 +98,9 @@ def test_every_line_of_a_result(found: Found) -> None:
     tissue |= table.structure.str.contains("VentralDC")
     assert table.share[tissue].sum() == pytest.approx(1)
     probability = result.probability("L-Hi")
-    assert probability.data[mask.data].mean() > 0.5 > probability.data[~mask.data].mean()
+    assert (
+        probability.data[mask.data].mean() > 0.5 > probability.data[~mask.data].mean()
+    )
     assert result.entropy.data[mask.data].mean() > result.entropy.data.mean()
     surface = result.surface(17)
     assert surface.volume_mm3 == pytest.approx(row.mm3, rel=0.1)
@@ -127,14 +136,20 @@ def test_an_evaluation_takes_each_form_of_a_label_map(found: Found) -> None:
     ):
         other = trinat.evaluate(truth, prediction).drop("CSF")
         pd.testing.assert_frame_equal(other, first.drop("CSF"))
-    alone = trinat.evaluate(found.truth.data, data)  # voxels of 1 mm, where there is no other
-    assert alone.volume["Left-Thalamus"] == pytest.approx(first.volume["Left-Thalamus"] / 1.5)
+    alone = trinat.evaluate(
+        found.truth.data, data
+    )  # voxels of 1 mm, where there is no other
+    assert alone.volume["Left-Thalamus"] == pytest.approx(
+        first.volume["Left-Thalamus"] / 1.5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.important
 @pytest.mark.parametrize("name", [*FUNCTIONS, *METHODS, "Segmenter"])
-def test_the_example_of_each_docstring_runs(found: Found, name: str, tmp_path, monkeypatch) -> None:
+def test_the_example_of_each_docstring_runs(
+    found: Found, name: str, tmp_path, monkeypatch
+) -> None:
     # A small head by the name that examples use: quick, whatever is found in it.
     write_nifti(tmp_path / "scan.nii.gz", head_image(head_labels()), "RAS")
     monkeypatch.chdir(tmp_path)

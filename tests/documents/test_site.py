@@ -52,7 +52,9 @@ def test_every_option_of_every_command_is_on_the_site(generated: Any) -> None:
     by_name = {section.partition("\n")[0]: section for section in sections}
     for words in _commands(typer.main.get_command(app)):
         section = by_name[" ".join(("trinat", *words))]
-        shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "300"}).output
+        shown = (
+            CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "300"}).output
+        )
         options = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", shown))
         assert options
         assert not options - set(re.findall(r"--[a-z][\w-]+", section)), words
@@ -68,7 +70,9 @@ def test_every_key_of_a_recipe_is_on_the_site(generated: Any) -> None:
     schema = Recipe.model_json_schema()
     models = [schema, *schema["$defs"].values()]
     keys = {key for model in models for key in model.get("properties", {})}
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|", generated.recipes(), flags=re.M)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \| (.+?) \|", generated.recipes(), flags=re.M
+    )
     # The network's keys are those of the architecture, which the schema of the recipe leaves open.
     assert keys | {"kernel", "unshuffle"} <= {row[0] for row in rows}
     found = {key: (kind, default) for key, kind, default in rows}
@@ -84,7 +88,11 @@ def test_every_structure_is_in_the_tables_of_labels(generated: Any) -> None:
 
 def test_every_column_of_the_tables_is_described(tmp_path: Path) -> None:
     stem = {"Brain-Stem": 0.5}
-    result = {"grade": "pass", "structure_grades": {"Brain-Stem": "pass"}, "volumes_mm3": stem}
+    result = {
+        "grade": "pass",
+        "structure_grades": {"Brain-Stem": "pass"},
+        "volumes_mm3": stem,
+    }
     result |= dict.fromkeys(("agreement", "iou", "pairwise_dice", "volume_cv"), stem)
     case = "sub-01/anat/sub-01"
     write_tables(tmp_path, [Entry(case, "done", result=result)])
@@ -92,8 +100,12 @@ def test_every_column_of_the_tables_is_described(tmp_path: Path) -> None:
     described = set(re.findall(r"`(\w+)`", page))
     columns = set(METRICS_COLUMNS)
     for table in ("summary", "volumes", "qc"):
-        columns.update((tmp_path / f"{table}.tsv").read_text().splitlines()[0].split("\t"))
-    assert {name.replace("Brain-Stem", "STRUCTURE") for name in columns} - described == set()
+        columns.update(
+            (tmp_path / f"{table}.tsv").read_text().splitlines()[0].split("\t")
+        )
+    assert {
+        name.replace("Brain-Stem", "STRUCTURE") for name in columns
+    } - described == set()
 
 
 def test_the_words_of_each_refusal_are_those_of_the_code() -> None:
@@ -101,7 +113,9 @@ def test_the_words_of_each_refusal_are_those_of_the_code() -> None:
     refusals = re.findall(r"^\*\*`(.*)`\*\*$", page, flags=re.M)
     assert len(refusals) >= 25
     folders = ("segmentation", "pipelines")
-    code = "\n".join(path.read_text() for name in folders for path in (ROOT / name).rglob("*.py"))
+    code = "\n".join(
+        path.read_text() for name in folders for path in (ROOT / name).rglob("*.py")
+    )
     parts = [part.strip() for words in refusals for part in words.split("…")]
     assert [part for part in parts if part and part not in code] == []
 

@@ -48,7 +48,9 @@ def test_every_kind_of_scan_that_is_broken_was_sound_before(tmp_path: Path) -> N
         np.testing.assert_allclose(volume.data, careful.values, atol=1e-5)
 
 
-def test_a_bit_flipped_in_the_gzip_header_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+def test_a_bit_flipped_in_the_gzip_header_is_refused_or_changes_nothing(
+    tmp_path: Path,
+) -> None:
     # Time, level and system of packing have no checksum, and no meaning for the content.
     content = gzip.compress(odd_scan().to_bytes(), mtime=0)
     read = 0
@@ -110,7 +112,14 @@ def test_a_bomb_behind_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory hold on Linux")
 def test_the_command_prints_a_table_under_its_limit_of_memory() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "oracle.fuzz", "--flips=20", "--cuts=20", "--headers=200"],
+        [
+            sys.executable,
+            "-m",
+            "oracle.fuzz",
+            "--flips=20",
+            "--cuts=20",
+            "--headers=200",
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -132,7 +141,9 @@ class TestTheFuzzerItself:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A reader that stops where the voxels end never sees the checksum.
-        monkeypatch.setattr("trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None)
+        monkeypatch.setattr(
+            "trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None
+        )
         assert fuzz_flips(50, 2, tmp_path).missed
         assert fuzz_cuts(16, 2, tmp_path).missed
 
@@ -146,7 +157,9 @@ class TestTheFuzzerItself:
             np.float64(1e300) * np.float64(1e300)
 
         for failure, name in ((divide, "Zero"), (warn, "RuntimeWarning")):
-            monkeypatch.setattr(Volume, "read", lambda *_, failure=failure, **__: failure())
+            monkeypatch.setattr(
+                Volume, "read", lambda *_, failure=failure, **__: failure()
+            )
             (miss,) = fuzz_cuts(1, 2, tmp_path).missed
             assert name in miss
 
@@ -168,7 +181,10 @@ class TestTheFuzzerItself:
             raise InputError("bad", where="file")
 
         monkeypatch.setattr(Volume, "read", refuse)
-        assert "not one line of file, problem and remedy" in fuzz_cuts(1, 2, tmp_path).missed[0]
+        assert (
+            "not one line of file, problem and remedy"
+            in fuzz_cuts(1, 2, tmp_path).missed[0]
+        )
 
     @pytest.mark.parametrize("what", ["shape", "affine", "voxels"])
     def test_another_geometry_or_other_voxels_are_misses(
@@ -192,6 +208,8 @@ class TestTheFuzzerItself:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(fuzz, "limit_memory", lambda extra_mib: None)
-        monkeypatch.setattr(fuzz, "fuzz_cuts", lambda *_: Tally("truncations", missed=["cut to 3"]))
+        monkeypatch.setattr(
+            fuzz, "fuzz_cuts", lambda *_: Tally("truncations", missed=["cut to 3"])
+        )
         assert fuzz.main(["--flips", "1", "--cuts", "1", "--headers", "1"]) == 1
         assert "missed: cut to 3" in capsys.readouterr().out

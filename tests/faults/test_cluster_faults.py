@@ -75,7 +75,9 @@ def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz", "kills.nii.gz", "z.nii.gz")
     out = tmp_path / "out"
     outcome = run_serially(
-        scans, out, engine=lambda settings: DaskEngine(settings, "local:2", task=segment_poison)
+        scans,
+        out,
+        engine=lambda settings: DaskEngine(settings, "local:2", task=segment_poison),
     )
     assert (outcome.done, outcome.failed) == (2, 1)
     entry = read_entries([out / "run.jsonl"])["kills"]
@@ -130,7 +132,9 @@ def test_workers_that_come_late_do_one_scan_a_gpu(no_workers_yet: LocalCluster) 
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_a_run_that_waits_for_its_first_worker_can_be_stopped(no_workers_yet: LocalCluster) -> None:
+def test_a_run_that_waits_for_its_first_worker_can_be_stopped(
+    no_workers_yet: LocalCluster,
+) -> None:
     asked: list[bool] = []
 
     def stop() -> bool:
@@ -142,10 +146,19 @@ def test_a_run_that_waits_for_its_first_worker_can_be_stopped(no_workers_yet: Lo
 
 
 @pytest.mark.slow
-def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(tmp_path: Path) -> None:
+def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(
+    tmp_path: Path,
+) -> None:
     scans = write_scans(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(60)))
     out, trinat = tmp_path / "out", Path(sys.executable).with_name("trinat")
-    options = ("--model", random_model(), "--no-pictures", "--quiet", "--cluster", "local:1")
+    options = (
+        "--model",
+        random_model(),
+        "--no-pictures",
+        "--quiet",
+        "--cluster",
+        "local:1",
+    )
     # A group of processes of its own, as a terminal's: the signal reaches them all.
     run = subprocess.Popen(
         [trinat, "predict", scans, "--out", out, *options],
@@ -205,7 +218,9 @@ def test_scans_in_hand_when_the_scheduler_dies_are_done_by_the_next_run(
         def __init__(self, settings: RunSettings) -> None:
             self.engine = DaskEngine(settings, address, task=segment_without_end)
 
-        def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        def run(
+            self, cases: Iterable[Case], stop: Callable[[], bool]
+        ) -> Iterator[Entry]:
             def asked() -> bool:
                 if (out / IN_HAND).exists():
                     process.kill()
@@ -229,19 +244,25 @@ def test_an_address_where_no_scheduler_answers_is_told() -> None:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         with (
             dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
-            pytest.raises(ConfigError, match="no scheduler answers there: start one with `dask"),
+            pytest.raises(
+                ConfigError, match="no scheduler answers there: start one with `dask"
+            ),
         ):
             list(DaskEngine(SETTINGS, address).run(CASES, lambda: False))
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 2), (3, 3)])
-def test_workers_on_one_machine_share_its_processors(monkeypatch, given, threads: int) -> None:
+def test_workers_on_one_machine_share_its_processors(
+    monkeypatch, given, threads: int
+) -> None:
     monkeypatch.setattr("trinat.pipelines.predict.cluster.cpu_count", lambda: 9)
     settings = RunSettings(Path(), Path(), "", Path(), threads=given)
     assert DaskEngine(settings, "local:4").settings.threads == threads
 
 
-def test_the_submitting_machine_does_not_say_how_many_threads_others_have(tmp_path: Path) -> None:
+def test_the_submitting_machine_does_not_say_how_many_threads_others_have(
+    tmp_path: Path,
+) -> None:
     told = []
 
     class Engine(SerialEngine):

@@ -67,7 +67,9 @@ def _predicted(folder: Path, disk: Disk) -> None:
     assert (outcome.done, outcome.skipped, outcome.failed) == (2, 1, 0)
 
 
-def test_a_run_ends_when_its_disk_is_full_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_run_ends_when_its_disk_is_full_and_goes_on_where_it_stopped(
+    tmp_path: Path,
+) -> None:
     on_a_disk(_predicted, tmp_path)
 
 
@@ -83,12 +85,16 @@ def _prepared(folder: Path, disk: Disk) -> None:
     # Of the lock.
     disk.leave_room(4096)
     other = config.model_copy(update={"grid": (112, 112, 112)})
-    with pytest.raises(DiskFullError, match=r"a\.h5: cannot be written \(No space left"):
+    with pytest.raises(
+        DiskFullError, match=r"a\.h5: cannot be written \(No space left"
+    ):
         run(other, out)
     assert {path: sha256_of(path) for path in out.rglob("*") if path.is_file()} == whole
     disk.resize()
     assert run(other, out).made == 2
 
 
-def test_a_store_stays_as_it_is_where_there_is_no_room_for_another(tmp_path: Path) -> None:
+def test_a_store_stays_as_it_is_where_there_is_no_room_for_another(
+    tmp_path: Path,
+) -> None:
     on_a_disk(_prepared, tmp_path)

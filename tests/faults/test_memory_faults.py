@@ -10,7 +10,9 @@ from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.inference.segmenter import Segmenter
 
 
-def short_of_memory(segmenter: Segmenter, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def short_of_memory(
+    segmenter: Segmenter, most: int, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
     """Let the networks fail with more than so many slices; gives the sizes that were tried."""
     tried: list[int] = []
     for network in segmenter._networks.values():
@@ -26,10 +28,14 @@ def short_of_memory(segmenter: Segmenter, most: int, monkeypatch: pytest.MonkeyP
 
 
 def load(**options) -> Segmenter:
-    return Segmenter.load(random_model(), device="cpu", precision="float32", batch=8, **options)
+    return Segmenter.load(
+        random_model(), device="cpu", precision="float32", batch=8, **options
+    )
 
 
-def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(monkeypatch) -> None:
+def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(
+    monkeypatch,
+) -> None:
     scan, _ = miniature()
     expected = load().segment(scan)
     segmenter = load()
@@ -57,6 +63,8 @@ def test_what_does_not_fit_at_all_goes_to_the_processor_if_allowed(monkeypatch) 
 def test_what_does_not_fit_at_all_is_told_in_one_line(monkeypatch) -> None:
     segmenter = load()
     short_of_memory(segmenter, 0, monkeypatch)
-    with pytest.raises(DeviceError, match="too little memory for one slice at a time") as told:
+    with pytest.raises(
+        DeviceError, match="too little memory for one slice at a time"
+    ) as told:
         segmenter.segment(miniature()[0])
     assert "\n" not in str(told.value)

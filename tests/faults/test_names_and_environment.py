@@ -21,10 +21,17 @@ from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.io.files import remove_leftovers
 
 
-def test_a_list_line_that_is_not_utf8_and_a_dangling_link_leave_a_report(tmp_path: Path) -> None:
+def test_a_list_line_that_is_not_utf8_and_a_dangling_link_leave_a_report(
+    tmp_path: Path,
+) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz")
     (scans / "link.nii.gz").symlink_to("nowhere")
-    lines = [b"in/a.nii.gz", b"in/\xff.nii.gz", b"in/link.nii.gz", b"in/" + b"x" * 300 + b".nii"]
+    lines = [
+        b"in/a.nii.gz",
+        b"in/\xff.nii.gz",
+        b"in/link.nii.gz",
+        b"in/" + b"x" * 300 + b".nii",
+    ]
     (tmp_path / "list.txt").write_bytes(b"\n".join(lines))
     outcome = run_serially([str(tmp_path / "list.txt")], tmp_path / "out")
     assert (outcome.done, outcome.failed) == (1, 3)
@@ -43,7 +50,9 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    monkeypatch.setattr(os, "access", lambda p, mode: Path(p) not in closed and access(p, mode))
+    monkeypatch.setattr(
+        os, "access", lambda p, mode: Path(p) not in closed and access(p, mode)
+    )
     return closed
 
 
@@ -103,24 +112,36 @@ def test_closed_streams_change_nothing(tmp_path: Path, streams: str) -> None:
     ],
     ids=str,
 )
-def test_values_of_wrong_types_in_a_ledger_are_refused(tmp_path: Path, fields: dict) -> None:
+def test_values_of_wrong_types_in_a_ledger_are_refused(
+    tmp_path: Path, fields: dict
+) -> None:
     ledger = tmp_path / "run.jsonl"
     ledger.write_text(json.dumps({"case": "a", "status": "done"} | fields) + "\n")
     with pytest.raises(IntegrityError, match="line 1 is no entry of a ledger"):
         read_entries([ledger])
 
 
-LAUGHS = "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(11))
+LAUGHS = "".join(
+    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(11)
+)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 20_000, "name: 2020-99-99", "name: !!bool x", "1" * 5_000, f"a0: &a0 [x]\n{LAUGHS}"],
+    [
+        "[" * 20_000,
+        "name: 2020-99-99",
+        "name: !!bool x",
+        "1" * 5_000,
+        f"a0: &a0 [x]\n{LAUGHS}",
+    ],
     ids=["brackets", "date", "bool", "number", "laughs"],
 )
 def test_a_recipe_that_is_no_yaml_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"is not readable YAML|too many values|endless number"):
+    with pytest.raises(
+        ConfigError, match=r"is not readable YAML|too many values|endless number"
+    ):
         read_yaml(tmp_path / "r.yaml")
     if "\n" not in text:
         with pytest.raises(ConfigError, match="is no value"):
@@ -132,7 +153,9 @@ def test_anchors_of_a_recipe_are_read(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "r.yaml")["c"] == [{"b": 1}, {"b": 1}]
 
 
-def test_leftovers_go_whether_files_or_folders_and_links_only_themselves(tmp_path: Path) -> None:
+def test_leftovers_go_whether_files_or_folders_and_links_only_themselves(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/file").touch()
     (tmp_path / "out/.trinat-1.tmp/deep").mkdir(parents=True)

@@ -83,7 +83,9 @@ def _no_waiting() -> Iterator[None]:
     """A reader that waits is interrupted."""
 
     def late(*_: object) -> None:
-        pytest.fail("still waiting after a minute")  # no Exception, which a reader might take
+        pytest.fail(
+            "still waiting after a minute"
+        )  # no Exception, which a reader might take
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(60)
@@ -98,7 +100,9 @@ def test_what_is_no_regular_file_is_refused(
     name: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     make(tmp_path / name)
-    told = "not a regular file|is a folder|no model here|no such label scheme|is not there"
+    told = (
+        "not a regular file|is a folder|no model here|no such label scheme|is not there"
+    )
     with pytest.raises(TrinatError, match=told) as caught:
         READERS[name](tmp_path / name)
     assert "\n" not in str(caught.value)

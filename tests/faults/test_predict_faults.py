@@ -39,7 +39,9 @@ def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     outcome = run_serially(
         scans,
         tmp_path / "out",
-        engine=lambda settings: LocalEngine(settings, ["cpu"], timeout_s=8, target=serve_poison),
+        engine=lambda settings: LocalEngine(
+            settings, ["cpu"], timeout_s=8, target=serve_poison
+        ),
     )
     assert (outcome.done, outcome.failed) == (2, 3)
     assert outcome.exit == Exit.SOME_FAILED
@@ -47,10 +49,15 @@ def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     assert "out of memory" in entries["eats-memory"].reason
     assert "longer than 8 s" in entries["hangs"].reason
     assert "died while reading" in entries["kills"].reason
-    assert {case for case, entry in entries.items() if entry.status == "done"} == {"a", "z"}
+    assert {case for case, entry in entries.items() if entry.status == "done"} == {
+        "a",
+        "z",
+    }
 
 
-def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(tmp_path: Path) -> None:
+def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(
+    tmp_path: Path,
+) -> None:
     scans = write_scans(tmp_path / "in", "kills.nii.gz", "z.nii.gz")
     outcome = run_serially(
         scans,
@@ -91,7 +98,9 @@ def _wait_for_entries(out: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(many, tmp_path) -> None:
+def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
+    many, tmp_path
+) -> None:
     scans, expected = many
     run = _start(scans, tmp_path)
     _wait_for_entries(tmp_path, 2)
@@ -104,11 +113,20 @@ def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(many, 
     assert _start(scans, tmp_path).wait() == Exit.OK
     assert _digests(tmp_path) == expected
     names = {path.name for path in tmp_path.rglob("*")}
-    tables = {"labels.tsv", "run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html"}
+    tables = {
+        "labels.tsv",
+        "run.jsonl",
+        "summary.tsv",
+        "volumes.tsv",
+        "qc.tsv",
+        "report.html",
+    }
     assert names == tables | set(expected)
 
 
-def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(many, tmp_path) -> None:
+def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(
+    many, tmp_path
+) -> None:
     scans, expected = many
     run = _start(scans, tmp_path)
     _wait_for_entries(tmp_path, 1)
@@ -165,7 +183,9 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
         scans,
         tmp_path / "out",
         # A signal that nobody hears: then the limit ends the scan, which has failed.
-        engine=lambda settings: LocalEngine(settings, ["cpu"], timeout_s=20, target=serve_poison),
+        engine=lambda settings: LocalEngine(
+            settings, ["cpu"], timeout_s=20, target=serve_poison
+        ),
     )
     assert outcome.exit == Exit.INTERRUPTED
     assert (outcome.done, outcome.failed) == (1, 0)
@@ -185,7 +205,9 @@ def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     os.kill(tracker, signal.SIGKILL)
     os.waitpid(tracker, 0)
-    engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end)
+    engine = LocalEngine(
+        RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         worker = engine._start("cpu")
@@ -193,7 +215,9 @@ def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
 
 
 def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
-    engine = LocalEngine(RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end)
+    engine = LocalEngine(
+        RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end
+    )
     worker = engine._start("cpu")
     status = Path(f"/proc/{worker.process.pid}/status").read_text()
     worker.kill()
@@ -210,7 +234,10 @@ def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -
 
 def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:
     scans, _ = many
-    with run_lock(tmp_path / WORK / "lock"), pytest.raises(LockedError, match=str(os.getpid())):
+    with (
+        run_lock(tmp_path / WORK / "lock"),
+        pytest.raises(LockedError, match=str(os.getpid())),
+    ):
         run_serially(scans, tmp_path)
 
 

@@ -99,7 +99,9 @@ def test_six_broken_of_twenty_take_nothing_with_them(tmp_path: Path, jobs: int) 
     assert summary.exit is Exit.SOME_FAILED == 3
     assert (summary.made, summary.failed, summary.skipped) == (14, 6, 0)
     assert len(list((tmp_path / "out/subjects").iterdir())) == 14
-    reasons = {row.subject: row.reason for row in summary.rows if row.status == "failed"}
+    reasons = {
+        row.subject: row.reason for row in summary.rows if row.status == "failed"
+    }
     assert sorted(reasons) == sorted(BREAKS)
     for name, (_, part) in BREAKS.items():
         assert part in reasons[name]
@@ -182,9 +184,13 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
         return len(list(out.glob("subjects/*.h5")))
 
     killed = [
-        _kill_when(root, out, lambda: bool(halves())),  # while the first file is written
+        _kill_when(
+            root, out, lambda: bool(halves())
+        ),  # while the first file is written
         _kill_when(root, out, lambda: stores() >= 2 and bool(halves())),
-        _kill_when(root, out, lambda: stores() == 6),  # before or while the tables are written
+        _kill_when(
+            root, out, lambda: stores() == 6
+        ),  # before or while the tables are written
     ]
     assert killed[:2] == [True, True]
     run(config_of(root), out)
@@ -199,11 +205,15 @@ def _with_little_space(root: Path, out: Path) -> None:
     os._exit(0 if all("cannot be written" in r for r in reasons) and not left else 1)
 
 
-def test_a_disk_without_space_is_told_and_nothing_half_written_stays(tmp_path: Path) -> None:
+def test_a_disk_without_space_is_told_and_nothing_half_written_stays(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_with_little_space, args=(tmp_path / "in", tmp_path / "out"))
+    process = context.Process(
+        target=_with_little_space, args=(tmp_path / "in", tmp_path / "out")
+    )
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -276,7 +286,9 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
     # Workers must find this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
-    reasons = {row.subject: row.reason for row in summary.rows if row.status == "failed"}
+    reasons = {
+        row.subject: row.reason for row in summary.rows if row.status == "failed"
+    }
     assert list(reasons) == ["s2"]
     assert "its process was killed" in reasons["s2"]
     assert summary.made == 4
@@ -306,7 +318,9 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
     assert (again.made, again.current, again.failed) == (0, 2, 0)
 
 
-def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(tmp_path: Path) -> None:
+def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(
+    tmp_path: Path,
+) -> None:
     """What nibabel alone would take: the stream is sound but for the checksum behind it."""
     folder = freesurfer_subject(tmp_path / "in", "s")
     freesurfer_subject(tmp_path / "in", "t")

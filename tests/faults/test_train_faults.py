@@ -70,7 +70,8 @@ def recipe_of(store: Path, workers: int) -> Recipe:
 
 def at_step(number: int, act: Callable[[], None] = lambda: None) -> Watcher:
     return Watcher(
-        lambda line: None, lambda job, report, p: act() if report.step == number else None
+        lambda line: None,
+        lambda job, report, p: act() if report.step == number else None,
     )
 
 
@@ -78,7 +79,9 @@ def weights(run: Path) -> Weights:
     """The last state's step, and its network."""
     state, _ = read_latest(run / JOB)
     assert state is not None
-    return state.counters.step, {k: v.flatten().tolist() for k, v in state.network.items()}
+    return state.counters.step, {
+        k: v.flatten().tolist() for k, v in state.network.items()
+    }
 
 
 def gone_on(store: Path, run: Path) -> Weights:
@@ -98,7 +101,9 @@ def test_a_damaged_slice_ends_the_run_where_it_is_met(
         damage(damaged, View.AXIAL, "labels", number)
     # As a failing disk does it: size and time say nothing.
     os.utime(damaged, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(IntegrityError, match=r"b\.h5: damaged: axial labels of slices") as caught:
+    with pytest.raises(
+        IntegrityError, match=r"b\.h5: damaged: axial labels of slices"
+    ) as caught:
         train(recipe_of(copied, 1), run, at_step(0))
     assert exit_code(caught.value) == Exit.INTEGRITY
     shutil.copy(store / "subjects/b.h5", copied / "subjects")

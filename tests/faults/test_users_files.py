@@ -28,7 +28,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_label_map_of_the_users_is_kept_and_the_other_scans_go_on(tmp_path: Path) -> None:
+def test_a_label_map_of_the_users_is_kept_and_the_other_scans_go_on(
+    tmp_path: Path,
+) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
     out.mkdir()
     (out / "a_dseg.nii.gz").write_bytes(b"by hand")
@@ -48,7 +50,9 @@ def test_a_file_that_comes_while_its_scan_is_segmented_is_kept(tmp_path: Path) -
     scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
 
     class Slow(SerialEngine):
-        def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        def run(
+            self, cases: Iterable[Case], stop: Callable[[], bool]
+        ) -> Iterator[Entry]:
             for entry in super().run(cases, stop):
                 (out / "a_dseg.nii.gz").write_bytes(b"by hand")
                 yield entry
@@ -114,7 +118,9 @@ def test_an_output_folder_that_is_the_input_writes_nothing(tmp_path: Path) -> No
     assert contents(own) == before
 
 
-def test_results_of_a_scan_that_has_failed_since_are_still_the_runs_own(tmp_path: Path) -> None:
+def test_results_of_a_scan_that_has_failed_since_are_still_the_runs_own(
+    tmp_path: Path,
+) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
     run_serially(scans, out)
     sound = (scans / "a.nii.gz").read_bytes()

@@ -66,7 +66,9 @@ def deterministic() -> Iterator[None]:
 
 def batch(count: int = 4, size: int = 64) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
-    return torch.randn(count, 1, size, size), torch.randint(0, 33, (count, size, size)).byte()
+    return torch.randn(count, 1, size, size), torch.randint(
+        0, 33, (count, size, size)
+    ).byte()
 
 
 def network(**changes: object) -> QuickNat:
@@ -75,7 +77,9 @@ def network(**changes: object) -> QuickNat:
 
 
 def error_of(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double().cpu() - wanted.double().cpu()).norm() / wanted.double().norm())
+    return float(
+        (found.double().cpu() - wanted.double().cpu()).norm() / wanted.double().norm()
+    )
 
 
 def draw(heads: Heads, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -156,7 +160,9 @@ def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
     image = torch.rand(64, 64, 64, device=CUDA)
     within = torch.zeros(64, 64, 64, dtype=torch.bool)
     within[10:50, 20:60, :40] = True
-    fusion = Fusion((64, 64, 64), SCHEME, segmenter.views, device=CUDA, mean="geometric")
+    fusion = Fusion(
+        (64, 64, 64), SCHEME, segmenter.views, device=CUDA, mean="geometric"
+    )
     torch.cuda.set_sync_debug_mode("error")
     try:
         for view, part in segmenter.each_view(image, within=within):
@@ -178,7 +184,9 @@ def test_training_learns(maps) -> None:
 
 def test_slices_of_a_store_are_there_what_they_are_here(tmp_path: Path) -> None:
     """Read ahead, through pinned memory, 16-bit codes made float32 by the GPU: no bit differs."""
-    store = stored.small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
+    store = stored.small_store(
+        tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)}
+    )
     kinds = (
         "flip",
         "affine",
@@ -193,10 +201,14 @@ def test_slices_of_a_store_are_there_what_they_are_here(tmp_path: Path) -> None:
     plain = AugmentationConfig.model_validate(dict.fromkeys(kinds, 0))
     config = StoreConfig(path=store, split=stored.all_train(store), augmentation=plain)
     # Larger than any slice: nothing is left to where the window lies.
-    source = StoreSource(config, stored.VIEWS, (24, 24), 3, 0, stored.TISSUE4, workers=2)
+    source = StoreSource(
+        config, stored.VIEWS, (24, 24), 3, 0, stored.TISSUE4, workers=2
+    )
     for view in stored.VIEWS:
         source.expect(view, 5, 4)
-        there, here = (source.draw(view, 5, 4, seeded(device, 0)) for device in (CUDA, "cpu"))
+        there, here = (
+            source.draw(view, 5, 4, seeded(device, 0)) for device in (CUDA, "cpu")
+        )
         assert there.images.device.type == there.labels.device.type == CUDA
         assert torch.equal(there.images.cpu(), here.images)
         assert torch.equal(there.labels.cpu(), here.labels)
@@ -205,7 +217,9 @@ def test_slices_of_a_store_are_there_what_they_are_here(tmp_path: Path) -> None:
 
 
 def test_out_of_memory_says_which_batch_to_try(maps) -> None:
-    own = trainer(maps, "compile=false", "batch=64", "data.rows=512", "data.columns=512")
+    own = trainer(
+        maps, "compile=false", "batch=64", "data.rows=512", "data.columns=512"
+    )
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 4 * 2**30 / total))
@@ -218,12 +232,19 @@ def test_out_of_memory_says_which_batch_to_try(maps) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_view_is_trained_within_its_time(maps, tmp_path: Path, compiled: bool) -> None:
+def test_a_view_is_trained_within_its_time(
+    maps, tmp_path: Path, compiled: bool
+) -> None:
     maps.save(tmp_path / "heads.npz")
-    settings = (f"data.synthetic.heads={tmp_path / 'heads.npz'}", f"compile={compiled}".lower())
+    settings = (
+        f"data.synthetic.heads={tmp_path / 'heads.npz'}",
+        f"compile={compiled}".lower(),
+    )
     recipe, said = read_recipe("quicknat", (*SETTINGS, *settings)), list[str]()
     watcher = Watcher(said.append, lambda *_: None)
-    train(recipe, tmp_path / "run", watcher, views=[View.AXIAL], seconds=15, device=CUDA)
+    train(
+        recipe, tmp_path / "run", watcher, views=[View.AXIAL], seconds=15, device=CUDA
+    )
     counters = json.loads((tmp_path / "run/train/axial/done.json").read_text())
     assert counters["step"] > 10
     assert counters["share"] == 1

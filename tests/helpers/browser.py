@@ -14,8 +14,18 @@ from typing import Any
 
 _START_S = 60
 # WebGL on the processor.
-_WEBGL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_WEBGL = [
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--ignore-gpu-blocklist",
+]
+_NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 _LIMIT_S = 180
 HEADLESS = (
     "--headless=new",
@@ -38,7 +48,13 @@ def print_to_pdf(page: Path) -> Path:
     assert browser is not None
     with tempfile.TemporaryDirectory() as profile:
         places = (f"--user-data-dir={profile}", f"--print-to-pdf={target}")
-        command = [browser, *HEADLESS, "--no-pdf-header-footer", *places, page.resolve().as_uri()]
+        command = [
+            browser,
+            *HEADLESS,
+            "--no-pdf-header-footer",
+            *places,
+            page.resolve().as_uri(),
+        ]
         subprocess.run(command, capture_output=True, timeout=_LIMIT_S, check=True)
     return target
 
@@ -47,7 +63,11 @@ class Browser:
     """One page in one browser; what it logs and asks of the network is kept."""
 
     def __init__(self, executable: str, *, webgl: bool = False) -> None:
-        flags = [f for f in HEADLESS if f != "--disable-gpu"] + _WEBGL if webgl else HEADLESS
+        flags = (
+            [f for f in HEADLESS if f != "--disable-gpu"] + _WEBGL
+            if webgl
+            else HEADLESS
+        )
         self._profile = Path(tempfile.mkdtemp(prefix="trinat-browser-"))
         self._process = subprocess.Popen(
             [
@@ -68,13 +88,18 @@ class Browser:
         self._run(self._connect())
 
     def open(self, page: Path | str) -> None:
-        self._send("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
+        self._send(
+            "Page.navigate", url=page if isinstance(page, str) else page.as_uri()
+        )
         self.wait("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page; promises are awaited."""
         answer = self._send(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
         )
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"])
@@ -103,15 +128,23 @@ class Browser:
     def press(self, key: str, *, shift: bool = False) -> None:
         """A key of the keyboard, as "n" or "Digit1"."""
         code = key if len(key) > 1 else f"Key{key.upper()}"
-        shown = {"BracketLeft": "[", "BracketRight": "]"}.get(key, key.removeprefix("Digit"))
+        shown = {"BracketLeft": "[", "BracketRight": "]"}.get(
+            key, key.removeprefix("Digit")
+        )
         for kind in ("keyDown", "keyUp"):
             self._send(
-                "Input.dispatchKeyEvent", type=kind, key=shown, code=code, modifiers=8 * shift
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=shown,
+                code=code,
+                modifiers=8 * shift,
             )
 
     def picture(self) -> bytes:
         """The page as it is shown, as PNG."""
-        return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(
+            self._send("Page.captureScreenshot", format="png")["data"]
+        )
 
     def close(self) -> None:
         self._run(self._leave())
@@ -138,10 +171,14 @@ class Browser:
             await asyncio.sleep(0.05)
         port = port_file.read_text().splitlines()[0]
         client = AsyncHTTPClient()
-        answer = await client.fetch(f"http://127.0.0.1:{port}/json", request_timeout=_START_S)
+        answer = await client.fetch(
+            f"http://127.0.0.1:{port}/json", request_timeout=_START_S
+        )
         client.close()
         page = next(t for t in json.loads(answer.body) if t["type"] == "page")
-        self._socket = await websocket_connect(page["webSocketDebuggerUrl"], max_message_size=2**28)
+        self._socket = await websocket_connect(
+            page["webSocketDebuggerUrl"], max_message_size=2**28
+        )
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self._ask(f"{domain}.enable", {})
 

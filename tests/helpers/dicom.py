@@ -53,11 +53,15 @@ def header(series: str = "t1", **changes: Any) -> Dataset:
     for keyword, value in (fields | changes).items():
         if value is not None:
             setattr(dataset, keyword, value)
-    dataset.private_block(0x0011, "CANARYPRIVATE", create=True).add_new(1, "LO", "CANARY private")
+    dataset.private_block(0x0011, "CANARYPRIVATE", create=True).add_new(
+        1, "LO", "CANARY private"
+    )
     return dataset
 
 
-def write_classic(folder: Path, volume: Volume, series: str = "t1", **changes: Any) -> list[Path]:
+def write_classic(
+    folder: Path, volume: Volume, series: str = "t1", **changes: Any
+) -> list[Path]:
     """One file a slice; `volume` is turned so that its third axis is that of the slices."""
     paths = []
     for number in range(volume.shape[2]):
@@ -106,7 +110,9 @@ def enhanced(volume: Volume, series: str = "t1", **changes: Any) -> Dataset:
     return image
 
 
-def geometry(volume: Volume, number: int) -> tuple[list[str], list[str], list[str], str]:
+def geometry(
+    volume: Volume, number: int
+) -> tuple[list[str], list[str], list[str], str]:
     """Position, direction cosines, pixel spacing and distance of a slice, as DICOM writes them."""
     lps = np.diag([-1.0, -1, 1, 1]) @ volume.affine
     lengths = np.linalg.norm(lps[:3, :3], axis=0)

@@ -13,7 +13,9 @@ from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.grid import Grid
 
 
-def _label(index: int, name: str, group: str, side: str | None, partner: int | None) -> Label:
+def _label(
+    index: int, name: str, group: str, side: str | None, partner: int | None
+) -> Label:
     return Label(index, name, index, partner, (0, 0, 0), name, group, side)  # type: ignore[arg-type]
 
 
@@ -25,7 +27,9 @@ SCHEME = LabelScheme(
         _label(WHITE, "white", "white-matter", None, None),
         _label(CORTEX, "cortex", "cortical", None, None),
         _label(LEFT_VENTRICLE, "left ventricle", "ventricles", "left", RIGHT_VENTRICLE),
-        _label(RIGHT_VENTRICLE, "right ventricle", "ventricles", "right", LEFT_VENTRICLE),
+        _label(
+            RIGHT_VENTRICLE, "right ventricle", "ventricles", "right", LEFT_VENTRICLE
+        ),
         _label(LEFT, "left nucleus", "subcortical", "left", RIGHT),
         _label(RIGHT, "right nucleus", "subcortical", "right", LEFT),
     ),
@@ -44,7 +48,9 @@ def evidence(
         image = np.array([0.0, 1.0, 0.7, 0.2, 0.2, 0.8, 0.8])[labels]
     if volumes_mm3 is None:
         counts = np.bincount(labels.ravel(), minlength=len(SCHEME))
-        volumes_mm3 = {name: float(counts[k]) for k, name in enumerate(SCHEME.names) if k}
+        volumes_mm3 = {
+            name: float(counts[k]) for k, name in enumerate(SCHEME.names) if k
+        }
     affine = np.eye(4)
     return Evidence(
         Volume(np.asarray(image, np.float32), affine),
@@ -59,5 +65,7 @@ def evidence(
 def ball(shape: tuple[int, int, int], radius: float) -> NDArray[np.bool_]:
     """Voxels no further than so from the middle."""
     axes = np.ogrid[tuple(slice(n) for n in shape)]
-    squares = sum((axis - (n - 1) / 2) ** 2 for axis, n in zip(axes, shape, strict=True))
+    squares = sum(
+        (axis - (n - 1) / 2) ** 2 for axis, n in zip(axes, shape, strict=True)
+    )
     return np.asarray(squares <= radius**2)

@@ -11,8 +11,17 @@ from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")
 # Structures that are exchanged for one another, and one that is lost or grows.
-_NEIGHBOURS = (("Left-Putamen", "Left-Caudate"), ("Right-Hippocampus", "Right-Thalamus"))
-_ONES = ("Left-Thalamus", "Right-Putamen", "Left-Hippocampus", "Brain-Stem", "Right-Caudate")
+_NEIGHBOURS = (
+    ("Left-Putamen", "Left-Caudate"),
+    ("Right-Hippocampus", "Right-Thalamus"),
+)
+_ONES = (
+    "Left-Thalamus",
+    "Right-Putamen",
+    "Left-Hippocampus",
+    "Brain-Stem",
+    "Right-Caudate",
+)
 
 Fault = Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray]
 
@@ -25,7 +34,9 @@ def _sides(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.nd
     return SCHEME.partner_permutation[labels]
 
 
-def _mirrored(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _mirrored(
+    labels: np.ndarray, _: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     return labels[::-1]
 
 
@@ -33,21 +44,27 @@ def _shifted(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.
     return np.roll(labels, rng.choice((-2, 2)), rng.integers(3))
 
 
-def _truncated(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _truncated(
+    labels: np.ndarray, _: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     heights = np.flatnonzero(labels.any((0, 1)))
     cut = labels.copy()
     cut[:, :, heights[3 * len(heights) // 4] :] = 0
     return cut
 
 
-def _exchanged(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _exchanged(
+    labels: np.ndarray, _: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     order = np.arange(len(SCHEME))
     one, other = (_number(name) for name in _NEIGHBOURS[rng.integers(2)])
     order[[one, other]] = other, one
     return order[labels]
 
 
-def _of_another(_: np.ndarray, other: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _of_another(
+    _: np.ndarray, other: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     return other
 
 
@@ -73,7 +90,9 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def spoil(kind: str, labels: np.ndarray, other: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def spoil(
+    kind: str, labels: np.ndarray, other: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     return np.ascontiguousarray(FAULTS[kind](labels, other, rng)).astype(np.uint8)
 
 

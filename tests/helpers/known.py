@@ -17,16 +17,26 @@ class KnownSlices(Source):
 
     fingerprint = "known"
 
-    def __init__(self, slices: Mapping[View, tuple[Tensor, Tensor]], classes: int) -> None:
+    def __init__(
+        self, slices: Mapping[View, tuple[Tensor, Tensor]], classes: int
+    ) -> None:
         self.slices, self.classes = slices, classes
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         images, labels = self.slices[view]
-        items = [self._item(number, len(images)) for number in range(first, first + count)]
-        return Batch(images[items][:, None], labels[items], f"{view.value} slices {items}")
+        items = [
+            self._item(number, len(images)) for number in range(first, first + count)
+        ]
+        return Batch(
+            images[items][:, None], labels[items], f"{view.value} slices {items}"
+        )
 
     def counts(self, view: View) -> Tensor:
-        return torch.bincount(self.slices[view][1].flatten(), minlength=self.classes).double()
+        return torch.bincount(
+            self.slices[view][1].flatten(), minlength=self.classes
+        ).double()
 
     def _item(self, number: int, slices: int) -> int:
         epoch, place = divmod(number, slices)

@@ -33,4 +33,6 @@ def limit_memory(extra_mib: int) -> None:
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + extra_mib * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1])
+        )

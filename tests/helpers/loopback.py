@@ -64,7 +64,9 @@ class Server:
     def __init__(self) -> None:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.ranges = []  # type: ignore[attr-defined]
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        threading.Thread(
+            target=self.http.serve_forever, args=(0.01,), daemon=True
+        ).start()
 
     def plays(self, *script: Behaviour) -> str:
         self.http.script = list(script)  # type: ignore[attr-defined]

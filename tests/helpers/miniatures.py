@@ -10,7 +10,12 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+from nibabel.orientations import (
+    axcodes2ornt,
+    inv_ornt_aff,
+    io_orientation,
+    ornt_transform,
+)
 
 # Boxes in RAS voxels of a 40 x 48 x 44 head; numbers are FreeSurfer's.
 SHAPE = (40, 48, 44)
@@ -26,7 +31,18 @@ _BOXES = (
     (16, (18, 18, 8), (22, 26, 18)),
 )
 # Bright white matter, grey cortex, dark ventricles, as in T1; the head around is faint.
-_BRIGHTNESS = {0: 0, 2: 180, 41: 180, 3: 120, 42: 120, 4: 40, 43: 40, 17: 125, 53: 125, 16: 150}
+_BRIGHTNESS = {
+    0: 0,
+    2: 180,
+    41: 180,
+    3: 120,
+    42: 120,
+    4: 40,
+    43: 40,
+    17: 125,
+    53: 125,
+    16: 150,
+}
 HEMISPHERES = {"left": (2, 3, 4, 17), "right": (41, 42, 43, 53)}
 
 
@@ -34,7 +50,9 @@ def head_labels(shift: int = 0) -> np.ndarray:
     """FreeSurfer numbers of one head, axes RAS, 1 mm; `shift` moves it up, for another person."""
     labels = np.zeros(SHAPE, np.int16)
     for number, low, high in _BOXES:
-        labels[low[0] : high[0], low[1] : high[1], low[2] + shift : high[2] + shift] = number
+        labels[low[0] : high[0], low[1] : high[1], low[2] + shift : high[2] + shift] = (
+            number
+        )
     return labels
 
 
@@ -49,7 +67,9 @@ def head_image(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.where(image > 0, np.clip(image + noise, 1, 255), 0).astype(np.uint8)
 
 
-def turned(array: np.ndarray, axes: str, spacing_mm: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def turned(
+    array: np.ndarray, axes: str, spacing_mm: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """A RAS array in another voxel order, and the affine that puts it back to the same place."""
     ras = np.diag([spacing_mm] * 3 + [1.0])
     ras[:3, 3] = -(np.array(array.shape) - 1) / 2 * spacing_mm
@@ -105,18 +125,30 @@ def oasis_session(
     labels = head_labels()
     image = head_image(labels)
     tissues = np.select(
-        [np.isin(labels, (4, 43)), np.isin(labels, (3, 42, 17, 53)), np.isin(labels, (2, 41, 16))],
+        [
+            np.isin(labels, (4, 43)),
+            np.isin(labels, (3, 42, 17, 53)),
+            np.isin(labels, (2, 41, 16)),
+        ],
         [1, 2, 3],
     )
     atlas = folder / "PROCESSED/MPRAGE/T88_111"
     name = f"{session}_mpr_n{n}_anon"
     write_analyze(atlas / f"{name}_111_t88_gfc", image, "LAS")
-    write_analyze(atlas / f"{name}_111_t88_masked_gfc", np.where(labels > 0, image, 0), "LAS")
+    write_analyze(
+        atlas / f"{name}_111_t88_masked_gfc", np.where(labels > 0, image, 0), "LAS"
+    )
     (atlas / f"{name}_111_t88_masked_gfc_cor_110.gif").write_bytes(b"GIF89a")
     write_analyze(folder / f"FSL_SEG/{name}_111_t88_masked_gfc_fseg", tissues, "LAS")
     write_analyze(folder / f"PROCESSED/MPRAGE/SUBJ_111/{name}_sbj_111", image, "ASL")
     write_analyze(folder / f"RAW/{session}_mpr-1_anon", image, "ASL")
-    sheet = ("SESSION ID:   " + session, "", f"AGE:          {age}", f"M/F:          {sex}", "")
+    sheet = (
+        "SESSION ID:   " + session,
+        "",
+        f"AGE:          {age}",
+        f"M/F:          {sex}",
+        "",
+    )
     (folder / f"{session}.txt").write_text("\n".join(sheet))
     return folder
 
@@ -142,7 +174,9 @@ def neurite_session(root: Path, session: str) -> Path:
     table = np.zeros(64, np.int16)
     table[list(own)] = list(own.values())
     write_nifti(folder / "orig.nii.gz", head_image(numbers), "LIA")
-    write_nifti(folder / "norm.nii.gz", np.where(numbers > 0, head_image(numbers), 0), "LIA")
+    write_nifti(
+        folder / "norm.nii.gz", np.where(numbers > 0, head_image(numbers), 0), "LIA"
+    )
     write_nifti(folder / "seg35.nii.gz", table[numbers], "LIA")
     return folder
 

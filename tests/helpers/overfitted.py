@@ -82,7 +82,9 @@ def overfitted_model() -> Path:
 def _train(view: View, classes: int, scheme) -> QuickNat:
     scan, truth = miniature()
     conformed = conform(scan, shape=None)
-    indices = scheme.from_freesurfer(conform(truth, labels=True, plan=conformed.plan).volume.data)
+    indices = scheme.from_freesurfer(
+        conform(truth, labels=True, plan=conformed.plan).volume.data
+    )
     if view is View.SAGITTAL:
         indices = scheme.merged.to_merged[indices]
         classes = len(scheme.merged.scheme)
@@ -95,7 +97,9 @@ def _train(view: View, classes: int, scheme) -> QuickNat:
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.02, STEPS)
         for step in range(STEPS):
             part = slice(step % PART, None, PART)
-            loss = torch.nn.functional.cross_entropy(network(images[part]), targets[part])
+            loss = torch.nn.functional.cross_entropy(
+                network(images[part]), targets[part]
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -30,14 +30,18 @@ def segment_without_end(settings: RunSettings, case: Case, device: str) -> Entry
     raise AssertionError
 
 
-def serve_without_end(connection: Connection, settings: RunSettings, device: str) -> None:
+def serve_without_end(
+    connection: Connection, settings: RunSettings, device: str
+) -> None:
     """A worker whose first scan takes for ever."""
     connection.send("ready")
     connection.send((connection.recv().id, "networks"))
     time.sleep(600)
 
 
-def start_without_end(connection: Connection, settings: RunSettings, device: str) -> None:
+def start_without_end(
+    connection: Connection, settings: RunSettings, device: str
+) -> None:
     """A worker that never gets ready."""
     time.sleep(600)
 

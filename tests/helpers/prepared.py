@@ -23,23 +23,31 @@ from trinat.segmentation.space.views import View, from_slices
 GRID = (64, 64, 64)
 
 
-def prepare(source: str, root: Path, out: Path, **settings: object) -> tuple[Summary, Store]:
+def prepare(
+    source: str, root: Path, out: Path, **settings: object
+) -> tuple[Summary, Store]:
     config = PrepareConfig(source=source, root=root, grid=GRID, **settings)
     return run(config, out), Store(out)
 
 
-def volume_of(store: Store, subject: str, view: View, kind: str = "labels") -> np.ndarray:
+def volume_of(
+    store: Store, subject: str, view: View, kind: str = "labels"
+) -> np.ndarray:
     """A view's slices as the volume that they were cut from."""
     file = store.file(subject)
     count = file.slice_count(view)
-    slices = file.labels(view, 0, count) if kind == "labels" else file.image(view, 0, count)
+    slices = (
+        file.labels(view, 0, count) if kind == "labels" else file.image(view, 0, count)
+    )
     return np.asarray(from_slices(slices, view))
 
 
 def head_in(volume: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """The part of the working grid that the head's box fills, by where its voxels lie."""
     inside = np.argwhere(volume > 0).min(axis=0) - np.argwhere(expected > 0).min(axis=0)
-    return volume[tuple(slice(a, a + n) for a, n in zip(inside, expected.shape, strict=True))]
+    return volume[
+        tuple(slice(a, a + n) for a, n in zip(inside, expected.shape, strict=True))
+    ]
 
 
 def tissues(numbers: np.ndarray) -> np.ndarray:

@@ -27,14 +27,18 @@ def in_both(work: Callable[..., Any], *args: object) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe()
         meeting = Path(folder) / "meeting"
-        other = context.Process(target=_follow, args=(theirs, meeting, work, args), daemon=True)
+        other = context.Process(
+            target=_follow, args=(theirs, meeting, work, args), daemon=True
+        )
         other.start()
         results = [_meet(0, meeting, work, args), ours.recv()]
         other.join()
     return results
 
 
-def _follow(pipe: Connection, meeting: Path, work: Callable[..., Any], args: Any) -> None:
+def _follow(
+    pipe: Connection, meeting: Path, work: Callable[..., Any], args: Any
+) -> None:
     torch.set_num_threads(1)
     pipe.send(_meet(1, meeting, work, args))
 
@@ -53,7 +57,9 @@ def _meet(rank: int, meeting: Path, work: Callable[..., Any], args: Any) -> Any:
         distributed.destroy_process_group()
 
 
-def losses(workers: Workers, recipes: Sequence[Recipe], steps: int = 3) -> list[list[float]]:
+def losses(
+    workers: Workers, recipes: Sequence[Recipe], steps: int = 3
+) -> list[list[float]]:
     """The losses of each recipe's first steps on the same slices, statistics of norms frozen."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand((20, 16, 16), generator=generator)
@@ -61,11 +67,15 @@ def losses(workers: Workers, recipes: Sequence[Recipe], steps: int = 3) -> list[
     return [_losses(workers, recipe, source, steps) for recipe in recipes]
 
 
-def _losses(workers: Workers, recipe: Recipe, source: KnownSlices, steps: int) -> list[float]:
+def _losses(
+    workers: Workers, recipe: Recipe, source: KnownSlices, steps: int
+) -> list[float]:
     torch.manual_seed(0)
     network = ViewsNet(recipe.network, {View.AXIAL: source.classes})
     device = torch.device("cpu")
-    trainer = Trainer(recipe, recipe.stages[0], [View.AXIAL], network, source, device, workers)
+    trainer = Trainer(
+        recipe, recipe.stages[0], [View.AXIAL], network, source, device, workers
+    )
     trainer._train_mode = trainer.network.eval  # type: ignore[assignment,method-assign]
     return [trainer.step().loss for _ in range(steps)]
 
@@ -73,4 +83,8 @@ def _losses(workers: Workers, recipe: Recipe, source: KnownSlices, steps: int) -
 def exchange(workers: Workers, value: str) -> tuple[str, list[str], float]:
     """What each has of the leader's value, of both, and of the larger rank."""
     mine = f"{value}{workers.rank}"
-    return workers.share(lambda: mine), workers.gather(mine), workers.largest(workers.rank)
+    return (
+        workers.share(lambda: mine),
+        workers.gather(mine),
+        workers.largest(workers.rank),
+    )

@@ -15,7 +15,12 @@ QUICK = OutputSettings(picture=False)
 
 def run_serially(inputs: Path | list[str], out: Path, **changes: Any) -> Outcome:
     given = [str(inputs)] if isinstance(inputs, Path) else inputs
-    fields = {"model": str(random_model()), "engine": SerialEngine, "threads": 1, "output": QUICK}
+    fields = {
+        "model": str(random_model()),
+        "engine": SerialEngine,
+        "threads": 1,
+        "output": QUICK,
+    }
     return predict(Plan(given, out, **(fields | changes)))
 
 

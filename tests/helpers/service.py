@@ -36,21 +36,32 @@ def quick_model() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="trinat-quick-"))
     with torch.random.fork_rng([]):
         torch.manual_seed(3)
-        network = QuickNat(SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33}))
+        network = QuickNat(
+            SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33})
+        )
     save_model(folder, Description(name="quick"), {View.CORONAL: network})
     return folder
 
 
 def tiny_scan(path: Path, seed: int = 0) -> Path:
     """A head of 20 x 24 x 22 voxels, each seed another."""
-    Volume(head_image(head_labels()[::2, ::2, ::2], seed), np.diag([4.0, 4, 4, 1])).write(path)
+    Volume(
+        head_image(head_labels()[::2, ::2, ::2], seed), np.diag([4.0, 4, 4, 1])
+    ).write(path)
     return path
 
 
 class Service:
     def __init__(self, queue: Path, *options: str) -> None:
         self.queue = queue
-        self._line = [sys.executable, "-m", "trinat", "serve", "--model", str(quick_model())]
+        self._line = [
+            sys.executable,
+            "-m",
+            "trinat",
+            "serve",
+            "--model",
+            str(quick_model()),
+        ]
         self._line += ["--port", "0", "--threads", "1", "--queue", str(queue), *options]
         self.log = queue.with_suffix(".log")
         self.start()
@@ -58,7 +69,11 @@ class Service:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._line, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+                self._line,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                process_group=0,
             )
         assert self.process.stdout
         self.address = self.process.stdout.readline().strip()
@@ -74,7 +89,9 @@ class Service:
             time.sleep(0.1)
         return self
 
-    def send(self, scan: Path | bytes, name: str = "scan.nii.gz", **fields: str) -> httpx.Response:
+    def send(
+        self, scan: Path | bytes, name: str = "scan.nii.gz", **fields: str
+    ) -> httpx.Response:
         content = scan.read_bytes() if isinstance(scan, Path) else scan
         return self.client.post(AT, files={"file": (name, content)}, data=fields)
 

@@ -46,16 +46,18 @@ def small_store(root: Path, shapes: Mapping[str, tuple[int, int, int]]) -> Path:
         )
     stored = {name: stored_subject(root, name, fingerprint=name) for name in shapes}
     write_participants(root, [Subject(name, name, None, None) for name in shapes])
-    StoreInfo(source="pairs", scheme=scheme_table(TISSUE4), views=VIEWS, subjects=stored).write(
-        root
-    )
+    StoreInfo(
+        source="pairs", scheme=scheme_table(TISSUE4), views=VIEWS, subjects=stored
+    ).write(root)
     return root
 
 
 def stored_subject(root: Path, name: str, **changes: Any) -> StoredSubject:
     """What a store says of a subject whose file is there."""
     usual = {"fingerprint": "f", "has_image": True, "has_labels": True}
-    return StoredSubject(file=FileStamp.of(subject_path(root, name)), **(usual | changes))
+    return StoredSubject(
+        file=FileStamp.of(subject_path(root, name)), **(usual | changes)
+    )
 
 
 def all_train(store: Path) -> Path:

@@ -31,7 +31,10 @@ class Fields:
         at, kinds = self.places[name]
         changed = bytearray(content)
         struct.pack_into(
-            order + kinds[index], changed, at + struct.calcsize(order + kinds[:index]), value
+            order + kinds[index],
+            changed,
+            at + struct.calcsize(order + kinds[:index]),
+            value,
         )
         return bytes(changed)
 
@@ -94,7 +97,16 @@ MGH = Fields(
     },
 )
 
-_NIFTI_TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 768: "u4"}
+_NIFTI_TYPES = {
+    2: "u1",
+    4: "i2",
+    8: "i4",
+    16: "f4",
+    64: "f8",
+    256: "i1",
+    512: "u2",
+    768: "u4",
+}
 _NIFTI_TYPES |= {1024: "i8", 1280: "u8"}
 _MGH_TYPES = {0: "u1", 1: "i4", 3: "f4", 4: "i2", 10: "u2"}
 
@@ -116,7 +128,9 @@ def read_nifti(block: bytes, voxels: bytes | None = None, *, axes: str = "") -> 
     if not all(math.isfinite(size) and size > 0 for size in pixdim[1:4]):
         raise ValueError("a voxel has no size")
     offset = get("vox_offset")[0]
-    if offset != int(offset) or offset < (0 if voxels is not None else fields.length + 4):
+    if offset != int(offset) or offset < (
+        0 if voxels is not None else fields.length + 4
+    ):
         raise ValueError("voxels do not start after the header")
     slope, inter = (1.0, 0.0) if axes else get("scl")
     if slope == 0 or math.isnan(slope):
@@ -133,7 +147,9 @@ def read_nifti(block: bytes, voxels: bytes | None = None, *, axes: str = "") -> 
     if get("xyzt_units")[0] & 7 not in (0, 2):
         raise ValueError("units are not millimetres")
     forms = {
-        "s": np.vstack([np.reshape(get("srow"), (3, 4)), [0, 0, 0, 1]]).astype(np.float64),
+        "s": np.vstack([np.reshape(get("srow"), (3, 4)), [0, 0, 0, 1]]).astype(
+            np.float64
+        ),
         "q": _from_quaternion(get("quatern"), get("qoffset"), pixdim),
     }
     qcode, scode = get("codes")
@@ -153,7 +169,11 @@ def read_mgh(block: bytes) -> Reading:
         return _get(block, MGH, name, ">")
 
     shape = _squeezed(list(get("dims")))
-    if get("version") != (1,) or get("type")[0] not in _MGH_TYPES or get("good") != (1,):
+    if (
+        get("version") != (1,)
+        or get("type")[0] not in _MGH_TYPES
+        or get("good") != (1,)
+    ):
         raise ValueError("version, type or orientation flag are not known")
     values = _values(block[284:], np.dtype(">" + _MGH_TYPES[get("type")[0]]), shape)
     affine = np.eye(4)
@@ -165,7 +185,9 @@ def read_mgh(block: bytes) -> Reading:
             affine[row, axis] = cosines[3 * axis + row] * size
     # c_ras is the place of the voxel with index dims / 2.
     for row in range(3):
-        affine[row, 3] = centre[row] - sum(affine[row, axis] * shape[axis] / 2 for axis in range(3))
+        affine[row, 3] = centre[row] - sum(
+            affine[row, axis] * shape[axis] / 2 for axis in range(3)
+        )
     return Reading(shape, _sound(affine), values)
 
 
@@ -189,7 +211,11 @@ def _values(data: bytes, stored: np.dtype[Any], shape: tuple[int, ...]) -> NDArr
     if count * stored.itemsize > len(data):
         raise ValueError("the file ends before its voxels do")
     with np.errstate(all="ignore"):
-        return np.frombuffer(data, stored, count).reshape(shape, order="F").astype(np.float64)
+        return (
+            np.frombuffer(data, stored, count)
+            .reshape(shape, order="F")
+            .astype(np.float64)
+        )
 
 
 def _from_quaternion(
@@ -200,20 +226,45 @@ def _from_quaternion(
     a = math.sqrt(max(0.0, 1.0 - (b * b + c * c + d * d)))
     rotation = np.array(
         [
-            [a * a + b * b - c * c - d * d, 2 * b * c - 2 * a * d, 2 * b * d + 2 * a * c],
-            [2 * b * c + 2 * a * d, a * a + c * c - b * b - d * d, 2 * c * d - 2 * a * b],
-            [2 * b * d - 2 * a * c, 2 * c * d + 2 * a * b, a * a + d * d - c * c - b * b],
+            [
+                a * a + b * b - c * c - d * d,
+                2 * b * c - 2 * a * d,
+                2 * b * d + 2 * a * c,
+            ],
+            [
+                2 * b * c + 2 * a * d,
+                a * a + c * c - b * b - d * d,
+                2 * c * d - 2 * a * b,
+            ],
+            [
+                2 * b * d - 2 * a * c,
+                2 * c * d + 2 * a * b,
+                a * a + d * d - c * c - b * b,
+            ],
         ]
     )
     affine = np.eye(4)
-    affine[:3, :3] = rotation * [pixdim[1], pixdim[2], pixdim[3] * (-1 if pixdim[0] < 0 else 1)]
+    affine[:3, :3] = rotation * [
+        pixdim[1],
+        pixdim[2],
+        pixdim[3] * (-1 if pixdim[0] < 0 else 1),
+    ]
     affine[:3, 3] = offset
     return affine
 
 
-def _from_axes(axes: str, sizes: tuple[float, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _from_axes(
+    axes: str, sizes: tuple[float, ...], shape: tuple[int, ...]
+) -> NDArray[np.float64]:
     """Axes from elsewhere, the middle of the image at the origin."""
-    directions = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
+    directions = {
+        "R": (0, 1),
+        "L": (0, -1),
+        "A": (1, 1),
+        "P": (1, -1),
+        "S": (2, 1),
+        "I": (2, -1),
+    }
     affine = np.eye(4)
     affine[:3, :3] = 0
     for axis, letter in enumerate(axes):

@@ -34,7 +34,27 @@ _MEMORY_MIB = 1024
 _PATIENCE_S = 10
 
 # What a header's author may have got wrong, beside chance.
-_INTEGERS = (0, 1, -1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 32, 64, 128, 1500, 1501, 32767, -32768)
+_INTEGERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    15,
+    16,
+    17,
+    32,
+    64,
+    128,
+    1500,
+    1501,
+    32767,
+    -32768,
+)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-3, 1e-30, 1e30, 351.0, 352.0, 368.0)
 _NON_NUMBERS = (float("nan"), float("inf"), float("-inf"))
 
@@ -74,11 +94,17 @@ class Scan:
     axes: str | None = None
 
 
-def odd_scan(shape: tuple[int, int, int] = (18, 17, 16), dtype: str = "i2") -> nib.Nifti1Image:
+def odd_scan(
+    shape: tuple[int, int, int] = (18, 17, 16), dtype: str = "i2"
+) -> nib.Nifti1Image:
     """An oblique, anisotropic, left-handed scan with noise in it, so that any shift shows."""
     angle = 0.2
     turn = np.array(
-        [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+        [
+            [np.cos(angle), -np.sin(angle), 0],
+            [np.sin(angle), np.cos(angle), 0],
+            [0, 0, 1],
+        ]
     )
     affine = np.eye(4)
     affine[:3, :3] = turn @ np.diag([-0.9, 1.1, 1.3])
@@ -106,7 +132,9 @@ def fuzz_flips(count: int, seed: int, folder: Path) -> Tally:
         bit = chance.randrange(8)
         broken = bytearray(content)
         broken[byte] ^= 1 << bit
-        _must_refuse(tally, folder / "flip.nii.gz", bytes(broken), f"bit {bit} of byte {byte}")
+        _must_refuse(
+            tally, folder / "flip.nii.gz", bytes(broken), f"bit {bit} of byte {byte}"
+        )
     return tally
 
 
@@ -119,7 +147,9 @@ def fuzz_cuts(count: int, seed: int, folder: Path) -> Tally:
     lengths += [chance.randrange(len(content)) for _ in range(count - last)]
     tally = Tally("truncations")
     for length in lengths:
-        _must_refuse(tally, folder / "cut.nii.gz", content[:length], f"cut to {length} bytes")
+        _must_refuse(
+            tally, folder / "cut.nii.gz", content[:length], f"cut to {length} bytes"
+        )
     return tally
 
 
@@ -132,7 +162,9 @@ def fuzz_headers(count: int, seed: int, folder: Path) -> Tally:
         scan = sound[index % len(sound)]
         content, what = mutate(scan, chance)
         path = folder / f"header{scan.suffix}"
-        path.write_bytes(gzip.compress(content, 1) if scan.suffix.endswith("gz") else content)
+        path.write_bytes(
+            gzip.compress(content, 1) if scan.suffix.endswith("gz") else content
+        )
         if scan.pair:
             path.with_suffix(".img").write_bytes(scan.pair)
         volume = _read(tally, path, f"{scan.name}: {what}", axes=scan.axes)
@@ -154,7 +186,9 @@ def scans() -> list[Scan]:
     # nibabel would scale anew on writing.
     slope = struct.pack("<2f", 0.25, -3)
     scaled_bytes = scaled.to_bytes()[:112] + slope + scaled.to_bytes()[120:]
-    swapped = nib.Nifti1Image(image.dataobj, image.affine, image.header.as_byteswapped(">"))
+    swapped = nib.Nifti1Image(
+        image.dataobj, image.affine, image.header.as_byteswapped(">")
+    )
     extended = odd_scan()
     extended.header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"x" * 20))
     second = nib.Nifti2Image(np.asarray(image.dataobj), image.affine)
@@ -221,7 +255,11 @@ def _lie(kind: str, chance: random.Random) -> float:
         special = (*_FLOATS, *_NON_NUMBERS, chance.uniform(-2, 2), chance.gauss(0, 1e3))
         return float(chance.choice(special))
     bits = 8 * struct.calcsize("<" + kind)
-    low, high = (0, (1 << bits) - 1) if kind.isupper() else (-1 << bits - 1, (1 << bits - 1) - 1)
+    low, high = (
+        (0, (1 << bits) - 1)
+        if kind.isupper()
+        else (-1 << bits - 1, (1 << bits - 1) - 1)
+    )
     value: int = chance.choice((*_INTEGERS, low, high, chance.randint(low, high)))
     return min(max(value, low), high)
 
@@ -232,7 +270,9 @@ def _must_refuse(tally: Tally, path: Path, content: bytes, what: str) -> None:
         tally.missed.append(f"{what}: read as good")
 
 
-def _read(tally: Tally, path: Path, what: str, *, axes: str | None = None) -> Volume | None:
+def _read(
+    tally: Tally, path: Path, what: str, *, axes: str | None = None
+) -> Volume | None:
     """Read a file; refusals, crashes and delays go into the tally."""
     start = time.perf_counter()
     try:
@@ -243,8 +283,12 @@ def _read(tally: Tally, path: Path, what: str, *, axes: str | None = None) -> Vo
         if len(str(error).splitlines()) == 1 and error.where and error.remedy:
             tally.refused += 1
         else:
-            tally.missed.append(f"{what}: not one line of file, problem and remedy: {error}")
-    except Exception as error:  # whatever else comes is a miss, and goes on record as one
+            tally.missed.append(
+                f"{what}: not one line of file, problem and remedy: {error}"
+            )
+    except (
+        Exception
+    ) as error:  # whatever else comes is a miss, and goes on record as one
         tally.missed.append(f"{what}: {type(error).__name__}: {error}")
     finally:
         tally.slowest_s = max(tally.slowest_s, time.perf_counter() - start)
@@ -285,7 +329,9 @@ def main(arguments: list[str] | None = None) -> int:
             fuzz_cuts(chosen.cuts, chosen.seed, folder),
             fuzz_headers(chosen.headers, chosen.seed, folder),
         ]
-    print(f"{'':<18} {'cases':>6} {'refused':>8} {'read right':>11} {'missed':>7} {'slowest':>11}")
+    print(
+        f"{'':<18} {'cases':>6} {'refused':>8} {'read right':>11} {'missed':>7} {'slowest':>11}"
+    )
     for tally in tallies:
         print(tally)
     for miss in (miss for tally in tallies for miss in tally.missed[:20]):

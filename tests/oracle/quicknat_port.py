@@ -41,12 +41,16 @@ class BothGates(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, channels: int, filters: int, gate: type[nn.Module] | None) -> None:
+    def __init__(
+        self, channels: int, filters: int, gate: type[nn.Module] | None
+    ) -> None:
         super().__init__()
         self.SELayer = None if gate is None else gate(filters)
         for i, kernel in enumerate((5, 5, 1)):
             seen = channels + i * filters
-            self.add_module(f"conv{i + 1}", nn.Conv2d(seen, filters, kernel, padding=kernel // 2))
+            self.add_module(
+                f"conv{i + 1}", nn.Conv2d(seen, filters, kernel, padding=kernel // 2)
+            )
             self.add_module(f"batchnorm{i + 1}", nn.BatchNorm2d(seen))
         self.prelu = nn.PReLU()
         self.drop_out = nn.Dropout2d(0.3)
@@ -73,7 +77,10 @@ class Classifier(nn.Module):
 
 class QuickNat(nn.Module):
     def __init__(
-        self, filters: int = 4, classes: int = 33, gate: type[nn.Module] | None = BothGates
+        self,
+        filters: int = 4,
+        classes: int = 33,
+        gate: type[nn.Module] | None = BothGates,
     ) -> None:
         super().__init__()
         for i in range(4):
@@ -102,7 +109,9 @@ def trained(**settings: object) -> QuickNat:
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point():
             low, high = (0.5, 1.5) if "batchnorm" in name else (-0.3, 0.3)
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * (high - low) + low)
+            tensor.copy_(
+                torch.rand(tensor.shape, generator=generator) * (high - low) + low
+            )
     return network.eval()
 
 
@@ -111,10 +120,16 @@ def as_the_authors_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     homes = {
         "quicknat": (QuickNat,),
         "nn_common_modules.modules": (Block, Classifier),
-        "squeeze_and_excitation.squeeze_and_excitation": (ChannelGate, SpatialGate, BothGates),
+        "squeeze_and_excitation.squeeze_and_excitation": (
+            ChannelGate,
+            SpatialGate,
+            BothGates,
+        ),
     }
     for home, classes in homes.items():
-        monkeypatch.setitem(sys.modules, home.partition(".")[0], types.ModuleType("package"))
+        monkeypatch.setitem(
+            sys.modules, home.partition(".")[0], types.ModuleType("package")
+        )
         module = types.ModuleType(home)
         monkeypatch.setitem(sys.modules, home, module)
         for kind in classes:

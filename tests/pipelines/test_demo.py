@@ -19,11 +19,15 @@ COARSE = Geometry("sub-coarse", (3.0, 3.0, 4.0), "LIP", 10)
 @pytest.mark.slow
 def test_a_coarse_oblique_head_goes_the_whole_path(tmp_path: Path) -> None:
     heard: list[str] = []
-    status = run_demo(tmp_path, model=str(random_model()), geometries=[COARSE], say=heard.append)
+    status = run_demo(
+        tmp_path, model=str(random_model()), geometries=[COARSE], say=heard.append
+    )
     assert status == Exit.OK
     assert len(heard) == 3
     scan = Volume.read(tmp_path / "scans" / "sub-coarse_T1w.nii.gz")
-    labels = Volume.read(tmp_path / "labels" / "sub-coarse_T1w_dseg.nii.gz", labels=True)
+    labels = Volume.read(
+        tmp_path / "labels" / "sub-coarse_T1w_dseg.nii.gz", labels=True
+    )
     assert labels.shape == scan.shape
     np.testing.assert_allclose(labels.affine, scan.affine, atol=1e-5)
     metrics = pd.read_csv(tmp_path / "report" / "metrics.csv")

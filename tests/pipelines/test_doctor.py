@@ -46,7 +46,15 @@ def test_a_torch_that_cannot_be_imported_is_wrong(
 
 def test_every_declared_dependency_is_examined() -> None:
     subjects = {finding.subject for finding in doctor.examine()}
-    assert {"torch", "monai", "torchio", "nibabel", "natsort", "matplotlib", "GPU"} <= subjects
+    assert {
+        "torch",
+        "monai",
+        "torchio",
+        "nibabel",
+        "natsort",
+        "matplotlib",
+        "GPU",
+    } <= subjects
 
 
 def test_something_wrong_gives_a_failing_status(

@@ -33,7 +33,9 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     """Types a command, then whatever comes next, to the end; returns all that was printed."""
     monkeypatch.chdir(tmp_path)
 
-    def type_(line: str, replaced: tuple[str, str] = ("quicknat", "miniature")) -> list[str]:
+    def type_(
+        line: str, replaced: tuple[str, str] = ("quicknat", "miniature")
+    ) -> list[str]:
         said: list[str] = []
         while line:
             # What is proposed where there is no GPU is replaced like what is where there is one.
@@ -56,7 +58,9 @@ def mean_dice(views: int) -> float:
     assert len(read_info(next(Path("runs").glob("*/model"))).architectures) == views
     rows = json.loads(Path("report/summary.json").read_text())["statistics"]
     mean = next(
-        row["mean"] for row in rows if (row["metric"], row["structure"]) == ("dice", "group:all")
+        row["mean"]
+        for row in rows
+        if (row["metric"], row["structure"]) == ("dice", "group:all")
     )
     assert f">{mean:.3f}<" in Path("report/report.html").read_text()
     return float(mean)
@@ -64,9 +68,13 @@ def mean_dice(views: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_from_oasis_freesurfer_discs_to_a_report(follow: Callable[..., list[str]]) -> None:
+def test_from_oasis_freesurfer_discs_to_a_report(
+    follow: Callable[..., list[str]],
+) -> None:
     for number in range(1, 6):
-        freesurfer_subject(Path("made/disc1"), f"OAS1_000{number}_MR1", shift=number % 3)
+        freesurfer_subject(
+            Path("made/disc1"), f"OAS1_000{number}_MR1", shift=number % 3
+        )
     Path("oasis").mkdir()
     pack(Path("made"), Path("oasis/oasis_cs_freesurfer_disc1.tar.gz"))
     shutil.rmtree("made")
@@ -77,7 +85,9 @@ def test_from_oasis_freesurfer_discs_to_a_report(follow: Callable[..., list[str]
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_from_ixi_and_a_subjects_dir_to_a_report(follow: Callable[..., list[str]]) -> None:
+def test_from_ixi_and_a_subjects_dir_to_a_report(
+    follow: Callable[..., list[str]],
+) -> None:
     for number in (2, 12, 13, 14):
         name = f"IXI{number:03}-Guys-{number:04}"
         ixi_scan(Path("made"), name)
@@ -114,7 +124,10 @@ def test_cross_validation_pools_the_persons_of_all_folds(
         assert digest in Path(f"found/fold-{fold}/run.jsonl").read_text()
     # Nothing is left to do.
     again = CliRunner().invoke(
-        app, shlex.split("train tiny.yaml --store store --folds --out runs/freesurfer --resume")
+        app,
+        shlex.split(
+            "train tiny.yaml --store store --folds --out runs/freesurfer --resume"
+        ),
     )
     assert again.exit_code == 0
 
@@ -122,7 +135,12 @@ def test_cross_validation_pools_the_persons_of_all_folds(
 TINY = {
     "name": "tiny",
     "network": NETWORK,
-    "data": {"synthetic": {"heads": "phantom"}, "rows": 48, "columns": 48, "epoch_slices": 64},
+    "data": {
+        "synthetic": {"heads": "phantom"},
+        "rows": 48,
+        "columns": 48,
+        "epoch_slices": 64,
+    },
     "schedule": {"steps": 8},
     "batch": 8,
 }
@@ -150,7 +168,10 @@ def test_labels_that_a_model_made_are_called_so_everywhere(
     assert "train/coronal, pseudo-labels of overfitted" in run
     for page in ("found/report.html", "report/report.html"):
         assert "was trained with pseudo-labels of overfitted" in Path(page).read_text()
-    assert "The truth is no truth: it is pseudo-labels" in Path("report/report.html").read_text()
+    assert (
+        "The truth is no truth: it is pseudo-labels"
+        in Path("report/report.html").read_text()
+    )
     follow("trinat data report store")
     assert "pseudo-labels of overfitted" in Path("store/report.html").read_text()
     follow("trinat report found --out group --jobs 1")
@@ -184,5 +205,9 @@ def test_a_scheme_without_a_sagittal_view_trains_the_others_and_says_so(
     mean_dice(views)
     with Path("report/metrics.csv").open() as file:
         structures = {row["structure"] for row in csv.DictReader(file)}
-    assert len([name for name in structures - {"background"} if "group:" not in name]) == 3
-    assert {v.value for v in View} >= {p.name for p in Path("runs/oasis1/train").iterdir()}
+    assert (
+        len([name for name in structures - {"background"} if "group:" not in name]) == 3
+    )
+    assert {v.value for v in View} >= {
+        p.name for p in Path("runs/oasis1/train").iterdir()
+    }

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "source"
     for folder in ("segmentation", "pipelines", "configs", "trinat"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True)
@@ -39,7 +41,10 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(tmp_path
     assert {"trinat/__init__.py", "trinat/py.typed"} <= held
     assert "trinat/segmentation/synthetic/anatomy.npz" in held
     assert "trinat/configs/train/fast.yaml" in held
-    assert {Path(name).name for name in held if ".dist-info/" in name} >= {"LICENSE", "NOTICE"}
+    assert {Path(name).name for name in held if ".dist-info/" in name} >= {
+        "LICENSE",
+        "NOTICE",
+    }
 
 
 def in_wheel(path: Path) -> str:

@@ -37,7 +37,17 @@ RECIPE = {
             "path": "of-another-time",
             "split": "of-another-time/split.json",
             "augmentation": dict.fromkeys(
-                ("flip", "affine", "elastic", "bias", "gamma", "blur", "low_resolution", "noise"), 0
+                (
+                    "flip",
+                    "affine",
+                    "elastic",
+                    "bias",
+                    "gamma",
+                    "blur",
+                    "low_resolution",
+                    "noise",
+                ),
+                0,
             ),
         },
         "rows": 48,
@@ -58,7 +68,9 @@ def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A server on loopback with one disc of OASIS-1: four persons, one of them seen twice."""
     sessions = ("0001_MR1", "0002_MR1", "0002_MR2", "0003_MR1", "0004_MR1")
     for number, session in enumerate(sessions):
-        freesurfer_subject(tmp_path / "original/disc1", f"OAS1_{session}", shift=number % 3)
+        freesurfer_subject(
+            tmp_path / "original/disc1", f"OAS1_{session}", shift=number % 3
+        )
     archive = pack(tmp_path / "original", tmp_path / f"{DISC}.tar.gz").read_bytes()
     server = Server()
     url = server.plays(lambda h: serve(h, archive))
@@ -68,7 +80,9 @@ def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     small = {"md5": md5, "plausible_bytes": (1, 10**9)}
     local = part.model_copy(update={"urls": (url,), **small})
     entry = catalogue["oasis1"].model_copy(update={"archives": (local,)})
-    monkeypatch.setattr("trinat.pipelines.data.catalogue.load_catalogue", lambda: {"oasis1": entry})
+    monkeypatch.setattr(
+        "trinat.pipelines.data.catalogue.load_catalogue", lambda: {"oasis1": entry}
+    )
     yield
     server.close()
 
@@ -95,16 +109,24 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
     Path("grid.yaml").write_text("grid: [48, 48, 48]\n")
     Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
 
-    said = type_("trinat data get oasis1 --part freesurfer --disc 1 --root oasis --accept-terms")
+    said = type_(
+        "trinat data get oasis1 --part freesurfer --disc 1 --root oasis --accept-terms"
+    )
     assert "downloaded, md5" in said
-    said = type_("trinat prepare --source oasis1 --root oasis --out store --config grid.yaml")
+    said = type_(
+        "trinat prepare --source oasis1 --root oasis --out store --config grid.yaml"
+    )
     assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in said
     assert said.endswith("next: trinat split store --ratios 8 1 1 --seed 0\n")
     said = type_("trinat split store --ratios 2 1 1 --seed 0")
     recipe = "quicknat" if count_gpus() else "finetune"
-    assert said.endswith(f"next: trinat train {recipe} --store store --out runs/oasis1\n")
+    assert said.endswith(
+        f"next: trinat train {recipe} --store store --out runs/oasis1\n"
+    )
     split = json.loads(Path("store/split.json").read_text())
-    persons = [{name[:9] for name in split[part]} for part in ("train", "validation", "test")]
+    persons = [
+        {name[:9] for name in split[part]} for part in ("train", "validation", "test")
+    ]
     assert [len(part) for part in persons] == [2, 1, 1]
     assert len(set.union(*persons)) == 4
 

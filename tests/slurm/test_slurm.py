@@ -31,7 +31,9 @@ pytestmark = [
 
 
 def call(*command: object) -> str:
-    done = subprocess.run([*map(str, command)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [*map(str, command)], check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -47,7 +49,9 @@ def scans(tmp_path: Path) -> Path:
     return write_scans(tmp_path / "in", *(f"s{i:02}.nii.gz" for i in range(16)))
 
 
-def test_an_array_with_a_requeued_task_does_every_scan_once(scans: Path, tmp_path: Path) -> None:
+def test_an_array_with_a_requeued_task_does_every_scan_once(
+    scans: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     job = call(
         *("sbatch", "--parsable", "--array=1-2", "--cpus-per-task=1", "--mem=0"),
@@ -68,7 +72,9 @@ def test_an_array_with_a_requeued_task_does_every_scan_once(scans: Path, tmp_pat
     assert not list(out.rglob("*.tmp"))
 
 
-def test_a_cancelled_worker_of_a_live_queue_loses_nothing(scans: Path, tmp_path: Path) -> None:
+def test_a_cancelled_worker_of_a_live_queue_loses_nothing(
+    scans: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "cluster.yaml"
     config.write_text(
         f"jobs: 2\ncores: 1\nmemory: 900MiB\nwalltime: '00:20:00'\nlog_directory: {tmp_path}\n"
@@ -77,8 +83,23 @@ def test_a_cancelled_worker_of_a_live_queue_loses_nothing(scans: Path, tmp_path:
     out = tmp_path / "out"
     run = subprocess.Popen(
         [
-            *("trinat", "predict", str(scans), "--out", str(out), "--model", str(random_model())),
-            *("--cluster", "slurm", "--cluster-config", str(config), "--no-pictures", "--quiet"),
+            *(
+                "trinat",
+                "predict",
+                str(scans),
+                "--out",
+                str(out),
+                "--model",
+                str(random_model()),
+            ),
+            *(
+                "--cluster",
+                "slurm",
+                "--cluster-config",
+                str(config),
+                "--no-pictures",
+                "--quiet",
+            ),
         ]
     )
     ledger = out / "run.jsonl"

@@ -18,7 +18,13 @@ from torture.jobs import JOBS, Bench
 from torture.verdicts import Refused, wrong
 from torture.workshop import Done, Running, Try, checked, happens, unchanged
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)
 
 
 def kill(attempt: Try) -> None:
@@ -27,8 +33,12 @@ def kill(attempt: Try) -> None:
     # Every fourth round with worker processes, whose start takes seconds.
     serial = attempt.number // len(JOBS) % 4 != 3
     run = bench.start(serial=serial)
-    seconds = bench.seconds if serial or bench.job.name != "predict" else bench.seconds + 8
-    done = _after(run, attempt.chance.uniform(0, 1.05 * seconds), signal.SIGKILL, "leader")
+    seconds = (
+        bench.seconds if serial or bench.job.name != "predict" else bench.seconds + 8
+    )
+    done = _after(
+        run, attempt.chance.uniform(0, 1.05 * seconds), signal.SIGKILL, "leader"
+    )
     checked_unless_killed(done, signal.SIGKILL)
     unchanged(bench.given, bench.inputs, "after the kill")
     bench.recover(f"kill -9 of {bench.job.name}")
@@ -53,7 +63,9 @@ def full_disk(attempt: Try) -> None:
 
 
 def _fail(attempt: Try, *, lasting: bool) -> None:
-    bench, calls = _with_calls(attempt, FAILURES[:1] if lasting else FAILURES, lasting=lasting)
+    bench, calls = _with_calls(
+        attempt, FAILURES[:1] if lasting else FAILURES, lasting=lasting
+    )
     done = bench.run(before=calls.install)
     bench.right_or_refused(done, f"{calls} in {bench.job.name}")
 
@@ -74,11 +86,17 @@ def small_disk(attempt: Try) -> None:
             disk.leave_room(int(2 ** chance.uniform(12, 20)))
         # The same again, as people do it, before they look at the disk.
         done = [bench.run() for _ in range(chance.randint(1, 2))][-1]
-        if left := [path for path in disk.folder.rglob("*") if path.name.endswith(".tmp")]:
+        if left := [
+            path for path in disk.folder.rglob("*") if path.name.endswith(".tmp")
+        ]:
             raise wrong(f"{what}: {left[0].name} is left")
         if left := list(disk.folder.glob("out/.trinat-work/staging/*")):
             raise wrong(f"{what}: {left[0].name} is left in staging")
-        if done.status > 0 and "No space left" not in done.err and "no space left" not in done.err:
+        if (
+            done.status > 0
+            and "No space left" not in done.err
+            and "no space left" not in done.err
+        ):
             raise wrong(f"{what}: it says {done.err[-200:]!r}")
         disk.resize()
         bench.right_or_refused(done, what)
@@ -134,13 +152,18 @@ def signals(attempt: Try) -> None:
     """A signal, or two, to leader, worker or group."""
     bench = Bench.in_turn(attempt)
     chance = attempt.chance
-    number, target = chance.choice(_SIGNALS), chance.choice(("leader", "group", "worker"))
+    number, target = (
+        chance.choice(_SIGNALS),
+        chance.choice(("leader", "group", "worker")),
+    )
     serial = bench.job.name != "predict" or chance.random() < 0.5
     run = bench.start(serial=serial)
     seconds = bench.seconds + (0 if serial else 8)
     delay_s = chance.uniform(0.05, 1.05 * seconds)
     twice = chance.random() < 0.3
-    done = _after(run, delay_s, number, target, again_s=chance.uniform(0, 1) if twice else None)
+    done = _after(
+        run, delay_s, number, target, again_s=chance.uniform(0, 1) if twice else None
+    )
     what = f"{signal.Signals(number).name} to the {target} of {bench.job.name}"
     unchanged(bench.given, bench.inputs, what)
     checked_unless_killed(done, number, signal.SIGTERM)
@@ -164,7 +187,11 @@ def two_at_once(attempt: Try) -> None:
     runs = []
     for _ in range(2):
         runs.append(attempt.start(*line, home=bench.inputs))
-        time.sleep(attempt.chance.choice((0, 0, 0.02, attempt.chance.uniform(0, bench.seconds))))
+        time.sleep(
+            attempt.chance.choice(
+                (0, 0, 0.02, attempt.chance.uniform(0, bench.seconds))
+            )
+        )
     refusals = 0
     for run in runs:
         try:
@@ -193,9 +220,15 @@ def _with_calls(
     bench = Bench.in_turn(attempt)
     counts = bench.known["calls"]
     chance: random.Random = attempt.chance
-    kind = "write" if lasting else chance.choice(sorted(kind for kind in counts if counts[kind]))
+    kind = (
+        "write"
+        if lasting
+        else chance.choice(sorted(kind for kind in counts if counts[kind]))
+    )
     number = chance.randint(1, max(1, counts.get(kind, 0)))
-    return bench, Calls(bench.out, kind, number, chance.choice(failures), lasting=lasting)
+    return bench, Calls(
+        bench.out, kind, number, chance.choice(failures), lasting=lasting
+    )
 
 
 def _after(

@@ -57,7 +57,9 @@ def _gz_bomb(folder: Path, chance: random.Random) -> Bomb:
 
 def _gz_tail(folder: Path, chance: random.Random) -> Bomb:
     path = folder / "tail.nii.gz"
-    path.write_bytes(gzip.compress(nifti()) + gzip.compress(bytes(2**26)) * chance.randint(1, 60))
+    path.write_bytes(
+        gzip.compress(nifti()) + gzip.compress(bytes(2**26)) * chance.randint(1, 60)
+    )
     return path, Volume.read
 
 

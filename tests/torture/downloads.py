@@ -44,8 +44,13 @@ def archives(attempt: Try) -> None:
     with tarfile.open(fileobj=whole, mode="w", format=chance.choice((0, 1, 2))) as tar:
         for _ in range(chance.randint(1, 5)):
             info = tarfile.TarInfo(chance.choice(_NAMES))
-            info.type, info.mode = chance.choice(_KINDS), chance.choice((0, 0o644, 0o7777))
-            info.linkname = chance.choice(("", "/etc/passwd", "../outside/mine", str(outside)))
+            info.type, info.mode = (
+                chance.choice(_KINDS),
+                chance.choice((0, 0o644, 0o7777)),
+            )
+            info.linkname = chance.choice(
+                ("", "/etc/passwd", "../outside/mine", str(outside))
+            )
             info.uid = chance.choice((0, 2**31 - 1))
             content = chance.randbytes(chance.choice((0, 1, 600)))
             info.size = len(content) if info.isreg() else 0
@@ -54,7 +59,9 @@ def archives(attempt: Try) -> None:
     raw_bytes = bytearray(whole.getvalue())
     if chance.random() < 0.5:
         for _ in range(chance.randint(1, 4)):
-            raw_bytes[chance.randrange(min(len(raw_bytes), 3000))] = chance.randrange(256)
+            raw_bytes[chance.randrange(min(len(raw_bytes), 3000))] = chance.randrange(
+                256
+            )
     content = gzip.compress(bytes(raw_bytes)) if packed else bytes(raw_bytes)
     if happens(chance, 0.2):
         content = content[: chance.randrange(len(content))]
@@ -91,7 +98,16 @@ def servers(attempt: Try) -> None:
         status = chance.choice((204, 301, 400, 401, 403, 404, 416, 429, 500, 503, 999))
         field = chance.choice(("Content_Length", "Content_Range", "Location", "ETag"))
         value = chance.choice(
-            ("-1", "x", "9" * 30, "bytes 5-4/3", "file:///etc/passwd", "ftp://x/y", "", "/file")
+            (
+                "-1",
+                "x",
+                "9" * 30,
+                "bytes 5-4/3",
+                "file:///etc/passwd",
+                "ftp://x/y",
+                "",
+                "/file",
+            )
         )
         choices: list[Behaviour] = [
             lambda h: serve(h, content),
@@ -100,7 +116,9 @@ def servers(attempt: Try) -> None:
             lambda h: serve(h, content + b"more"),
             lambda h: h.reply(status, b"<html>no</html>"),
             lambda h: h.reply(200, b"<!doctype html><p>sign in"),
-            lambda h: h.reply(chance.choice((200, 206, 302)), content[:size], **{field: value}),
+            lambda h: h.reply(
+                chance.choice((200, 206, 302)), content[:size], **{field: value}
+            ),
             lambda h: h.wfile.write(chance.randbytes(300)),
             lambda h: h.close_connection is None,
             lambda h: time.sleep(0.4),
@@ -110,10 +128,14 @@ def servers(attempt: Try) -> None:
     server = Server()
     try:
         url = server.plays(
-            *(answer() for _ in range(chance.randint(1, 6))), lambda h: serve(h, content)
+            *(answer() for _ in range(chance.randint(1, 6))),
+            lambda h: serve(h, content),
         )
         remote = RemoteFile(
-            name="data.bin", urls=(url,), md5=digest if known else None, size=len(content)
+            name="data.bin",
+            urls=(url,),
+            md5=digest if known else None,
+            size=len(content),
         )
         policy = Policy(attempts=3, timeout_s=0.2, first_wait_s=0, longest_wait_s=0)
         with time_limit(60):

@@ -34,17 +34,30 @@ class Calls:
         report: Path | None = None,
     ) -> None:
         self.folder = os.path.realpath(folder)
-        self.kind, self.number, self.failure, self.lasting = kind, number, failure, lasting
+        self.kind, self.number, self.failure, self.lasting = (
+            kind,
+            number,
+            failure,
+            lasting,
+        )
         self.report = report
         self.counts: Counter[str] = Counter()
 
     def __str__(self) -> str:
         what = errno.errorcode[self.failure] if self.failure else "a kill"
-        return f"{what} at {self.kind} {self.number}{' and after' if self.lasting else ''}"
+        return (
+            f"{what} at {self.kind} {self.number}{' and after' if self.lasting else ''}"
+        )
 
     def install(self) -> None:
         """Patch this process for good."""
-        sync, replace, rename, mkdir, end = os.fsync, os.replace, os.rename, os.mkdir, os._exit
+        sync, replace, rename, mkdir, end = (
+            os.fsync,
+            os.replace,
+            os.rename,
+            os.mkdir,
+            os._exit,
+        )
         opened, calls = io.open, self
 
         class Raw(io.FileIO):
@@ -52,17 +65,23 @@ class Calls:
                 calls.note("write", self.name)
                 return super().write(data) or 0
 
-        def open_(file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any) -> Any:
+        def open_(
+            file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any
+        ) -> Any:
             path = file if isinstance(file, int) else os.fspath(file)
             if not set(mode) & set("wax+") or not calls.concerns(path):
                 return opened(file, mode, buffering, *rest, **named)
-            raw = Raw(file, mode.replace("b", "").replace("t", ""), named.get("closefd", True))
+            raw = Raw(
+                file, mode.replace("b", "").replace("t", ""), named.get("closefd", True)
+            )
             if buffering == 0:
                 return raw
             whole = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
             if "b" in mode:
                 return whole
-            text = {k: v for k, v in named.items() if k in ("encoding", "errors", "newline")}
+            text = {
+                k: v for k, v in named.items() if k in ("encoding", "errors", "newline")
+            }
             return io.TextIOWrapper(whole, **text)
 
         def fsync(descriptor: Any) -> None:
@@ -102,7 +121,11 @@ class Calls:
             return
         self.counts[kind] += 1
         now = self.counts[kind]
-        if kind != self.kind or now < self.number or (now > self.number and not self.lasting):
+        if (
+            kind != self.kind
+            or now < self.number
+            or (now > self.number and not self.lasting)
+        ):
             return
         if not self.failure:
             os.kill(os.getpid(), signal.SIGKILL)

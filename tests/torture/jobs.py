@@ -39,14 +39,20 @@ JOBS = {
     for job in (
         Job("predict", "scans", _PREDICT),
         Job("merge", "scans", "merge {out}", built_on="shards"),
-        Job("prepare", "pairs", "prepare --config {inputs}/prepare.yaml --out {out} --quiet"),
+        Job(
+            "prepare",
+            "pairs",
+            "prepare --config {inputs}/prepare.yaml --out {out} --quiet",
+        ),
         Job(
             "evaluate",
             "truth pred",
             "evaluate --truth {inputs}/truth --pred {inputs}/pred --out {out} --tables-only "
             "--jobs 1 --quiet",
         ),
-        Job("train", "", "train {sound}/tiny.yaml --out {out} --quiet", again="--resume"),
+        Job(
+            "train", "", "train {sound}/tiny.yaml --out {out} --quiet", again="--resume"
+        ),
         Job("bundle", "", "bundle {sound}/model --out {out}", again="--overwrite"),
     )
 }
@@ -70,7 +76,9 @@ class Bench:
             copy(attempt.sound / job.built_on, self.out)
         self.given = digests(self.inputs)
         known = attempt.sound / f"known-{job.name}.json"
-        self.known: dict[str, Any] = json.loads(known.read_text()) if known.exists() else {}
+        self.known: dict[str, Any] = (
+            json.loads(known.read_text()) if known.exists() else {}
+        )
 
     @classmethod
     def in_turn(cls, attempt: Try, disk: Path | None = None) -> Bench:
@@ -110,7 +118,9 @@ class Bench:
         checked_zero(self.run(), f"again after {what}")
         self.check(f"again after {what}")
 
-    def right_or_refused(self, done: Done, what: str, *, deadly: tuple[int, ...] = ()) -> None:
+    def right_or_refused(
+        self, done: Done, what: str, *, deadly: tuple[int, ...] = ()
+    ) -> None:
         """Said to be done, all is right; refused, the same command makes it right."""
         try:
             checked(done, deadly=deadly)
@@ -123,7 +133,9 @@ class Bench:
 
 def _results(folder: Path) -> dict[str, str]:
     """All files but states of training, which are kept of where a run was stopped too."""
-    return {name: d for name, d in digests(folder).items() if not name.endswith(".state")}
+    return {
+        name: d for name, d in digests(folder).items() if not name.endswith(".state")
+    }
 
 
 def checked_zero(done: Done, what: str) -> Done:
@@ -155,8 +167,14 @@ def learn(attempt: Callable[[str], Try], sound: Path) -> None:
             seen.append(_results(bench.out))
             time.sleep(1.1)  # so that times of whole seconds differ too
         first, second = seen
-        files = {name: first[name] if first[name] == second[name] else "" for name in first}
+        files = {
+            name: first[name] if first[name] == second[name] else "" for name in first
+        }
         # These are there, whatever they say of times.
         files |= {name: "" for name in first if name.endswith((".jsonl", *_CURVES))}
-        known = {"files": files, "seconds": seconds, "calls": json.loads(counts.read_text())}
+        known = {
+            "files": files,
+            "seconds": seconds,
+            "calls": json.loads(counts.read_text()),
+        }
         (sound / f"known-{job.name}.json").write_text(json.dumps(known, indent=1))

@@ -53,7 +53,10 @@ def pickles(attempt: Try) -> None:
     if program.startswith(b"\x80\x04"):
         code = f"open({str(canary)!r},'w')".encode()
         program = (
-            b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93\x8c" + bytes([len(code)]) + code + b"\x85R."
+            b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93\x8c"
+            + bytes([len(code)])
+            + code
+            + b"\x85R."
         )
     kind = chance.randrange(4)
     if kind == 0:
@@ -72,7 +75,10 @@ def pickles(attempt: Try) -> None:
                 (eval, (f"open({str(canary)!r}, 'w')",)),
             )
         )
-        content = {"state_dict": {"w": torch.zeros(3)}, "x": [_Canary(made)] * chance.randint(1, 3)}
+        content = {
+            "state_dict": {"w": torch.zeros(3)},
+            "x": [_Canary(made)] * chance.randint(1, 3),
+        }
         torch.save(content, path, _use_new_zipfile_serialization=kind == 2)
     if happens(chance, 0.5):
         broken = bytearray(path.read_bytes())
@@ -101,7 +107,9 @@ def models(attempt: Try) -> None:
         content = weights.read_bytes()
         weights.write_bytes(content[: chance.randrange(len(content))])
     elif kind == 2:
-        weights.write_bytes(pickle.dumps(_Canary((os.mkdir, (str(attempt.folder / "ran"),)))))
+        weights.write_bytes(
+            pickle.dumps(_Canary((os.mkdir, (str(attempt.folder / "ran"),))))
+        )
     elif kind == 3:
         facts = yaml.safe_load(told.read_text())
         _lie(facts, chance)
@@ -140,8 +148,29 @@ def models(attempt: Try) -> None:
 
 
 _LIES = (
-    *(None, True, -1, 0, 1e309, float("nan"), 2**70, "", "x" * 1000, [], {}, [[[]]], {"a": {}}),
-    *("../../x", "<script>", "!!python/name:os.system", [1, 0], {"coronal": -1.0}, 10**6),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1e309,
+        float("nan"),
+        2**70,
+        "",
+        "x" * 1000,
+        [],
+        {},
+        [[[]]],
+        {"a": {}},
+    ),
+    *(
+        "../../x",
+        "<script>",
+        "!!python/name:os.system",
+        [1, 0],
+        {"coronal": -1.0},
+        10**6,
+    ),
 )
 
 

@@ -69,18 +69,25 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:
                 other = copy.deepcopy(changed)
                 other.ops[place] = _COMPARISONS[type(operator)]()
                 yield other
-    elif isinstance(changed, ast.BinOp | ast.AugAssign) and type(changed.op) in _OPERATORS:
+    elif (
+        isinstance(changed, ast.BinOp | ast.AugAssign)
+        and type(changed.op) in _OPERATORS
+    ):
         changed.op = _OPERATORS[type(changed.op)]()
         yield changed
     elif isinstance(changed, ast.BoolOp):
         changed.op = ast.And() if isinstance(changed.op, ast.Or) else ast.Or()
         yield changed
-    elif isinstance(changed, ast.UnaryOp) and isinstance(changed.op, ast.Not | ast.USub):
+    elif isinstance(changed, ast.UnaryOp) and isinstance(
+        changed.op, ast.Not | ast.USub
+    ):
         yield changed.operand
     elif isinstance(changed, ast.If | ast.While | ast.IfExp):
         changed.test = ast.UnaryOp(ast.Not(), changed.test)
         yield changed
-    elif isinstance(changed, ast.Constant) and not isinstance(changed.value, str | bytes):
+    elif isinstance(changed, ast.Constant) and not isinstance(
+        changed.value, str | bytes
+    ):
         if isinstance(changed.value, bool):
             changed.value = not changed.value
             yield changed
@@ -164,9 +171,13 @@ def _test(folder: Path, tests: list[str]) -> NoReturn:
     status: int = 1
     try:
         here = str(Path(__file__).parents[2])
-        kept = [path for path in sys.path if not path.startswith(here) or ".venv" in path]
+        kept = [
+            path for path in sys.path if not path.startswith(here) or ".venv" in path
+        ]
         sys.path = [str(folder), str(folder / "tests"), *kept]
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torture"]:
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] == "torture"
+        ]:
             del sys.modules[name]
         os.chdir(folder)
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
@@ -189,11 +200,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds for one")
     chosen = parser.parse_args(arguments)
     survivors = []
-    for library in ("pytest", "torch", "nibabel", "scipy.ndimage", "pandas", "pydantic", "yaml"):
+    for library in (
+        "pytest",
+        "torch",
+        "nibabel",
+        "scipy.ndimage",
+        "pandas",
+        "pydantic",
+        "yaml",
+    ):
         importlib.import_module(library)
     with tempfile.TemporaryDirectory(prefix="trinat-mutants-") as name:
         folder = Path(name) / "tree"
-        ignored = shutil.ignore_patterns(".venv", ".git", ".torture", "__pycache__", ".*_cache")
+        ignored = shutil.ignore_patterns(
+            ".venv", ".git", ".torture", "__pycache__", ".*_cache"
+        )
         shutil.copytree(".", folder, ignore=ignored)
         # From here on the copy counts: the tree itself may be worked on.
         os.chdir(folder)
@@ -208,5 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{number} {verdict} {mutated(mutant)[1]}", flush=True)
         os.chdir("/")
     rate = 1 - len(survivors) / max(1, len(tried))
-    print(f"{len(tried)} of {len(drawn)} mutants, {rate:.0%} killed, seed {chosen.seed}")
+    print(
+        f"{len(tried)} of {len(drawn)} mutants, {rate:.0%} killed, seed {chosen.seed}"
+    )
     return int(rate < 0.9)

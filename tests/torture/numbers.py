@@ -27,7 +27,13 @@ _STEMS = (
     ("1", "2", "10", "1_2", "02", "12"),
     ("case-1", "case-1.5", "case-10", "case-1-b", "case 1"),
     ("p1/T1", "p2/T1", "p1_T1", "p1/x/T1", "p1/x_T1", "p1_x/T1", "T1"),
-    ("sub-01", "sub-01_ses-1", "sub-01_ses-2", "sub-01_ses-1_run-1", "sub-01_ses-1_run-2"),
+    (
+        "sub-01",
+        "sub-01_ses-1",
+        "sub-01_ses-2",
+        "sub-01_ses-1_run-1",
+        "sub-01_ses-1_run-2",
+    ),
     ("sub-1", "sub-01", "sub-1_acq-x", "sub-1_acq-y", "sub-2"),
 )
 _ENDINGS = ("", "_seg", "_pred", "_T1w", "_GT", "_x2", "-manual", ".auto", "_desc-x")
@@ -57,18 +63,26 @@ def pairing(attempt: Try) -> None:
     for pair in found.pairs:
         whose = owners[pair.truth.path], owners[pair.prediction.path]
         if not _same_person(*whose) and not pair.is_guess:
-            raise wrong(f"{' is paired with '.join(whose)} by {pair.how}, without a word")
-    seen = [pair.truth.path for pair in found.pairs] + [f.path for f in found.truths_alone]
+            raise wrong(
+                f"{' is paired with '.join(whose)} by {pair.how}, without a word"
+            )
+    seen = [pair.truth.path for pair in found.pairs] + [
+        f.path for f in found.truths_alone
+    ]
     seen += [pair.prediction.path for pair in found.pairs]
     seen += [file.path for file in found.predictions_alone]
     if sorted(seen) != sorted(owners):
-        raise wrong("a file is neither paired nor named as one without a partner, or is both")
+        raise wrong(
+            "a file is neither paired nor named as one without a partner, or is both"
+        )
 
 
 def _same_person(one: str, other: str) -> bool:
     """p1/T1 may be called p1_T1 elsewhere; p1/x_T1 is not p1_x/T1."""
     is_flat = "/" not in one or "/" not in other
-    return one == other or (is_flat and one.replace("/", "_") == other.replace("/", "_"))
+    return one == other or (
+        is_flat and one.replace("/", "_") == other.replace("/", "_")
+    )
 
 
 def _write_side(
@@ -81,7 +95,9 @@ def _write_side(
     """Empty files of some of the persons, all with one way of naming."""
     beginning, ending = style
     share_missing = chance.choice((0.1, 0.3, 0.6))
-    marked = "_dseg" if happens(chance, 0.5) or any("/" in name for name in people) else ""
+    marked = (
+        "_dseg" if happens(chance, 0.5) or any("/" in name for name in people) else ""
+    )
     for person in people:
         if happens(chance, share_missing):
             continue
@@ -221,7 +237,9 @@ def _same_report(attempt: Try, out: Path, fresh: Path) -> None:
     tables = []
     for number, folder in enumerate((out, fresh)):
         group = attempt.folder / f"group-{number}"
-        _some_done(attempt.run("report", folder, "--out", group, "--jobs", "1", "--quiet"))
+        _some_done(
+            attempt.run("report", folder, "--out", group, "--jobs", "1", "--quiet")
+        )
         tables.append((group / "volumes.csv").read_bytes())
     if tables[0] != tables[1]:
         raise wrong("report has other volumes than of a fresh run")

@@ -76,15 +76,24 @@ def users_files(attempt: Try) -> None:
 _MARK = b"CANARY^PATIENT^19331122"
 
 
-def _poisoned(path: Path, image: np.ndarray, affine: np.ndarray, *, packed_name: bool) -> None:
+def _poisoned(
+    path: Path, image: np.ndarray, affine: np.ndarray, *, packed_name: bool
+) -> None:
     """A scan whose every free field, extension and wrapper names the patient."""
     scan = nib.Nifti1Image(image, affine)
     header = scan.header
-    for field, size in (("descrip", 80), ("aux_file", 24), ("db_name", 18), ("intent_name", 16)):
+    for field, size in (
+        ("descrip", 80),
+        ("aux_file", 24),
+        ("db_name", 18),
+        ("intent_name", 16),
+    ):
         header[field] = _MARK[:size]
     header["data_type"] = _MARK[:10]
     for code in (2, 4, 6):  # DICOM, AFNI, comment
-        scan.header.extensions.append(nib.nifti1.Nifti1Extension(code, b"PatientName " + _MARK))
+        scan.header.extensions.append(
+            nib.nifti1.Nifti1Extension(code, b"PatientName " + _MARK)
+        )
     content = scan.to_bytes()
     if packed_name:
         # RFC 1952: original name and comment in the wrapper's header.
@@ -111,23 +120,44 @@ def canaries(attempt: Try) -> None:
             _poisoned(path, data, affine, packed_name=chance.random() < 0.5)
     sound = attempt.sound
     lines = (
-        ["predict", work / "scans", "--out", out, "--model", sound / "model", "--threads", "1"]
+        [
+            "predict",
+            work / "scans",
+            "--out",
+            out,
+            "--model",
+            sound / "model",
+            "--threads",
+            "1",
+        ]
         + ["--stats", "--entropy", "--probabilities"] * (chance.random() < 0.7),
         ["prepare", "--config", work / "prepare.yaml", "--out", out],
-        ["evaluate", "--truth", work / "labels", "--pred", work / "labels", "--out", out]
+        [
+            "evaluate",
+            "--truth",
+            work / "labels",
+            "--pred",
+            work / "labels",
+            "--out",
+            out,
+        ]
         + ["--jobs", "1", "--images", work / "scans"]
         + ["--tables-only"] * (attempt.number % 4 != 0),
         ["report", work / "labels", "--out", out, "--jobs", "1"],
     )
     image, _, affine = tiny_scan(2)
     write_classic(work / "scans/c", Volume(image.astype(np.int16), affine))
-    (work / "prepare.yaml").write_text(f"source: pairs\nroot: {work}\ngrid: [32, 32, 32]\n")
+    (work / "prepare.yaml").write_text(
+        f"source: pairs\nroot: {work}\ngrid: [32, 32, 32]\n"
+    )
     line = lines[attempt.number % len(lines)]
     if chance.random() < 0.3:
         # Refusals quote what is wrong, not what is said.
         broken = work / "scans/a.nii.gz"
         broken.write_bytes(broken.read_bytes()[:-9])
-    done = attempt.run(*line, "--debug") if chance.random() < 0.2 else attempt.run(*line)
+    done = (
+        attempt.run(*line, "--debug") if chance.random() < 0.2 else attempt.run(*line)
+    )
     _without_mark("what was printed", done.said.encode())
     for path in out.rglob("*"):
         _without_mark("a file's name", os.fsencode(path.name))
@@ -157,7 +187,10 @@ def _png_text(content: bytes) -> bytes:
     """The text chunks of a PNG file, unpacked."""
     at, found = 8, b""
     while at + 8 <= len(content):
-        (size,), kind = struct.unpack(">I", content[at : at + 4]), content[at + 4 : at + 8]
+        (size,), kind = (
+            struct.unpack(">I", content[at : at + 4]),
+            content[at + 4 : at + 8],
+        )
         if kind in (b"tEXt", b"zTXt", b"iTXt", b"eXIf"):
             found += content[at + 8 : at + 8 + size]
         at += 12 + size

@@ -90,7 +90,11 @@ def _voxels(kind: str, value: float) -> Damage:
 
 def _shape(*shape: int) -> Damage:
     def damage(content: bytes, chance: random.Random) -> bytes:
-        data = np.random.default_rng(chance.randrange(99)).integers(1, 99, shape).astype("i2")
+        data = (
+            np.random.default_rng(chance.randrange(99))
+            .integers(1, 99, shape)
+            .astype("i2")
+        )
         return bytes(nib.Nifti1Image(data, np.eye(4)).to_bytes())
 
     return damage
@@ -123,9 +127,9 @@ NIFTI_DAMAGE: dict[str, Damage] = {
     "the last byte is missing": lambda c, r: c[:-1],
     "bytes behind the voxels": lambda c, r: c + r.randbytes(r.randint(5000, 9000)),
     "half of it twice": lambda c, r: c[: len(c) // 2] * 2 + b"x" * 5000,
-    "a byte inserted in the header": lambda c, r: (lambda at: c[:at] + b"\x01" + c[at:])(
-        r.randrange(344)
-    ),
+    "a byte inserted in the header": lambda c, r: (
+        lambda at: c[:at] + b"\x01" + c[at:]
+    )(r.randrange(344)),
     "header twice": lambda c, r: c[:352] + c + bytes(8),
     "bytes swapped": lambda c, r: bytes(
         np.frombuffer(c[: len(c) // 2 * 2], "u2").byteswap().tobytes()
@@ -153,8 +157,12 @@ NIFTI_DAMAGE: dict[str, Damage] = {
         NIFTI1.put(c, "scl", 0, 2.0), "scl", 1, r.choice((NAN, INF, -INF))
     ),
     "units are not mm": _put("xyzt_units", 0, 1, 3, 9),
-    "no form is coded": lambda c, r: NIFTI1.put(NIFTI1.put(c, "codes", 0, 0), "codes", 1, 0),
-    "codes unknown": lambda c, r: NIFTI1.put(NIFTI1.put(c, "codes", 1, -3), "codes", 0, -7),
+    "no form is coded": lambda c, r: NIFTI1.put(
+        NIFTI1.put(c, "codes", 0, 0), "codes", 1, 0
+    ),
+    "codes unknown": lambda c, r: NIFTI1.put(
+        NIFTI1.put(c, "codes", 1, -3), "codes", 0, -7
+    ),
     "s-form singular": lambda c, r: functools.reduce(
         lambda b, i: NIFTI1.put(b, "srow", i, 0.0), range(4), c
     ),
@@ -184,12 +192,22 @@ GZIP_DAMAGE: dict[str, Damage] = {
     "gzip of nothing": lambda c, r: gzip.compress(b""),
     "gzip in gzip": lambda c, r: gzip.compress(gzip.compress(c)),
     "gzip cut": lambda c, r: gzip.compress(c, mtime=0)[: r.randrange(1, 2000)],
-    "gzip without its checksum": lambda c, r: gzip.compress(c, mtime=0)[: -r.randint(1, 8)],
-    "gzip with a wrong checksum": lambda c, r: gzip.compress(c, mtime=0)[:-8] + r.randbytes(8),
-    "garbage behind gzip": lambda c, r: gzip.compress(c, mtime=0) + b"x" + r.randbytes(99),
+    "gzip without its checksum": lambda c, r: gzip.compress(c, mtime=0)[
+        : -r.randint(1, 8)
+    ],
+    "gzip with a wrong checksum": lambda c, r: (
+        gzip.compress(c, mtime=0)[:-8] + r.randbytes(8)
+    ),
+    "garbage behind gzip": lambda c, r: (
+        gzip.compress(c, mtime=0) + b"x" + r.randbytes(99)
+    ),
     "two streams of one scan": lambda c, r: gzip.compress(c) + gzip.compress(c),
-    "reserved flags": lambda c, r: (lambda g: g[:3] + b"\xe0" + g[4:])(gzip.compress(c)),
-    "another method": lambda c, r: (lambda g: g[:2] + b"\x07" + g[3:])(gzip.compress(c)),
+    "reserved flags": lambda c, r: (lambda g: g[:3] + b"\xe0" + g[4:])(
+        gzip.compress(c)
+    ),
+    "another method": lambda c, r: (lambda g: g[:2] + b"\x07" + g[3:])(
+        gzip.compress(c)
+    ),
 }
 
 
@@ -202,7 +220,9 @@ def malformed(attempt: Try) -> None:
     content = damage(nifti(), chance)
     suffix = ".nii.gz"
     if kind == "nii":
-        suffix = chance.choice((".nii", ".nii.gz")) if name != "gzip inside .nii" else ".nii"
+        suffix = (
+            chance.choice((".nii", ".nii.gz")) if name != "gzip inside .nii" else ".nii"
+        )
         content = gzip.compress(content) if suffix == ".nii.gz" else content
     path = attempt.folder / f"scan{suffix}"
     path.write_bytes(content)
@@ -214,7 +234,9 @@ def malformed(attempt: Try) -> None:
         careful = fuzz.read_nifti(raw)
     except (ValueError, OSError, EOFError, zlib.error, struct.error) as error:
         raise wrong(f"{name} ({suffix}): read as good, though {error}") from None
-    if volume.shape != careful.shape or not np.allclose(volume.affine, careful.affine, atol=1e-4):
+    if volume.shape != careful.shape or not np.allclose(
+        volume.affine, careful.affine, atol=1e-4
+    ):
         raise wrong(f"{name} ({suffix}): another geometry than the header's")
     if not np.allclose(volume.data, careful.values, rtol=1e-5):
         raise wrong(f"{name} ({suffix}): other voxels than the file's")
@@ -239,7 +261,9 @@ def orientations(attempt: Try) -> None:
         Volume(turned, place).write(attempt.folder / f"{name}{suffix}", labels=labels)
         other = nib.load(attempt.folder / f"{name}{suffix}")
         if nib.aff2axcodes(other.affine) != tuple(axes):
-            raise wrong(f"{axes} {suffix}: nibabel reads {nib.aff2axcodes(other.affine)}")
+            raise wrong(
+                f"{axes} {suffix}: nibabel reads {nib.aff2axcodes(other.affine)}"
+            )
     scan, truth = (
         _read(attempt.folder / f"scan{suffix}"),
         _read(attempt.folder / f"labels{suffix}", labels=True),
@@ -249,14 +273,18 @@ def orientations(attempt: Try) -> None:
     # The bright end is taken from blocks, which begin at another corner: the same, but scaled.
     ours, theirs = plain.volume.data, found.volume.data
     scale = float(ours.max() / theirs.max())
-    if not 0.9 < scale < 1.1 or not np.allclose(theirs * scale, ours, rtol=1e-3, atol=0.1):
+    if not 0.9 < scale < 1.1 or not np.allclose(
+        theirs * scale, ours, rtol=1e-3, atol=0.1
+    ):
         raise wrong(f"{axes} {suffix}: another head on the working grid")
     there = conform(truth, labels=True, plan=found.plan)
     here = conform(Volume(numbers, affine), labels=True, plan=plain.plan)
     if not np.array_equal(there.volume.data, here.volume.data):
         raise wrong(f"{axes} {suffix}: other labels on the working grid")
     back = restore(there.volume, found.plan, labels=True)
-    if not np.array_equal(back.data, truth.data) or not np.allclose(back.affine, place, atol=1e-5):
+    if not np.array_equal(back.data, truth.data) or not np.allclose(
+        back.affine, place, atol=1e-5
+    ):
         raise wrong(f"{axes} {suffix}: other labels in the scan's own space")
 
 
@@ -285,7 +313,9 @@ def header_mutations(attempt: Try) -> None:
     scan = sound[attempt.number % len(sound)]
     content, what = fuzz.mutate(scan, attempt.chance)
     path = attempt.folder / f"header{scan.suffix}"
-    path.write_bytes(gzip.compress(content, 1) if scan.suffix.endswith("gz") else content)
+    path.write_bytes(
+        gzip.compress(content, 1) if scan.suffix.endswith("gz") else content
+    )
     if scan.pair:
         path.with_suffix(".img").write_bytes(scan.pair)
     with time_limit(READ_S):
@@ -300,9 +330,26 @@ _scans = functools.cache(fuzz.scans)
 def label_faults(attempt: Try) -> None:
     """Numbers that are no labels, in a label map that is read and folded to classes."""
     chance = np.random.default_rng(attempt.chance.getrandbits(32))
-    numbers = chance.choice([0, 2, 41, 3, 42, 17, 53, 77, 251, 1001, 2035], (18, 17, 16))
+    numbers = chance.choice(
+        [0, 2, 41, 3, 42, 17, 53, 77, 251, 1001, 2035], (18, 17, 16)
+    )
     value = attempt.chance.choice(
-        (2.5, -1, -1e9, 5000, 13999, 2**15, 2**31, 2**40, 1e38, NAN, INF, 0.999, 300, 3000)
+        (
+            2.5,
+            -1,
+            -1e9,
+            5000,
+            13999,
+            2**15,
+            2**31,
+            2**40,
+            1e38,
+            NAN,
+            INF,
+            0.999,
+            300,
+            3000,
+        )
     )
     kind = attempt.chance.choice(("f4", "f8", "i2", "i4", "u2", "i8"))
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):

@@ -33,7 +33,12 @@ _OF_COMMANDS = ("surroundings", "blows", "output", "numbers")
 _TURN_S = 3.0
 _PRELOADED = (
     # Another user may not read Python's folder.
-    *("encodings.unicode_escape", "encodings.utf_8_sig", "encodings.cp437", "encodings.idna"),
+    *(
+        "encodings.unicode_escape",
+        "encodings.utf_8_sig",
+        "encodings.cp437",
+        "encodings.idna",
+    ),
     "pandas",
     "scipy.ndimage",
     "matplotlib.figure",
@@ -55,7 +60,9 @@ _PRELOADED = (
 )
 
 
-def families(modules: tuple[str, ...] = _IN_PROCESS + _OF_COMMANDS) -> dict[str, Attack]:
+def families(
+    modules: tuple[str, ...] = _IN_PROCESS + _OF_COMMANDS,
+) -> dict[str, Attack]:
     """Attacks by their names in the table."""
     found: dict[str, Attack] = {}
     for name in modules:
@@ -76,7 +83,9 @@ class Suite:
                 sys.exit(
                     f"scripts/torture: {state} is of seed {stored['seed']}: give another --state"
                 )
-            self.tallies = {name: Counter(tally) for name, tally in stored["tallies"].items()}
+            self.tallies = {
+                name: Counter(tally) for name, tally in stored["tallies"].items()
+            }
             self.failures, self.seconds = stored["failures"], stored["seconds"]
 
     def save(self) -> None:
@@ -114,7 +123,9 @@ class Suite:
         name = "".join(ch if ch.isalnum() else "-" for ch in f"{family}-{number}")
         folder = self.work / "tries" / name
         folder.mkdir(parents=True)
-        return Try(folder, random.Random(f"{self.seed}-{family}-{number}"), number, self.sound)
+        return Try(
+            folder, random.Random(f"{self.seed}-{family}-{number}"), number, self.sound
+        )
 
     def attempt(self, family: str, attack: Attack, number: int) -> tuple[Verdict, str]:
         """One try, here."""
@@ -139,7 +150,10 @@ class Suite:
         pid = os.fork()
         if not pid:
             os.close(results)
-            with contextlib.suppress(BaseException), os.fdopen(theirs, "w", buffering=1) as file:
+            with (
+                contextlib.suppress(BaseException),
+                os.fdopen(theirs, "w", buffering=1) as file,
+            ):
                 begun, number = time.monotonic(), first
                 while number == first or time.monotonic() - begun < _TURN_S:
                     verdict, what = self.attempt(family, attack, number)
@@ -153,7 +167,12 @@ class Suite:
                 self._note(tally, family, *json.loads(line))
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status:
-            self._note(tally, family, Verdict.TRACEBACK, f"the process of the try ended ({status})")
+            self._note(
+                tally,
+                family,
+                Verdict.TRACEBACK,
+                f"the process of the try ended ({status})",
+            )
 
     def _note(self, tally: Counter[str], family: str, verdict: str, what: str) -> None:
         number = tally.total()
@@ -195,14 +214,21 @@ class Suite:
             + " |"
             for row in cells
         ]
-        rule = "|" + "|".join("-" * (w + 1) + ("-" if not i else ":") for i, w in enumerate(widths))
+        rule = "|" + "|".join(
+            "-" * (w + 1) + ("-" if not i else ":") for i, w in enumerate(widths)
+        )
         lines.insert(1, rule + "|")
-        return "\n".join([*lines, "", f"{self.seconds / 60:.1f} minutes, seed {self.seed}"])
+        return "\n".join(
+            [*lines, "", f"{self.seconds / 60:.1f} minutes, seed {self.seed}"]
+        )
 
     @property
     def is_good(self) -> bool:
         return not any(
-            count for tally in self.tallies.values() for v, count in tally.items() if v not in GOOD
+            count
+            for tally in self.tallies.values()
+            for v, count in tally.items()
+            if v not in GOOD
         )
 
 
@@ -220,15 +246,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", help="family of attacks; repeatable")
-    parser.add_argument("--try", type=int, dest="number", help="repeat this one try of --only")
-    parser.add_argument("--state", type=Path, help="where it stands. Default: .torture/SEED.json")
+    parser.add_argument(
+        "--try", type=int, dest="number", help="repeat this one try of --only"
+    )
+    parser.add_argument(
+        "--state", type=Path, help="where it stands. Default: .torture/SEED.json"
+    )
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     attacks = families()
     unknown = set(chosen.only or ()) - attacks.keys()
     if unknown or (chosen.number is not None and len(chosen.only or ()) != 1):
-        parser.error(f"--only takes one of: {', '.join(attacks)}; --try takes one --only")
-    attacks = {name: attack for name, attack in attacks.items() if name in (chosen.only or attacks)}
+        parser.error(
+            f"--only takes one of: {', '.join(attacks)}; --try takes one --only"
+        )
+    attacks = {
+        name: attack
+        for name, attack in attacks.items()
+        if name in (chosen.only or attacks)
+    }
     # In memory where that can be: what is tried is our own order of calls, not the disk.
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
@@ -237,7 +273,9 @@ def main(arguments: list[str] | None = None) -> int:
         work.chmod(0o755)  # for tries as another user
         state = chosen.state or Path(".torture") / f"{chosen.seed}.json"
         suite = Suite(
-            work / "state.json" if chosen.number is not None else state, chosen.seed, work
+            work / "state.json" if chosen.number is not None else state,
+            chosen.seed,
+            work,
         )
         suite.build(learn=bool(attacks.keys() & families(_OF_COMMANDS).keys()))
         if chosen.number is not None:

@@ -16,7 +16,15 @@ from typing import Any
 
 from torture.jobs import JOBS, Bench, checked_zero
 from torture.verdicts import Bad, Refused, Verdict, executed, lost, raw, raw_in, wrong
-from torture.workshop import Try, checked, digests, happens, python, tiny_scan, unchanged
+from torture.workshop import (
+    Try,
+    checked,
+    digests,
+    happens,
+    python,
+    tiny_scan,
+    unchanged,
+)
 from trinat.pipelines.common.naming import RESULT_ENDINGS
 from trinat.pipelines.predict import ledger
 from trinat.segmentation.io.volume import Volume
@@ -39,7 +47,9 @@ def names(attempt: Try) -> None:
     made: list[Path] = []
     for _ in range(chance.randint(1, 4)):
         stem = "".join(chance.choice(_PARTS) for _ in range(chance.randint(1, 3)))
-        folder = inputs / chance.choice(("", "", chance.choice(_PARTS).replace("/", "")))
+        folder = inputs / chance.choice(
+            ("", "", chance.choice(_PARTS).replace("/", ""))
+        )
         with contextlib.suppress(OSError, ValueError):
             folder.mkdir(exist_ok=True)
             path = folder / f"{stem.replace('/', '')}.nii.gz"
@@ -53,7 +63,16 @@ def names(attempt: Try) -> None:
                     path.write_bytes(sound)
                 made.append(path)
     before = digests(inputs)
-    line = ["predict", inputs, "--out", out, "--model", attempt.sound / "model", "--threads", "1"]
+    line = [
+        "predict",
+        inputs,
+        "--out",
+        out,
+        "--model",
+        attempt.sound / "model",
+        "--threads",
+        "1",
+    ]
     done = attempt.run(*line, "--no-pictures", "--stats")
     unchanged(before, inputs, "names")
     if (inputs / "ran").exists() or (attempt.folder / "ran").exists():
@@ -78,8 +97,12 @@ def names(attempt: Try) -> None:
     told = {line.split('"')[3] for line in entries if '"status":"done"' in line}
     if len(labels) != len(told):
         raise lost(f"{len(labels)} label maps, {len(told)} done in the ledger")
-    if len(expected) > len(told) + sum('"failed"' in e or '"skipped"' in e for e in entries):
-        raise lost(f"{len(expected)} scans, {len(told)} done, and the others are not told")
+    if len(expected) > len(told) + sum(
+        '"failed"' in e or '"skipped"' in e for e in entries
+    ):
+        raise lost(
+            f"{len(expected)} scans, {len(told)} done, and the others are not told"
+        )
 
 
 def _no_control(text: str) -> None:
@@ -136,7 +159,11 @@ def environment(attempt: Try) -> None:
         bench.recover(name)
         raise
     except Bad as bad:
-        if bad.verdict is Verdict.WRONG and "without a word" in str(bad) and "closed" in name:
+        if (
+            bad.verdict is Verdict.WRONG
+            and "without a word" in str(bad)
+            and "closed" in name
+        ):
             bench.recover(name)
             raise Refused from None
         raise Bad(bad.verdict, f"{name}, {bench.job.name}: {bad}") from None
@@ -150,7 +177,12 @@ def _open_up(folder: Path) -> None:
 _VARIABLES: dict[str, dict[str, str]] = {
     "$HOME is not there": {"HOME": "/nowhere/at/all"},
     "$HOME is empty": {"HOME": ""},
-    "$LC_ALL is C": {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "$LC_ALL is C": {
+        "LC_ALL": "C",
+        "LANG": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    },
     "$LC_ALL is unknown": {"LC_ALL": "xx_YY.nothing", "LANG": ""},
     "$COLUMNS is 0": {"COLUMNS": "0", "LINES": "0"},
     "$COLUMNS is negative": {"COLUMNS": "-5"},
@@ -192,7 +224,9 @@ def _no_tmp(folder: Path) -> None:
 
 
 def _few_files(folder: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
 
 
 def _no_cwd(folder: Path) -> None:

@@ -82,7 +82,9 @@ def test_a_reader_that_takes_damage_for_a_scan_is_found(
     tmp_path: Path, attack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A reader that stops where the voxels end never sees the checksum.
-    monkeypatch.setattr("trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None
+    )
     monkeypatch.setattr("gzip._GzipReader._read_eof", lambda self: None)
     suite = Suite(tmp_path / "state.json", 1, tmp_path)
     found = {suite.attempt("family", attack, number)[0] for number in range(70)}
@@ -105,7 +107,9 @@ def test_what_a_command_says_and_how_it_ends_is_judged() -> None:
     assert raw_in("a line\nx: a fault of trinat: y") == "x: a fault of trinat: y"
 
 
-def test_every_family_is_found_and_the_same_seed_gives_the_same_tries(tmp_path: Path) -> None:
+def test_every_family_is_found_and_the_same_seed_gives_the_same_tries(
+    tmp_path: Path,
+) -> None:
     assert len(families()) == 29
     drawn = []
 
@@ -119,7 +123,9 @@ def test_every_family_is_found_and_the_same_seed_gives_the_same_tries(tmp_path: 
         ("d", 1, "y", 2),
         ("e", 1, "x", 3),
     ):
-        Suite(tmp_path / "state.json", seed, tmp_path / place).attempt(family, draws, number)
+        Suite(tmp_path / "state.json", seed, tmp_path / place).attempt(
+            family, draws, number
+        )
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 4
 

@@ -17,10 +17,15 @@ from trinat.segmentation.labels.scheme import load_scheme
 @functools.cache
 def _sound_texts(sound: Path) -> dict[str, bytes]:
     """A sound file for each reader that has one."""
-    entry = Entry("a", "done", "a.nii.gz", model="m", outputs={"a_dseg.nii.gz": "0" * 64})
+    entry = Entry(
+        "a", "done", "a.nii.gz", model="m", outputs={"a_dseg.nii.gz": "0" * 64}
+    )
     ledger = json.dumps(asdict(entry)).encode() + b"\n"
     table = "participant_id\tage\tsex\na\t70\tF\nb\t71\tM\n"
-    scheme = Path(load_scheme.__code__.co_filename).parents[2] / "configs/labels/quicknat33.tsv"
+    scheme = (
+        Path(load_scheme.__code__.co_filename).parents[2]
+        / "configs/labels/quicknat33.tsv"
+    )
     return {
         "participants.tsv": table.encode(),
         "recipe.yaml": (sound / "tiny.yaml").read_bytes(),

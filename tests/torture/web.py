@@ -28,9 +28,9 @@ def http_requests(attempt: Try) -> None:
     if damaged := chance.random() < 0.5:
         request = bytearray(sound(address, scan))
         for _ in range(chance.randint(1, 4)):
-            request[chance.randrange(len(request) if chance.random() < 0.3 else 300)] = (
-                chance.randrange(256)
-            )
+            request[
+                chance.randrange(len(request) if chance.random() < 0.3 else 300)
+            ] = chance.randrange(256)
     else:
         request = bytearray(malformed(chance, address, scan))
     answer = exchange(address, bytes(request))
@@ -66,7 +66,10 @@ def _server(sound: Path) -> str:
     folder.mkdir()
     queue = Queue(folder, queued=10**6, per_client=10**6)
     worker = Worker(queue, Plan((), folder), sound / "model")
-    app, said = make_app(queue, worker, "tiny", read_scheme(sound / "model")), Said[str]()
+    app, said = (
+        make_app(queue, worker, "tiny", read_scheme(sound / "model")),
+        Said[str](),
+    )
     threading.Thread(
         target=start.answer,
         args=(app, "secret"),
@@ -100,15 +103,30 @@ def malformed(chance: random.Random, address: str, scan: bytes) -> bytes:
     bomb = gzip.compress((348).to_bytes(4, "little") + bytes(10_000_000))
 
     def post(body: bytes, *head: str, type_: str = kind) -> bytes:
-        head = (host, bearer, type_, f"Content-Length: {len(body)}", "Connection: close", *head)
+        head = (
+            host,
+            bearer,
+            type_,
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            *head,
+        )
         return "\r\n".join((f"POST {AT} HTTP/1.1", *head, "", "")).encode() + body
 
     def form(content: bytes, name: str = "a.nii.gz", field: str = "file") -> bytes:
-        disposition = f'Content-Disposition: form-data; name="{field}"; filename="{name}"'
+        disposition = (
+            f'Content-Disposition: form-data; name="{field}"; filename="{name}"'
+        )
         return f"--xx\r\n{disposition}\r\n\r\n".encode() + content + b"\r\n--xx--\r\n"
 
     def get(path: str, *head: str) -> bytes:
-        lines = (f"GET {path} HTTP/1.1", *(head or (host, bearer)), "Connection: close", "", "")
+        lines = (
+            f"GET {path} HTTP/1.1",
+            *(head or (host, bearer)),
+            "Connection: close",
+            "",
+            "",
+        )
         return "\r\n".join(lines).encode("latin-1")
 
     noise = chance.randbytes(chance.randrange(1, 2000))
@@ -116,12 +134,16 @@ def malformed(chance: random.Random, address: str, scan: bytes) -> bytes:
     attacks: list[Callable[[], bytes]] = [
         lambda: post(form(noise)),
         lambda: post(
-            form(noise, f"a{chance.choice(('.nii', '.mgz', '.mgh', '.txt', '', '.hdr'))}")
+            form(
+                noise, f"a{chance.choice(('.nii', '.mgz', '.mgh', '.txt', '', '.hdr'))}"
+            )
         ),
         lambda: post(form(scan)[: -9 - cut]),
         lambda: post(form(scan[:cut])),
         lambda: post(form(bomb)),
-        lambda: post(form(scan, field=chance.choice(("files", "", "outputs", "../file")))),
+        lambda: post(
+            form(scan, field=chance.choice(("files", "", "outputs", "../file")))
+        ),
         lambda: post(form(scan)[:-4] + form(scan)[4:]),
         lambda: post(noise),
         lambda: post(form(scan), type_="Content-Type: multipart/form-data"),
@@ -141,7 +163,9 @@ def malformed(chance: random.Random, address: str, scan: bytes) -> bytes:
         lambda: get(
             f"{AT}/{chance.choice(('..', '%2e%2e', '%00', 'x' * 5000, '%ff'))}/volumes.tsv"
         ),
-        lambda: get(f"{AT}/{'0' * 32}/{chance.choice(('../../token', 'events', 'labels.mgz'))}"),
+        lambda: get(
+            f"{AT}/{'0' * 32}/{chance.choice(('../../token', 'events', 'labels.mgz'))}"
+        ),
         lambda: get("/../../etc/passwd"),
         lambda: get("//etc/passwd"),
         lambda: get("/%2e%2e/%2e%2e/queue.py"),
@@ -159,7 +183,9 @@ def malformed(chance: random.Random, address: str, scan: bytes) -> bytes:
 def exchange(address: str, request: bytes) -> bytes:
     """All that comes back."""
     place = urlsplit(address)
-    with socket.create_connection((place.hostname, place.port or 0), timeout=30) as connection:
+    with socket.create_connection(
+        (place.hostname, place.port or 0), timeout=30
+    ) as connection:
         connection.sendall(request)
         answer = b""
         while block := connection.recv(1 << 16):

@@ -109,7 +109,9 @@ class Try:
             serial,
         )
 
-    def run(self, *arguments: str | Path, seconds: float = PATIENCE_S, **how: object) -> Done:
+    def run(
+        self, *arguments: str | Path, seconds: float = PATIENCE_S, **how: object
+    ) -> Done:
         return self.start(*arguments, **how).wait(seconds)  # type: ignore[arg-type]
 
     def succeed(self, *arguments: str | Path, **how: object) -> Done:
@@ -135,7 +137,11 @@ def checked(done: Done, *, deadly: tuple[int, ...] = ()) -> Done:
 
 
 def _fork(
-    arguments: list[str], log: Path, before: Callable[[], object], home: Path, serial: bool
+    arguments: list[str],
+    log: Path,
+    before: Callable[[], object],
+    home: Path,
+    serial: bool,
 ) -> Running:
     pid = os.fork()
     if pid:
@@ -148,10 +154,14 @@ def _fork(
             os.setpgid(0, 0)
         # As a fresh process has them: no handlers, no alarm, nothing to read from.
         for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else _interrupted)
+            signal.signal(
+                number, signal.SIG_DFL if number != signal.SIGINT else _interrupted
+            )
         signal.setitimer(signal.ITIMER_REAL, 0)
         for descriptor, ending in ((1, ".out"), (2, ".err")):
-            file = os.open(log.with_suffix(ending), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            file = os.open(
+                log.with_suffix(ending), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+            )
             os.dup2(file, descriptor)
             os.close(file)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -202,7 +212,9 @@ def python(*arguments: str) -> list[str]:
 
 def time_limit(seconds: float) -> AbstractContextManager[None]:
     """A block of this process that does not end in time is a hang."""
-    return limits.time_limit(seconds, Bad(Verdict.HANG, f"not done after {seconds:g} s"))
+    return limits.time_limit(
+        seconds, Bad(Verdict.HANG, f"not done after {seconds:g} s")
+    )
 
 
 def happens(chance: random.Random, share: float) -> bool:
@@ -259,7 +271,9 @@ def make_sound(folder: Path) -> None:
     from trinat.segmentation.space.views import View
 
     torch.manual_seed(3)
-    network = QuickNat(SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33}))
+    network = QuickNat(
+        SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33})
+    )
     with torch.no_grad():
         # So that what it finds depends on what it sees: a stale result shows.
         network.classifier.weight.mul_(20)
@@ -284,7 +298,9 @@ def make_sound(folder: Path) -> None:
     )
     # Its heads are in a temporary folder of this process.
     text = recipe.read_text()
-    place = next(line.split(":", 1)[1].strip() for line in text.splitlines() if "heads:" in line)
+    place = next(
+        line.split(":", 1)[1].strip() for line in text.splitlines() if "heads:" in line
+    )
     shutil.move(place, folder / "heads.npz")
     Path(place).parent.rmdir()
     recipe.write_text(text.replace(place, str(folder / "heads.npz")))

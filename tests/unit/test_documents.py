@@ -20,14 +20,21 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 def anchors(text: str) -> set[str]:
     """Headings as GitHub makes links of them."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_what_a_document_names_is_there(document: Path) -> None:
     text = document.read_text()
     named = {path.rstrip(".-") for path in PATH.findall(text)}
-    assert [path for path in sorted(named) if not any(ROOT.glob(path.rstrip("/")))] == []
+    assert [
+        path for path in sorted(named) if not any(ROOT.glob(path.rstrip("/")))
+    ] == []
     for link in LINK.findall(text):
         if "://" in link:
             continue

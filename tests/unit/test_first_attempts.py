@@ -23,11 +23,15 @@ def scan(tmp_path: Path) -> Path:
 
 
 def segment(scan: object, **options: object) -> trinat.Result:
-    return trinat.segment(scan, **{"model": overfitted_model(), "device": "cpu"} | options)
+    return trinat.segment(
+        scan, **{"model": overfitted_model(), "device": "cpu"} | options
+    )
 
 
 def refused(scan: object, message: str, **options: object) -> None:
-    with pytest.raises((trinat.TrinatError, OSError, TypeError), match=message) as error:
+    with pytest.raises(
+        (trinat.TrinatError, OSError, TypeError), match=message
+    ) as error:
         segment(scan, **options)
     assert len(str(error.value).splitlines()) == 1
 
@@ -71,7 +75,10 @@ def test_a_path_as_text_and_as_path(scan: Path) -> None:
 
 
 def test_a_packed_file_without_its_extension(scan: Path) -> None:
-    refused(scan.rename(scan.with_name("scan")), r"not a known kind of scan: give one of \.nii")
+    refused(
+        scan.rename(scan.with_name("scan")),
+        r"not a known kind of scan: give one of \.nii",
+    )
 
 
 def test_a_label_map_as_scan(scan: Path) -> None:
@@ -88,13 +95,17 @@ def test_a_side_is_forgotten_and_a_view_misspelt(scan: Path) -> None:
     result = segment(scan, views="coronal")
     with pytest.raises(trinat.TrinatError, match="has two sides: name Left-"):
         result.mask("Cerebral-White-Matter")
-    refused(scan, "'frontal' is not a valid View: choose from coronal", views=["frontal"])
+    refused(
+        scan, "'frontal' is not a valid View: choose from coronal", views=["frontal"]
+    )
 
 
 def test_many_scans_are_rows_whatever_they_are(scan: Path) -> None:
     (scan.parent / "broken.nii.gz").write_bytes(b"no scan")
     given = [scan, "broken.nii.gz", scan.parent / "broken.nii.gz", None, np.zeros(3)]
-    table = trinat.segment_many(given, progress=False, model=random_model()).set_index("scan")
+    table = trinat.segment_many(given, progress=False, model=random_model()).set_index(
+        "scan"
+    )
     assert table.status.value_counts().to_dict() == {"failed": 4, "done": 1}
     assert table.reason["None"] == "a NoneType is not a path"
     assert (table.total_brain_mm3.notna() == (table.status == "done")).all()
@@ -103,7 +114,8 @@ def test_many_scans_are_rows_whatever_they_are(scan: Path) -> None:
 def test_many_scans_into_a_folder_are_done_once(scan: Path, capsys) -> None:
     out = scan.parent / "out"
     first, again = (
-        trinat.segment_many(scan, out, model=random_model(), progress=not n) for n in range(2)
+        trinat.segment_many(scan, out, model=random_model(), progress=not n)
+        for n in range(2)
     )
     assert first.to_dict() == again.to_dict()
     assert Path(first.labels[0]) == out / "scan_dseg.nii.gz"

@@ -14,7 +14,12 @@ import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 import trinat
-from trinat.segmentation.errors import ConfigError, FormatError, GeometryError, IntegrityError
+from trinat.segmentation.errors import (
+    ConfigError,
+    FormatError,
+    GeometryError,
+    IntegrityError,
+)
 from trinat.segmentation.space.views import View
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +31,9 @@ def test_what_users_import_is_pinned() -> None:
     assert trinat.__all__ == [*classes, *functions]
     assert set(trinat.__all__) <= set(dir(trinat))
     assert trinat.View is View
-    with pytest.raises(AttributeError, match="module 'trinat' has no attribute 'segmnt'"):
+    with pytest.raises(
+        AttributeError, match="module 'trinat' has no attribute 'segmnt'"
+    ):
         _ = trinat.segmnt
 
 
@@ -45,9 +52,13 @@ def test_importing_takes_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
-def test_in_python_too_waiting_threads_leave_processors_to_others(own: str | None) -> None:
+def test_in_python_too_waiting_threads_leave_processors_to_others(
+    own: str | None,
+) -> None:
     probe = "import os, trinat; trinat.segment; print(os.environ['OMP_WAIT_POLICY'])"
-    given = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    given = {
+        name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"
+    }
     done = subprocess.run(
         [sys.executable, "-c", probe],
         capture_output=True,
@@ -62,14 +73,21 @@ def test_in_python_too_waiting_threads_leave_processors_to_others(own: str | Non
 def test_importing_trinat_sets_no_environment_variable() -> None:
     probe = "import os; before = dict(os.environ); import trinat; print(before == dict(os.environ))"
     done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     assert done.stdout == "True\n"
 
 
 def test_python_m_trinat_is_the_command_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "trinat", "--version"], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "trinat", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "trinat")
 
@@ -80,7 +98,9 @@ def test_every_form_of_a_scan_gives_the_same_labels(tmp_path: Path) -> None:
     scan.write(path)
     image = nib.load(path)
     forms = (scan, path, str(path), image, (np.asarray(image.dataobj), image.affine))
-    first, *others = (trinat.segment(form, model=overfitted_model()).labels for form in forms)
+    first, *others = (
+        trinat.segment(form, model=overfitted_model()).labels for form in forms
+    )
     assert len(np.unique(first.data)) == 5
     for labels in others:
         np.testing.assert_array_equal(labels.data, first.data)
@@ -90,7 +110,9 @@ def test_every_form_of_a_scan_gives_the_same_labels(tmp_path: Path) -> None:
 def test_an_mgh_image_and_wide_numbers_are_taken() -> None:
     scan, _ = miniature()
     wide = trinat.Volume.of_array(scan.data.astype(np.float64), scan.affine)
-    mgh = trinat.Volume.of_image(nib.MGHImage(scan.data.astype(np.float32), scan.affine))
+    mgh = trinat.Volume.of_image(
+        nib.MGHImage(scan.data.astype(np.float32), scan.affine)
+    )
     for volume in (wide, mgh):
         assert volume.data.dtype == np.float32
         np.testing.assert_array_equal(volume.data, scan.data)
@@ -101,7 +123,9 @@ def test_some_views_can_be_named() -> None:
     scan, _ = miniature()
     found = trinat.segment(scan, model=random_model(), views=["axial"])
     assert found.agreement is None  # of one view with itself
-    with pytest.raises(ConfigError, match="'top' is not a valid View: choose from coronal"):
+    with pytest.raises(
+        ConfigError, match="'top' is not a valid View: choose from coronal"
+    ):
         trinat.segment(scan, model=random_model(), views=["top"])
 
 
@@ -109,9 +133,13 @@ def test_a_shipped_model_is_loaded_by_name() -> None:
     assert trinat.load_model("fast", [View.AXIAL]).info.name == "fast"
 
 
-@pytest.mark.parametrize("scan", [None, 3, b"scan.nii", np.zeros((32, 32, 32)), (1, 2, 3)])
+@pytest.mark.parametrize(
+    "scan", [None, 3, b"scan.nii", np.zeros((32, 32, 32)), (1, 2, 3)]
+)
 def test_anything_else_is_refused_with_what_is_taken(scan: object) -> None:
-    with pytest.raises(TypeError, match=r"give a path, a nibabel image, a tuple \(array, affine\)"):
+    with pytest.raises(
+        TypeError, match=r"give a path, a nibabel image, a tuple \(array, affine\)"
+    ):
         trinat.segment(scan)  # type: ignore[arg-type]
 
 
@@ -124,13 +152,25 @@ def unplaced() -> nib.Nifti1Image:
 @pytest.mark.parametrize(
     ("scan", "error", "message"),
     [
-        ((np.zeros((32, 32)), np.eye(4)), FormatError, r"array: float64 \(32, 32\) with an affine"),
+        (
+            (np.zeros((32, 32)), np.eye(4)),
+            FormatError,
+            r"array: float64 \(32, 32\) with an affine",
+        ),
         ((np.zeros((32, 32, 32), bool), np.eye(4)), FormatError, "array: bool"),
         ((np.zeros((32, 32, 32)), np.eye(4)), FormatError, "image: all voxels are 0"),
         ((np.full((32, 32, 32), np.nan), np.eye(4)), IntegrityError, "image: .* NaN"),
-        ((np.ones((32, 32, 32)), np.zeros((4, 4))), GeometryError, "image: impossible voxel"),
+        (
+            (np.ones((32, 32, 32)), np.zeros((4, 4))),
+            GeometryError,
+            "image: impossible voxel",
+        ),
         (unplaced(), GeometryError, "image: no orientation in its header"),
-        (nib.Spm99AnalyzeImage(np.ones((32, 32, 32)), np.eye(4)), FormatError, "cannot use Spm"),
+        (
+            nib.Spm99AnalyzeImage(np.ones((32, 32, 32)), np.eye(4)),
+            FormatError,
+            "cannot use Spm",
+        ),
     ],
 )
 def test_an_image_in_memory_is_checked_as_a_file_is(scan, error, message: str) -> None:
@@ -170,5 +210,7 @@ def test_a_segmenter_is_made_of_a_name_a_folder_or_a_loaded_model() -> None:
     folder = random_model()
     given = (folder, str(folder), trinat.load_model(folder))
     made = [trinat.Segmenter(model, device="cpu") for model in given]
-    assert {segmenter.model.name for segmenter in made} == {trinat.load_model(folder).name}
+    assert {segmenter.model.name for segmenter in made} == {
+        trinat.load_model(folder).name
+    }
     assert trinat.Segmenter("fast", device="cpu", views="axial").views == (View.AXIAL,)

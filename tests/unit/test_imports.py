@@ -67,7 +67,9 @@ def test_the_library_imports_nothing_that_stands_above_or_after_it(path: Path) -
     for module in sorted(imported_modules(path)):
         top = module.removeprefix("trinat.").split(".")[0]
         assert top not in {"pipelines", "scripts", "tests", "typer", "rich", "argparse"}
-        assert stage_of(module) <= own, f"{relative(path)} imports {module}, a later stage"
+        assert stage_of(module) <= own, (
+            f"{relative(path)} imports {module}, a later stage"
+        )
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -75,7 +77,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     modules = {module_name(path): imported_modules(path) for path in files}
     # `from package import module` names the module; `from module import name` its name too.
     known = {
-        name: {x if x in modules else x.rpartition(".")[0] for x in found} & modules.keys()
+        name: {x if x in modules else x.rpartition(".")[0] for x in found}
+        & modules.keys()
         for name, found in modules.items()
     }
     done: set[str] = set()
@@ -119,12 +122,19 @@ def test_one_module_knows_which_networks_there_are() -> None:
         )
     }
     # The importer of the authors' weights makes that very network of them.
-    assert knowing == {"segmentation/models/architectures.py", "segmentation/models/foreign.py"}
+    assert knowing == {
+        "segmentation/models/architectures.py",
+        "segmentation/models/foreign.py",
+    }
 
 
 @pytest.mark.parametrize("path", python_files("pipelines/common"), ids=relative)
 def test_what_jobs_share_imports_no_job(path: Path) -> None:
-    jobs = {module for module in imported_modules(path) if module.startswith("trinat.pipelines.")}
+    jobs = {
+        module
+        for module in imported_modules(path)
+        if module.startswith("trinat.pipelines.")
+    }
     assert all(module.startswith("trinat.pipelines.common") for module in jobs)
 
 
@@ -138,7 +148,9 @@ def test_the_help_page_imports_nothing_heavy() -> None:
         " 'h5py', 'numpy', 'dask', 'distributed'}\n"
         "print(sorted(heavy & set(sys.modules)), len(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
     heavy, count = done.stderr.rsplit(maxsplit=1)
     assert heavy == "[]"
     # 620 modules load in 0.14 s; the budget is half a second.
@@ -147,7 +159,9 @@ def test_the_help_page_imports_nothing_heavy() -> None:
 
 def test_what_the_readme_imports_is_there() -> None:
     example = (ROOT / "README.md").read_text().split("```python")[1].split("```")[0]
-    calls = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Call)]
+    calls = [
+        node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Call)
+    ]
     used = [ast.unparse(node.func) for node in calls]
     assert "trinat.segment" in used
     assert all(hasattr(trinat, name[7:]) for name in used if name.startswith("trinat."))

@@ -85,7 +85,11 @@ def test_the_table_of_a_process_adds_up_from_its_creation() -> None:
     )
     began = time.perf_counter()
     answer = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ,
     )
     whole = time.perf_counter() - began
     lines = [line.split() for line in answer.stdout.splitlines()[1:]]

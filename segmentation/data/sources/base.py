@@ -33,9 +33,13 @@ class Subject:
     image: Path | None
     labels: Path | None
     session: str | None = None
-    image_axes: str | None = None  # where the dataset vouches for axes that the header lacks
+    image_axes: str | None = (
+        None  # where the dataset vouches for axes that the header lacks
+    )
     labels_axes: str | None = None
-    extra: Mapping[int, int] = field(default_factory=dict)  # label number -> FreeSurfer number
+    extra: Mapping[int, int] = field(
+        default_factory=dict
+    )  # label number -> FreeSurfer number
     ignore: tuple[int, ...] = ()  # label numbers that are background here
     fold: FoldingTable | None = None  # the numbering of the labels; None: FreeSurfer's
     family: str | None = None
@@ -67,7 +71,9 @@ class Listing:
         """What was found; with the advice if none of it has labels."""
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
-        return cls(subjects, exclusions, "" if any(s.labels for s in subjects) else unlabelled)
+        return cls(
+            subjects, exclusions, "" if any(s.labels for s in subjects) else unlabelled
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,9 @@ class Source:
     advice: str = ""  # where nothing that was found has labels
     wanted_member: Callable[[str], bool] = lambda name: False
     member_axes: Callable[[Path], str | None] = lambda path: None
-    partly_labelled: bool = False  # whether scans without labels are usual among those with them
+    partly_labelled: bool = (
+        False  # whether scans without labels are usual among those with them
+    )
     fixed_numbers: bool = False  # the dataset's own, which no options change
     # Of a published division, the subjects that train; all others of the dataset test.
     published_training: tuple[str, ...] = ()
@@ -106,20 +114,28 @@ def safe_name(text: str) -> str:
     """A name for files and folders: letters, digits, dot, underscore, dash; 64 at most."""
     name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
     if not _SAFE.fullmatch(name):
-        raise DatasetError(f"no subject name can be made of {text!r}", remedy="rename it")
+        raise DatasetError(
+            f"no subject name can be made of {text!r}", remedy="rename it"
+        )
     return name
 
 
 def without_suffix(path: Path) -> str:
     """The file's name without the ending of a scan, such as .nii.gz, or else without its last."""
     lower = path.name.lower()
-    suffix = next((ending for ending in SCAN_SUFFIXES if lower.endswith(ending)), path.suffix)
+    suffix = next(
+        (ending for ending in SCAN_SUFFIXES if lower.endswith(ending)), path.suffix
+    )
     return path.name[: len(path.name) - len(suffix)]
 
 
 def first_existing(folder: Path, *names: str) -> Path | None:
-    # Not Path.is_file, which raises where it may not look.
-    return next((folder / name for name in names if os.path.isfile(folder / name)), None)  # noqa: PTH113
+    """The first of these files that is there."""
+    for name in names:
+        # Not Path.is_file, which raises where it may not look.
+        if os.path.isfile(folder / name):  # noqa: PTH113
+            return folder / name
+    return None
 
 
 @dataclass(frozen=True)
@@ -143,11 +159,15 @@ def read_participants(path: Path) -> dict[str, Facts]:
     people: dict[str, Facts] = {}
     for number, cells in enumerate(read_rows(path, required=()), start=2):
         # "SEX_ID (1=m, 2=f)" is sex_id.
-        row = {column.partition(" ")[0].lower(): value for column, value in cells.items()}
+        row = {
+            column.partition(" ")[0].lower(): value for column, value in cells.items()
+        }
         name = row.get("participant_id") or row.get("id", "")
         if "ixi_id" in row:
             if not row["ixi_id"].isdecimal():
-                raise DatasetError(f"row {number}: IXI_ID is a whole number", where=path)
+                raise DatasetError(
+                    f"row {number}: IXI_ID is a whole number", where=path
+                )
             name = f"IXI{int(row['ixi_id']):03d}"
         elif not row.keys() & {"participant_id", "id"}:
             raise DatasetError(

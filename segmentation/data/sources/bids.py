@@ -44,10 +44,14 @@ def _find(root: Path, options: SourceOptions) -> Found:
             yield Exclusion(without_suffix(path), reason, broken=True)
             continue
         own = entities(name)
-        pairs = {pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)}
+        pairs = {
+            pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)
+        }
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
-            yield Exclusion(without_suffix(path), f"several label maps: {names}", broken=True)
+            yield Exclusion(
+                without_suffix(path), f"several label maps: {names}", broken=True
+            )
             continue
         image, labels = pairs.pop() if pairs else (path, None)
         person = f"sub-{own['sub']}"
@@ -105,13 +109,18 @@ def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
         yield from sorted(path for path in folder.iterdir() if path.is_dir())
 
 
-def _labels_of(scan: Path, own: dict[str, str], pipeline: Path) -> Iterator[tuple[Path, Path]]:
+def _labels_of(
+    scan: Path, own: dict[str, str], pipeline: Path
+) -> Iterator[tuple[Path, Path]]:
     """(image, labels) that a pipeline has for a scan, on one grid as far as names can tell."""
     session = f"_ses-{own['ses']}" if "ses" in own else ""
     person = scan.parents[1 + ("ses" in own)]
     # FreeSurfer's folder: its own image goes with its labels, they share a grid. It is of one scan,
     # the first where there are several.
-    for name, folder in ((f"{person.name}{session}", scan.parent), (person.name, person)):
+    for name, folder in (
+        (f"{person.name}{session}", scan.parent),
+        (person.name, person),
+    ):
         labels = find_labels(pipeline / name)
         if labels and scan == min(folder.rglob("*_T1w.nii*")):
             yield find_image(pipeline / name) or scan, labels

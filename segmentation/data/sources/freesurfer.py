@@ -21,8 +21,12 @@ IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mg
 LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
 
-_TEMPLATES = re.compile(r"fsaverage\d*|fsaverage_sym|[lr]h\.EC_average|cvs_avg35.*|bert")
-_SESSION = re.compile(r"(?P<person>.+?)_(?P<session>ses-\w+|MR(?:_d)?\d+|V\d{1,2}|tp\d{1,2})")
+_TEMPLATES = re.compile(
+    r"fsaverage\d*|fsaverage_sym|[lr]h\.EC_average|cvs_avg35.*|bert"
+)
+_SESSION = re.compile(
+    r"(?P<person>.+?)_(?P<session>ses-\w+|MR(?:_d)?\d+|V\d{1,2}|tp\d{1,2})"
+)
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
@@ -36,7 +40,9 @@ def _find(root: Path, options: SourceOptions) -> Found:
         image = find_image(folder, options.image)
         if image is None:
             wanted = options.image or ", ".join(IMAGES)
-            yield Exclusion(folder.name, f"none of these in mri/: {wanted}", broken=True)
+            yield Exclusion(
+                folder.name, f"none of these in mri/: {wanted}", broken=True
+            )
             continue
         person, session = person_and_session(folder.name)
         yield Subject(

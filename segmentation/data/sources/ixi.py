@@ -17,13 +17,17 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 
 _LICENCE = "CC BY-SA 3.0"
 
-_SCAN = re.compile(r"(?P<person>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.nii(\.gz)?")
+_SCAN = re.compile(
+    r"(?P<person>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.nii(\.gz)?"
+)
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
     """Scans below `root`. Where FreeSurfer has been over one, its own image goes with its labels:
     they share a grid, which is not the scan's."""
-    scans = {path.name: path for depth in ("", "*/") for path in root.glob(f"{depth}IXI*")}
+    scans = {
+        path.name: path for depth in ("", "*/") for path in root.glob(f"{depth}IXI*")
+    }
     for name in sorted(scans, key=natural_order):
         path = scans[name]
         if not path.is_file():
@@ -33,7 +37,9 @@ def _find(root: Path, options: SourceOptions) -> Found:
             yield Exclusion(name, "not named as an IXI T1 scan")
             continue
         image, labels = path, None
-        folder = options.subjects_dir and _results(options.subjects_dir, name.partition(".nii")[0])
+        folder = options.subjects_dir and _results(
+            options.subjects_dir, name.partition(".nii")[0]
+        )
         if folder:
             labels = find_labels(folder, options.labels)
             if labels:
@@ -53,7 +59,9 @@ def _find(root: Path, options: SourceOptions) -> Found:
 def _results(subjects_dir: Path, scan: str) -> Path | None:
     """The subject folder of IXI002-Guys-0828-T1: by that name, without -T1, or IXI002 alone."""
     names = (scan, scan.removesuffix("-T1"), scan.partition("-")[0])
-    return next((subjects_dir / name for name in names if (subjects_dir / name).is_dir()), None)
+    return next(
+        (subjects_dir / name for name in names if (subjects_dir / name).is_dir()), None
+    )
 
 
 SOURCE = Source(

@@ -28,9 +28,17 @@ _LICENCE = (
 _NUMBERING = "neuromorphometrics"
 
 # The challenge's own division; all other scans are for testing.
-TRAINING = tuple(str(number) for number in (*range(1000, 1003), *range(1006, 1016), 1017, 1036))
+TRAINING = tuple(
+    str(number) for number in (*range(1000, 1003), *range(1006, 1016), 1017, 1036)
+)
 # Five persons of the test part were scanned twice.
-FIRST_SCAN = {"1023": "1003", "1024": "1004", "1025": "1005", "1038": "1018", "1039": "1019"}
+FIRST_SCAN = {
+    "1023": "1003",
+    "1024": "1004",
+    "1025": "1005",
+    "1038": "1018",
+    "1039": "1019",
+}
 
 # The challenge has its files in four folders; copies of it have them all in one.
 _IMAGE_FOLDERS = ("", "training-images", "testing-images")
@@ -55,7 +63,8 @@ def _find(root: Path, options: SourceOptions) -> Found:
     """
     if options.image not in {None, *_KINDS}:
         raise ConfigError(
-            f"malc has no images called {options.image!r}", remedy="name head or stripped"
+            f"malc has no images called {options.image!r}",
+            remedy="name head or stripped",
         )
     kinds = _PREFERENCE if options.image is None else (_KINDS[options.image],)
     images = _images(root, kinds)
@@ -152,7 +161,10 @@ def _people(table: Path) -> dict[str, _Person]:
         return {}
     facts = read_participants(table)
     rows = read_rows(table, required=("id", "Subject"))
-    return {row["id"]: _Person(row["Subject"] or row["id"], facts[row["id"]]) for row in rows}
+    return {
+        row["id"]: _Person(row["Subject"] or row["id"], facts[row["id"]])
+        for row in rows
+    }
 
 
 def _person(scan: str, people: Mapping[str, _Person]) -> _Person:

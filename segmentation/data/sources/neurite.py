@@ -35,8 +35,15 @@ def _find(root: Path, options: SourceOptions) -> Found:
             f"neurite has no images called {kind!r}",
             remedy="name one of orig, norm, aligned_orig, aligned_norm",
         )
-    labels_name = "aligned_seg35.nii.gz" if kind.startswith("aligned_") else "seg35.nii.gz"
-    folders = [p for depth in ("", "*/") for p in root.glob(f"{depth}OASIS_OAS1_*") if p.is_dir()]
+    labels_name = (
+        "aligned_seg35.nii.gz" if kind.startswith("aligned_") else "seg35.nii.gz"
+    )
+    folders = [
+        p
+        for depth in ("", "*/")
+        for p in root.glob(f"{depth}OASIS_OAS1_*")
+        if p.is_dir()
+    ]
     for folder in sorted(folders, key=lambda path: natural_order(path.name)):
         match = _FOLDER.fullmatch(folder.name)
         if match is None:

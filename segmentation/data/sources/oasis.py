@@ -49,21 +49,27 @@ class _Image:
 IMAGES = {
     "t88-masked": _Image(f"{_T88}_masked_gfc", AXES["T88_111"], _FSL),
     "t88": _Image(f"{_T88}_gfc", AXES["T88_111"], _FSL),
-    "subj111": _Image("PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111", AXES["SUBJ_111"], None),
+    "subj111": _Image(
+        "PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111", AXES["SUBJ_111"], None
+    ),
     "raw": _Image("RAW/{s}_mpr-1_anon", AXES["RAW"], None),
 }
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
     """Sessions below `root`; tissue4 takes the tissue labels, other schemes FreeSurfer's."""
-    kind = options.image or ("t88-masked" if options.scheme == "tissue4" else "freesurfer")
+    kind = options.image or (
+        "t88-masked" if options.scheme == "tissue4" else "freesurfer"
+    )
     if kind not in {*IMAGES, "freesurfer"}:
         raise ConfigError(
             f"oasis1 has no images called {kind!r}",
             remedy=f"name one of freesurfer, {', '.join(IMAGES)}",
         )
     found: dict[str, Subject | Exclusion] = {}
-    for folder in _sessions(options.subjects_dir or root if kind == "freesurfer" else root):
+    for folder in _sessions(
+        options.subjects_dir or root if kind == "freesurfer" else root
+    ):
         entry = _entry(folder, kind)
         # Discs of images and of FreeSurfer results name their folders alike: the one that has
         # what is asked for counts.
@@ -108,7 +114,9 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
         layout = IMAGES[kind]
         axes = layout.axes
         image = _one(folder, layout.pattern.format(s=session))
-        labels = _one(folder, layout.labels.format(s=session)) if layout.labels else None
+        labels = (
+            _one(folder, layout.labels.format(s=session)) if layout.labels else None
+        )
     if isinstance(image, str):
         return Exclusion(session, image, broken=True)
     if isinstance(labels, str):
@@ -163,6 +171,8 @@ SOURCE = Source(
     "no OASIS-1 session (OAS1_0001_MR1, ...) here",
     "fetch a disc with `trinat data get oasis1`",
     wanted_member=wanted_member,
-    member_axes=lambda path: AXES.get(path.parent.name),  # by the folder that a file stands in
+    member_axes=lambda path: AXES.get(
+        path.parent.name
+    ),  # by the folder that a file stands in
     fixed_numbers=True,
 )

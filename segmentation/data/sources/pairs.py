@@ -33,7 +33,10 @@ def _find(root: Path, options: SourceOptions) -> Found:
     """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""
     if root.suffix in {".csv", ".tsv"}:
         return _from_table(root, options)
-    images, labels = root / (options.image or "images"), root / (options.labels or "labels")
+    images, labels = (
+        root / (options.image or "images"),
+        root / (options.labels or "labels"),
+    )
     if not images.is_dir():
         raise DatasetError(
             f"no folder {images.name} here",
@@ -50,7 +53,9 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
     label_of = image_files(labels) if labels.is_dir() else {}
     for name, image in image_of.items():
         if label_of and name not in label_of:
-            yield Exclusion(name, f"no label map of that name in {labels.name}/", broken=True)
+            yield Exclusion(
+                name, f"no label map of that name in {labels.name}/", broken=True
+            )
             continue
         yield Subject(
             id=safe_name(name),
@@ -63,10 +68,14 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
         )
     for name in label_of:
         if name not in image_of:
-            yield Exclusion(name, f"no image of that name in {images.name}/", broken=True)
+            yield Exclusion(
+                name, f"no image of that name in {images.name}/", broken=True
+            )
 
 
-def image_files(folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> dict[str, Path]:
+def image_files(
+    folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
+) -> dict[str, Path]:
     """Name without suffix -> file, in natural order; two files of one name are refused."""
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir(), key=lambda path: natural_order(path.name)):
@@ -74,7 +83,9 @@ def image_files(folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> dic
             continue
         name = without_suffix(path)
         if name in files:
-            raise DatasetError(f"both {files[name].name} and {path.name} are here", where=folder)
+            raise DatasetError(
+                f"both {files[name].name} and {path.name} are here", where=folder
+            )
         files[name] = path
     return files
 
@@ -87,7 +98,9 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             continue
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
-        absent = next((path for path in (image, labels) if path and not path.is_file()), None)
+        absent = next(
+            (path for path in (image, labels) if path and not path.is_file()), None
+        )
         name = row.get("subject") or without_suffix(image)
         if absent:
             yield Exclusion(name, f"{absent.name} is not there", broken=True)

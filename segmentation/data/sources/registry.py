@@ -7,8 +7,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trinat.segmentation.data.sources import bids, freesurfer, ixi, malc, neurite, oasis, pairs
-from trinat.segmentation.data.sources.base import Exclusion, Listing, Source, SourceOptions
+from trinat.segmentation.data.sources import (
+    bids,
+    freesurfer,
+    ixi,
+    malc,
+    neurite,
+    oasis,
+    pairs,
+)
+from trinat.segmentation.data.sources.base import (
+    Exclusion,
+    Listing,
+    Source,
+    SourceOptions,
+)
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 SOURCES: Mapping[str, Source] = {
@@ -28,13 +41,16 @@ def list_subjects(
 ) -> Listing:
     """What `source` finds below `root`; raises where names would collide."""
     if source not in SOURCES:
-        raise ConfigError(f"no source {source!r}", remedy=f"name one of {', '.join(SOURCES)}")
+        raise ConfigError(
+            f"no source {source!r}", remedy=f"name one of {', '.join(SOURCES)}"
+        )
     if not root.exists():
         raise DatasetError("no such file or folder", where=root, remedy="see --root")
     kind = SOURCES[source]
     if kind.fixed_numbers and options.fold is not None:
         raise ConfigError(
-            f"the label numbers of {source} are known", remedy="leave out the folding table (fold)"
+            f"the label numbers of {source} are known",
+            remedy="leave out the folding table (fold)",
         )
     found = list(kind.find(root, options))
     if not found and kind.nothing:
@@ -56,4 +72,6 @@ def list_subjects(
         if subject.labels is None
     )
     subjects = tuple(subject for subject in listing.subjects if subject.labels)
-    return replace(listing, subjects=subjects, exclusions=(*listing.exclusions, *lacking))
+    return replace(
+        listing, subjects=subjects, exclusions=(*listing.exclusions, *lacking)
+    )

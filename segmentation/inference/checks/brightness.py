@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.inference.checks.blocks import VOXELS, block_sums, smoothed
-from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above, below
+from trinat.segmentation.inference.checks.evidence import (
+    Evidence,
+    Finding,
+    above,
+    below,
+)
 from trinat.segmentation.inference.checks.limits import Limits
 
 # From here on white matter and cortex differ enough to compare with.

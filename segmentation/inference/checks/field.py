@@ -43,7 +43,10 @@ def find_cut(evidence: Evidence) -> tuple[float, tuple[str, ...]]:
         return 0.0, ()
     hull = _outermost(labelled)
     in_plane = max(
-        (_in_plane(ends, hull, direction) for direction in _directions(evidence, ends, hull)),
+        (
+            _in_plane(ends, hull, direction)
+            for direction in _directions(evidence, ends, hull)
+        ),
         key=np.count_nonzero,
     )
     x, y, z = ends[in_plane].astype(int).T - 1
@@ -62,7 +65,9 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
     places = np.ogrid[tuple(slice(-1, n + 1) for n in shape)]
     for row, count in zip(to_scan, evidence.scan.shape, strict=False):
         # A voxel reaches half its size beyond its centre.
-        place = row[3] + sum(step * axis for step, axis in zip(row, places, strict=False))
+        place = row[3] + sum(
+            step * axis for step, axis in zip(row, places, strict=False)
+        )
         empty |= (place < -0.5) | (place > count - 0.5)
     empty[1:-1, 1:-1, 1:-1] |= evidence.image.data == 0
     return empty
@@ -96,7 +101,9 @@ def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
     axes = np.linalg.inv(evidence.scan.affine)[:3, :3] @ evidence.image.affine[:3, :3]
     axes = (axes / np.linalg.norm(axes, axis=1, keepdims=True)).astype(np.float32)
     tried = _on_sphere(_DIRECTIONS)
-    counts = [np.count_nonzero(_in_plane(ends, hull, one, _SEARCHED_MM)) for one in tried]
+    counts = [
+        np.count_nonzero(_in_plane(ends, hull, one, _SEARCHED_MM)) for one in tried
+    ]
     best = np.argsort(counts)[-_TRIED:]
     return [*axes, *-axes, *(_fitted(ends, hull, tried[k]) for k in best)]
 
@@ -124,5 +131,9 @@ def _on_sphere(count: int) -> Points:
     steps = np.arange(count) + 0.5
     polar = np.arccos(1 - 2 * steps / count)
     around = np.pi * (1 + 5**0.5) * steps
-    spread = [np.cos(around) * np.sin(polar), np.sin(around) * np.sin(polar), np.cos(polar)]
+    spread = [
+        np.cos(around) * np.sin(polar),
+        np.sin(around) * np.sin(polar),
+        np.cos(polar),
+    ]
     return np.stack(spread, axis=1).astype(np.float32)

@@ -11,8 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.segmentation.inference.checks.blocks import BLOCK, VOXELS, block_sums, smoothed
-from trinat.segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, some
+from trinat.segmentation.inference.checks.blocks import (
+    BLOCK,
+    VOXELS,
+    block_sums,
+    smoothed,
+)
+from trinat.segmentation.inference.checks.evidence import (
+    NO_TISSUE,
+    Evidence,
+    Finding,
+    some,
+)
 from trinat.segmentation.inference.checks.limits import Limits
 
 Mask = NDArray[np.bool_]
@@ -58,13 +68,17 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
         # Labels that lie on nothing: there is no brightness to compare with.
         return {}
     weights = block_sums(evidence.white_matter)
-    sums = block_sums(np.where(evidence.white_matter, evidence.image.data, np.float32(0)))
+    sums = block_sums(
+        np.where(evidence.white_matter, evidence.image.data, np.float32(0))
+    )
     around = smoothed(sums, weights, _AROUND)
     image = block_sums(evidence.image.data) / VOXELS / np.maximum(around, 1e-3)
     brain = _inside(block_sums(evidence.indices.data > 0) > 0)
     fluid = block_sums(evidence.mask(NO_TISSUE - {"background"})) > 0
     dark = (image < cortex / white) & (weights == VOXELS)
-    black = brain & ~fluid & (image < (cortex - _BELOW_CORTEX * (white - cortex)) / white)
+    black = (
+        brain & ~fluid & (image < (cortex - _BELOW_CORTEX * (white - cortex)) / white)
+    )
     bright = brain & (image > _BRIGHT)
     dark_places = _opened(dark, _DARK_RADIUS) | _opened(black, _FLUID_RADIUS)
     return {
@@ -84,7 +98,9 @@ def _inside(labelled: Mask) -> Mask:
 def _opened(mask: Mask, radius: int) -> Mask:
     """What of a mask balls of this radius in blocks reach, that lie wholly in it."""
     axes = np.ogrid[tuple(slice(-radius, radius + 1) for _ in range(3))]
-    return np.asarray(ndimage.binary_opening(mask, sum(axis**2 for axis in axes) <= radius**2))
+    return np.asarray(
+        ndimage.binary_opening(mask, sum(axis**2 for axis in axes) <= radius**2)
+    )
 
 
 def _place(evidence: Evidence, mask: Mask) -> Place:

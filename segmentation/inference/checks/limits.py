@@ -12,7 +12,9 @@ _NEVER = float("inf")
 
 def _usual_sides() -> dict[str, float]:
     # Sound brains have no less than 0.90, 0.73 and 0.58.
-    large = dict.fromkeys(("white-matter", "cortical", "grey-matter", "cerebellum"), 0.85)
+    large = dict.fromkeys(
+        ("white-matter", "cortical", "grey-matter", "cerebellum"), 0.85
+    )
     return {**large, "subcortical": 0.65, "ventricles": 0.4}
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from trinat.segmentation.inference.checks.evidence import NO_TISSUE, Evidence, Finding, below
+from trinat.segmentation.inference.checks.evidence import (
+    NO_TISSUE,
+    Evidence,
+    Finding,
+    below,
+)
 from trinat.segmentation.inference.checks.limits import Limits
 
 
@@ -25,9 +30,14 @@ def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
         if label.partner is None or label.partner < label.index:
             continue
         partner = evidence.scheme.labels[label.partner]
-        if label.name not in evidence.volumes_mm3 or partner.name not in evidence.volumes_mm3:
+        if (
+            label.name not in evidence.volumes_mm3
+            or partner.name not in evidence.volumes_mm3
+        ):
             continue
-        by_volume = sorted((label.name, partner.name), key=evidence.volumes_mm3.__getitem__)
+        by_volume = sorted(
+            (label.name, partner.name), key=evidence.volumes_mm3.__getitem__
+        )
         smaller, larger = by_volume
         volume = evidence.volumes_mm3[larger]
         if volume < limits.sided_mm3:

@@ -29,7 +29,9 @@ def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
 def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> float:
     """All tissue: every structure but ventricles and other fluid."""
     return sum(
-        volumes_mm3.get(label.name, 0.0) for label in scheme.labels if label.group not in NO_TISSUE
+        volumes_mm3.get(label.name, 0.0)
+        for label in scheme.labels
+        if label.group not in NO_TISSUE
     )
 
 

@@ -23,7 +23,9 @@ NOT_YET = {
 def shipped_models() -> dict[str, Path]:
     """The folder of each model that is there, by name."""
     here = Path(__file__).parent
-    return {path.parent.name: path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))}
+    return {
+        path.parent.name: path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))
+    }
 
 
 def default_model(devices: Iterable[str] = ("auto",)) -> str:
@@ -45,7 +47,9 @@ def find_model(name_or_folder: str | Path) -> Path:
     """The folder of a shipped model, or a folder of one's own that holds a model."""
     if not isinstance(name_or_folder, str | os.PathLike):
         kind = type(name_or_folder).__name__
-        raise TypeError(f"cannot use {kind} as a model: give a model's name or its folder")
+        raise TypeError(
+            f"cannot use {kind} as a model: give a model's name or its folder"
+        )
     shipped = shipped_models()
     # A shipped name wins over a folder of that name: it means the same everywhere.
     name = str(name_or_folder)
@@ -57,5 +61,7 @@ def find_model(name_or_folder: str | Path) -> Path:
     known = ", ".join(shipped) or "none"
     remedy = f"shipped: {known}; or give a folder with {MODEL_FILE}"
     if name in NOT_YET:
-        raise ModelError(f"{name} has no weights here: it is {NOT_YET[name]}", remedy=remedy)
+        raise ModelError(
+            f"{name} has no weights here: it is {NOT_YET[name]}", remedy=remedy
+        )
     raise ModelError("no such model", where=folder, remedy=remedy)

@@ -23,7 +23,9 @@ from trinat.segmentation.errors import ConfigError
         ("cuda:0,0", ("cuda:0", "cuda:0")),
     ],
 )
-def test_devices_are_named_one_by_one_or_by_number(text: str, names: tuple[str, ...]) -> None:
+def test_devices_are_named_one_by_one_or_by_number(
+    text: str, names: tuple[str, ...]
+) -> None:
     assert split_devices(text) == names
 
 
@@ -45,6 +47,8 @@ def test_what_is_no_device_is_refused(text: str) -> None:
         ("cuda:0,1", 3, ["cuda:0", "cuda:1", "cuda:0"]),
     ],
 )
-def test_workers_are_dealt_out_to_devices_in_turn(devices, workers: int, planned) -> None:
+def test_workers_are_dealt_out_to_devices_in_turn(
+    devices, workers: int, planned
+) -> None:
     plan = Plan([], Path(), devices=split_devices(devices), workers=workers)
     assert plan.worker_devices == planned

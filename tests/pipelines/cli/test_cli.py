@@ -20,7 +20,9 @@ def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python("from trinat.pipelines.cli import main; main()", *arguments)
 
 
-def command(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    line: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A command line whose one command is this line of Python."""
     code = (
         "import typer\nfrom trinat.pipelines.cli import run\n"
@@ -30,7 +32,9 @@ def command(line: str, *arguments: str, **environment: str) -> subprocess.Comple
     return python(code, *arguments, **environment)
 
 
-def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -76,17 +80,25 @@ def test_short_names_of_options_are_the_same_everywhere() -> None:
         (errors.InterruptedRunError("x"), 75),
     ],
 )
-def test_each_kind_of_error_has_its_status(error: errors.TrinatError, status: int) -> None:
+def test_each_kind_of_error_has_its_status(
+    error: errors.TrinatError, status: int
+) -> None:
     assert exit_code(error) == status
 
 
-@pytest.mark.parametrize(("done", "failed", "status"), [(3, 0, 0), (0, 0, 0), (2, 1, 3), (0, 2, 4)])
-def test_a_batch_tells_some_failures_from_all(done: int, failed: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("done", "failed", "status"), [(3, 0, 0), (0, 0, 0), (2, 1, 3), (0, 2, 4)]
+)
+def test_a_batch_tells_some_failures_from_all(
+    done: int, failed: int, status: int
+) -> None:
     assert batch_exit(done=done, failed=failed) == status
 
 
 def test_an_error_names_file_problem_and_remedy_in_one_line() -> None:
-    error = errors.FormatError("is 4D\nreally", where=Path("a\nb.nii"), remedy="give one volume")
+    error = errors.FormatError(
+        "is 4D\nreally", where=Path("a\nb.nii"), remedy="give one volume"
+    )
     assert str(error) == "a\\nb.nii: is 4D\\nreally: give one volume"
 
 
@@ -104,10 +116,19 @@ def test_an_error_survives_pickling_whole() -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        ("OSError(13, 'Permission denied', 'a\\nb')", "a\\nb: Permission denied: check path and"),
-        ("OSError(28, 'No space left on device', 'a')", "a: No space left on device: free some"),
+        (
+            "OSError(13, 'Permission denied', 'a\\nb')",
+            "a\\nb: Permission denied: check path and",
+        ),
+        (
+            "OSError(28, 'No space left on device', 'a')",
+            "a: No space left on device: free some",
+        ),
         ("MemoryError()", "out of memory: close other programs"),
-        ("ModuleNotFoundError('No module named x')", "No module named x: trinat doctor says"),
+        (
+            "ModuleNotFoundError('No module named x')",
+            "No module named x: trinat doctor says",
+        ),
         ("ValueError('three\\nlines\\nlong')", "ValueError: three: a fault of trinat"),
     ],
 )
@@ -128,7 +149,9 @@ def test_whatever_ends_a_command_is_one_line(error: str, line: str) -> None:
         (["plain", "--log-level", "quiet"], "plain"),
     ],
 )
-def test_a_log_level_stands_anywhere_in_the_line(arguments: list[str], said: str) -> None:
+def test_a_log_level_stands_anywhere_in_the_line(
+    arguments: list[str], said: str
+) -> None:
     code = (
         "import typer\nfrom trinat.pipelines.cli import run\napp = typer.Typer()\n"
         "@app.command()\ndef loud(quiet: bool = False):\n    print(quiet)\n"
@@ -157,7 +180,11 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
 
 
 def test_a_shell_is_told_what_completes_a_word() -> None:
-    words = {"_TRINAT_COMPLETE": "complete_bash", "COMP_WORDS": "trinat pre", "COMP_CWORD": "1"}
+    words = {
+        "_TRINAT_COMPLETE": "complete_bash",
+        "COMP_WORDS": "trinat pre",
+        "COMP_CWORD": "1",
+    }
     code = "import sys; sys.argv = ['trinat']; from trinat.pipelines.cli import main; main()"
     assert python(code, **words).stdout.split() == ["predict", "prepare"]
 
@@ -173,7 +200,9 @@ def test_a_shell_is_told_what_completes_a_word() -> None:
         ),
     ],
 )
-def test_a_cluster_sets_device_and_threads(variable: str, value: str, said: str) -> None:
+def test_a_cluster_sets_device_and_threads(
+    variable: str, value: str, said: str
+) -> None:
     code = "from trinat.pipelines.cli import main; main()"
     done = python(code, "predict", "no.nii.gz", "--out", "out", **{variable: value})
     assert done.returncode == Exit.USAGE
@@ -181,7 +210,9 @@ def test_a_cluster_sets_device_and_threads(variable: str, value: str, said: str)
 
 
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
-def test_waiting_threads_leave_processors_to_others_unless_the_user_chose(own: str | None) -> None:
+def test_waiting_threads_leave_processors_to_others_unless_the_user_chose(
+    own: str | None,
+) -> None:
     # libgomp reads it once, when torch is imported.
     code = """
         import atexit, os, sys
@@ -189,5 +220,7 @@ def test_waiting_threads_leave_processors_to_others_unless_the_user_chose(own: s
         atexit.register(lambda: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
         main()
     """
-    result = python(dedent(code), "--version", **{"OMP_WAIT_POLICY": own} if own else {})
+    result = python(
+        dedent(code), "--version", **{"OMP_WAIT_POLICY": own} if own else {}
+    )
     assert result.stdout.splitlines()[-1] == f"False {own or 'PASSIVE'}"

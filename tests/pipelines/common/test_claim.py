@@ -6,7 +6,9 @@ from trinat.pipelines.common.lock import claimed
 from trinat.segmentation.errors import OutputError
 
 
-def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(tmp_path: Path) -> None:
+def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "participants.tsv").write_text("mine")
     with (
         pytest.raises(OutputError, match="not written by this command"),

@@ -35,5 +35,7 @@ def test_a_recipe_that_says_nothing_is_refused_in_one_line(
 
 
 def test_a_setting_with_a_key_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--set optimiser: '\{rate: 1, rate: 2\}' is no value"):
+    with pytest.raises(
+        ConfigError, match=r"--set optimiser: '\{rate: 1, rate: 2\}' is no value"
+    ):
         with_settings({}, ["optimiser={rate: 1, rate: 2}"])

@@ -33,8 +33,18 @@ def test_one_file_is_named_after_itself(tmp_path: Path) -> None:
     assert ids(find_cases([tmp_path / "head.nii.gz"])) == ["head"]
 
 
-def test_a_folder_is_mirrored_in_natural_order_without_hidden_files(tmp_path: Path) -> None:
-    touch(tmp_path, "b/s10.nii", "b/s2.mgz", "a/x.nii.gz", ".h/y.nii", "._z.nii", "notes.txt")
+def test_a_folder_is_mirrored_in_natural_order_without_hidden_files(
+    tmp_path: Path,
+) -> None:
+    touch(
+        tmp_path,
+        "b/s10.nii",
+        "b/s2.mgz",
+        "a/x.nii.gz",
+        ".h/y.nii",
+        "._z.nii",
+        "notes.txt",
+    )
     assert ids(find_cases([tmp_path])) == ["a/x", "b/s2", "b/s10"]
 
 
@@ -68,7 +78,9 @@ def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
     assert case.path.name == "scan[1].nii"
 
 
-def test_a_list_is_relative_to_itself_and_missing_files_are_told(tmp_path: Path) -> None:
+def test_a_list_is_relative_to_itself_and_missing_files_are_told(
+    tmp_path: Path,
+) -> None:
     touch(tmp_path, "in/a.nii", "in/b.nii")
     (tmp_path / "list.txt").write_text("# mine\nin/a.nii\n\nin/b.nii\nin/c.nii\n")
     found = find_cases([tmp_path / "list.txt"])
@@ -100,11 +112,21 @@ def test_nii_beside_nii_gz_refuses_both_and_only_them(tmp_path: Path) -> None:
 
 
 def test_results_beside_scans_are_passed_over(tmp_path: Path) -> None:
-    touch(tmp_path, "s1_T1w.nii", "s1_dseg.nii", "s1_label-x_probseg.nii.gz", "s1_MASK.mgz")
+    touch(
+        tmp_path,
+        "s1_T1w.nii",
+        "s1_dseg.nii",
+        "s1_label-x_probseg.nii.gz",
+        "s1_MASK.mgz",
+    )
     for given in (tmp_path, f"{tmp_path}/*"):
         found = find_cases([given])
         assert ids(found) == ["s1_T1w"]
-        assert set(refused(found)) == {"s1_dseg.nii", "s1_label-x_probseg.nii.gz", "s1_MASK.mgz"}
+        assert set(refused(found)) == {
+            "s1_dseg.nii",
+            "s1_label-x_probseg.nii.gz",
+            "s1_MASK.mgz",
+        }
         assert all(refusal.harmless for refusal in found.refusals)
 
 
@@ -116,10 +138,15 @@ def test_a_file_named_by_itself_is_taken_whatever_its_name(tmp_path: Path) -> No
 
 def test_equal_names_in_two_folders_are_kept_apart(tmp_path: Path) -> None:
     touch(tmp_path, "a/T1.nii", "b/T1.nii")
-    assert ids(find_cases([tmp_path / "a/T1.nii", tmp_path / "b/T1.nii"])) == ["a/T1", "b/T1"]
+    assert ids(find_cases([tmp_path / "a/T1.nii", tmp_path / "b/T1.nii"])) == [
+        "a/T1",
+        "b/T1",
+    ]
 
 
-@pytest.mark.parametrize("name", ["a b", "Äpfel", "line\nbreak", "-rf", "日本", "x" * 80])
+@pytest.mark.parametrize(
+    "name", ["a b", "Äpfel", "line\nbreak", "-rf", "日本", "x" * 80]
+)
 def test_odd_names_become_safe_and_stay_distinct(tmp_path: Path, name: str) -> None:
     touch(tmp_path, f"{name}.nii", "a_b.nii")
     odd, plain = sorted(find_cases([tmp_path]).cases, key=lambda case: case.id == "a_b")
@@ -145,7 +172,9 @@ def test_header_and_image_named_both_are_one_case(tmp_path: Path) -> None:
     assert found.refusals[0].harmless
 
 
-def test_bids_keeps_sessions_runs_and_entities_and_takes_only_t1w(tmp_path: Path) -> None:
+def test_bids_keeps_sessions_runs_and_entities_and_takes_only_t1w(
+    tmp_path: Path,
+) -> None:
     touch(
         tmp_path,
         "dataset_description.json",
@@ -155,7 +184,10 @@ def test_bids_keeps_sessions_runs_and_entities_and_takes_only_t1w(tmp_path: Path
         "derivatives/p/sub-02/anat/sub-02_desc-preproc_T1w.nii.gz",
     )
     found = find_cases([tmp_path])
-    assert ids(found) == ["sub-02/anat/sub-02", "sub-10/ses-a/anat/sub-10_ses-a_acq-hi_run-2"]
+    assert ids(found) == [
+        "sub-02/anat/sub-02",
+        "sub-10/ses-a/anat/sub-10_ses-a_acq-hi_run-2",
+    ]
     assert found.cases[1].entities == {"sub": "10", "ses": "a", "acq": "hi", "run": "2"}
     assert found.bids_root == tmp_path
 
@@ -170,9 +202,17 @@ def test_participants_are_chosen_with_and_without_prefix_and_missing_ones_told(
 
 
 def test_subjects_dir_takes_the_least_processed_image(tmp_path: Path) -> None:
-    touch(tmp_path, "s1/mri/T1.mgz", "s1/mri/orig.mgz", "s2/mri/wm.mgz", "s2/surf/lh.white")
+    touch(
+        tmp_path,
+        "s1/mri/T1.mgz",
+        "s1/mri/orig.mgz",
+        "s2/mri/wm.mgz",
+        "s2/surf/lh.white",
+    )
     found = find_cases([tmp_path])
-    assert [(case.id, case.path.name) for case in found.cases] == [("s1/s1", "orig.mgz")]
+    assert [(case.id, case.path.name) for case in found.cases] == [
+        ("s1/s1", "orig.mgz")
+    ]
     assert list(refused(found)) == ["s2"]
 
 
@@ -187,7 +227,12 @@ def test_a_bids_dataset_without_t1w_is_an_error(tmp_path: Path) -> None:
 
 
 def test_several_datasets_at_once_are_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "bids/sub-01/anat/sub-01_T1w.nii", "fs/s1/mri/orig.mgz", "fs/s1/mri/aseg.mgz")
+    touch(
+        tmp_path,
+        "bids/sub-01/anat/sub-01_T1w.nii",
+        "fs/s1/mri/orig.mgz",
+        "fs/s1/mri/aseg.mgz",
+    )
     touch(tmp_path, "scans/x.nii")
     for dataset in ("bids", "fs"):
         with pytest.raises(ConfigError, match=f"{dataset}: .* is given alone"):
@@ -200,14 +245,22 @@ def test_a_folder_named_mri_is_no_subjects_dir(tmp_path: Path) -> None:
 
 
 def test_of_a_freesurfer_subject_only_its_image_is_a_scan(tmp_path: Path) -> None:
-    touch(tmp_path, *(f"s{n}/mri/{name}.mgz" for n in (1, 2) for name in ("T1", "aseg", "wm")))
+    touch(
+        tmp_path,
+        *(f"s{n}/mri/{name}.mgz" for n in (1, 2) for name in ("T1", "aseg", "wm")),
+    )
     assert ids(find_cases([tmp_path / "s1"])) == ["s1/mri/T1"]
-    assert ids(find_cases([tmp_path / "s1", tmp_path / "s2"])) == ["s1/mri/T1", "s2/mri/T1"]
+    assert ids(find_cases([tmp_path / "s1", tmp_path / "s2"])) == [
+        "s1/mri/T1",
+        "s2/mri/T1",
+    ]
 
 
 def test_an_output_folder_that_is_the_input_is_told(tmp_path: Path) -> None:
     touch(tmp_path, "x.nii")
-    with pytest.raises(ConfigError, match="is the output folder, too: choose another --out"):
+    with pytest.raises(
+        ConfigError, match="is the output folder, too: choose another --out"
+    ):
         find_cases([tmp_path], exclude=tmp_path)
 
 
@@ -216,7 +269,9 @@ def test_a_glob_leaves_the_output_folder_out(tmp_path: Path) -> None:
     pattern = f"{tmp_path}/**/*.nii*"
     assert ids(find_cases([pattern], exclude=tmp_path / "out")) == ["a/x"]
     # Results in the very folder that is searched are told by their names.
-    assert ids(find_cases([f"{tmp_path}/out/a/*"], exclude=tmp_path / "out")) == ["x_copy"]
+    assert ids(find_cases([f"{tmp_path}/out/a/*"], exclude=tmp_path / "out")) == [
+        "x_copy"
+    ]
 
 
 def test_a_bids_scan_in_anothers_folder_is_refused(tmp_path: Path) -> None:

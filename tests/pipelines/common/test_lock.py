@@ -44,7 +44,9 @@ def holder(lock: Path):
     process.stdout.close()
 
 
-def test_second_run_is_refused_with_the_first_ones_host_and_process(lock, holder) -> None:
+def test_second_run_is_refused_with_the_first_ones_host_and_process(
+    lock, holder
+) -> None:
     start = time.monotonic()
     with pytest.raises(LockedError) as caught, run_lock(lock):
         pass
@@ -96,7 +98,9 @@ def test_a_lock_dated_in_the_future_blocks_for_no_longer_than_any_other(lock) ->
         assert json.loads(lock.read_text())["pid"] == os.getpid()
 
 
-def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(lock, tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(
+    lock, tmp_path: Path
+) -> None:
     target = tmp_path / "mine"
     target.write_text("mine")
     lock.parent.mkdir(parents=True)

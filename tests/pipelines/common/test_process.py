@@ -29,7 +29,9 @@ def faults(mode: str) -> int:
     """Minor page faults of a fresh process, counted by the kernel: the machine's load is nothing
     to them."""
     command = [sys.executable, "-c", PROBE, mode]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return int(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator only")

@@ -29,7 +29,9 @@ def test_verdicts_are_the_grades_of_results() -> None:
     assert get_args(GradeName) == VERDICTS
 
 
-@pytest.mark.parametrize("remark", ["=1+1", "-", "'quoted", 'a "b"', "unknown", "", "日本, ü"])
+@pytest.mark.parametrize(
+    "remark", ["=1+1", "-", "'quoted", 'a "b"', "unknown", "", "日本, ü"]
+)
 def test_a_remark_comes_back_as_it_was_said(tmp_path: Path, remark: str) -> None:
     path = tmp_path / "ratings.tsv"
     for scan in ("a", "b"):  # what is there already is written again
@@ -45,7 +47,9 @@ def test_ratings_that_are_saved_at_once_are_all_kept(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(save, range(16)))
-    assert sorted(r.scan for r in read_ratings(path)) == sorted(f"scan{n}" for n in range(16))
+    assert sorted(r.scan for r in read_ratings(path)) == sorted(
+        f"scan{n}" for n in range(16)
+    )
 
 
 def test_a_rating_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,11 @@ def store_of(source: str, folder: Path) -> Store:
     """One miniature subject of a source, prepared; it is for testing."""
     subject, scheme, settings = build(source, folder / "in")
     _, store = prepare(
-        source.partition("-")[0], folder / "in", folder / "store", labels=scheme, **settings
+        source.partition("-")[0],
+        folder / "in",
+        folder / "store",
+        labels=scheme,
+        **settings,
     )
     write_split(store, subject)
     return store
@@ -51,7 +55,9 @@ def cases_of(store: Store) -> Found:
 def measured(store: Store, out: Path) -> Exit:
     """Of what is in `found` beside it."""
     models = {"m": out.with_name("found")}
-    return evaluate(Settings(store.root, models, out, part="test", jobs=1, tables_only=True))
+    return evaluate(
+        Settings(store.root, models, out, part="test", jobs=1, tables_only=True)
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -64,7 +70,9 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     scan = Volume.read(case.path, axes=case.axes)
     read = Volume.read(truth.path, labels=True, axes=truth.axes)
     # A prediction without a fault, in FreeSurfer's numbers, on the scan's own grid.
-    indices = store.scheme.from_freesurfer(read.data, extra=truth.numbers, fold=truth.fold)
+    indices = store.scheme.from_freesurfer(
+        read.data, extra=truth.numbers, fold=truth.fold
+    )
     assert len(np.unique(indices)) > 3
     (tmp_path / "found").mkdir()
     perfect = Volume(store.scheme.to_freesurfer(indices), scan.affine)
@@ -109,14 +117,18 @@ def test_a_label_map_that_was_changed_is_not_measured(tmp_path: Path) -> None:
     changed = Volume.read(labels, labels=True)
     changed.data[10, 10, 10] = 17
     changed.write(labels, labels=True)
-    with pytest.raises(TrinatError, match=r"a\.nii\.gz: was changed since the store was made"):
+    with pytest.raises(
+        TrinatError, match=r"a\.nii\.gz: was changed since the store was made"
+    ):
         measured(store, tmp_path / "report")
 
 
 def test_a_scan_that_was_changed_fails_and_says_so(tmp_path: Path) -> None:
     store = store_of("pairs", tmp_path)
     (case,) = cases_of(store).cases
-    settings = RunSettings(tmp_path / "out", random_model(), "", tmp_path / "out/staging")
+    settings = RunSettings(
+        tmp_path / "out", random_model(), "", tmp_path / "out/staging"
+    )
     assert read(case, settings).digest == case.sha256
     image = Volume.read(case.path)
     image.data[10, 10, 10] += 1

@@ -23,7 +23,9 @@ CONTENT = bytes(range(256)) * 8
 
 def trinat(*words: object) -> str:
     """What a command printed; its errors are raised."""
-    result = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
+    result = CliRunner().invoke(
+        app, [str(word) for word in words], standalone_mode=False
+    )
     if result.exception is not None:
         raise result.exception
     assert result.return_value in (None, Exit.OK), result.output
@@ -53,21 +55,31 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         archives=(archive,),
     )
     catalogue = {"mini": dataset}
-    monkeypatch.setattr("trinat.pipelines.data.catalogue.load_catalogue", lambda: catalogue)
+    monkeypatch.setattr(
+        "trinat.pipelines.data.catalogue.load_catalogue", lambda: catalogue
+    )
     yield running
     running.close()
 
 
-def test_get_fetches_checks_and_says_how_it_knows(server: Server, tmp_path: Path) -> None:
+def test_get_fetches_checks_and_says_how_it_knows(
+    server: Server, tmp_path: Path
+) -> None:
     printed = trinat("data", "get", "mini", "--root", tmp_path, "--accept-terms")
     first, second = printed.splitlines()
-    assert first.endswith(f"downloaded, md5 {hashlib.md5(CONTENT).hexdigest()} (as published)")
+    assert first.endswith(
+        f"downloaded, md5 {hashlib.md5(CONTENT).hexdigest()} (as published)"
+    )
     assert "not published; saved in checksums.json" in second
     assert (tmp_path / "mini_disc1.tar").read_bytes() == CONTENT
     recorded = json.loads((tmp_path / "checksums.json").read_text())
-    assert recorded == {"mini_disc2.tar": f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"}
+    assert recorded == {
+        "mini_disc2.tar": f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
+    }
     assert server.ranges == [None, "bytes=700-", None]
-    again = trinat("data", "get", "mini", "--disc", 1, "--root", tmp_path, "--accept-terms")
+    again = trinat(
+        "data", "get", "mini", "--disc", 1, "--root", tmp_path, "--accept-terms"
+    )
     assert "already downloaded" in again
     assert len(server.ranges) == 3
 
@@ -90,12 +102,20 @@ def test_get_names_what_there_is(
 
 def test_list_prints_licence_and_citation(server: Server) -> None:
     printed = trinat("data", "list")
-    for text in ("mini: Mini", "images (discs 1-2)", "licence none", "https://a.example", "nobody"):
+    for text in (
+        "mini: Mini",
+        "images (discs 1-2)",
+        "licence none",
+        "https://a.example",
+        "nobody",
+    ):
         assert text in printed
 
 
 def test_a_dataset_without_download_says_how_to_come_by_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no public download.*ask Neuromorphometrics"):
+    with pytest.raises(
+        ConfigError, match=r"no public download.*ask Neuromorphometrics"
+    ):
         trinat("data", "get", "malc", "--root", tmp_path, "--accept-terms")
     listed = trinat("data", "list").partition("malc: ")[2]
     assert "ask Neuromorphometrics" in listed
@@ -115,7 +135,18 @@ def test_a_store_can_be_shown_and_reported(tmp_path: Path) -> None:
         "1 in, 0 made, 1 up to date, 0 failed, 0 skipped\n"
     )
     trinat("data", "show", store, "s1", "--out", tmp_path / "a.png")
-    trinat("data", "show", store, "s1", "--augment", 2, "--seed", 3, "--out", tmp_path / "b.png")
+    trinat(
+        "data",
+        "show",
+        store,
+        "s1",
+        "--augment",
+        2,
+        "--seed",
+        3,
+        "--out",
+        tmp_path / "b.png",
+    )
     for name in ("a.png", "b.png"):
         with Image.open(tmp_path / name) as picture:
             assert picture.width > 3 * 64  # three pictures in a row, a pixel a voxel

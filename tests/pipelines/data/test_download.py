@@ -67,7 +67,11 @@ def test_a_file_arrives_whole_and_nothing_else_stays(
         progress=lambda done, total: seen.append((done, total)),
     )
     assert fetched.path.read_bytes() == CONTENT
-    assert (fetched.checksum, fetched.published, fetched.was_there) == (f"md5 {MD5}", True, False)
+    assert (fetched.checksum, fetched.published, fetched.was_there) == (
+        f"md5 {MD5}",
+        True,
+        False,
+    )
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert names(tmp_path) == ["data.tar"]
 
@@ -85,7 +89,9 @@ def test_a_later_run_resumes_what_an_earlier_one_left(
     server: Server, policy: Policy, tmp_path: Path
 ) -> None:
     url = server.plays(cut_after(4000), lambda h: h.reply(503, b""))
-    with pytest.raises(DownloadError, match=r"gave up after 3 attempts \(status 503\).*resumes it"):
+    with pytest.raises(
+        DownloadError, match=r"gave up after 3 attempts \(status 503\).*resumes it"
+    ):
         fetch(remote(url), tmp_path, policy=policy)
     server.plays(honest)
     assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
@@ -112,7 +118,9 @@ def test_waits_double_and_what_the_server_asks_is_granted(
     server: Server, policy: Policy, pauses: list[float], tmp_path: Path
 ) -> None:
     url = server.plays(
-        lambda h: h.reply(503, b""), lambda h: h.reply(429, b"", Retry_After="7"), honest
+        lambda h: h.reply(503, b""),
+        lambda h: h.reply(429, b"", Retry_After="7"),
+        honest,
     )
     fetch(remote(url), tmp_path, policy=policy)
     assert pauses == [1.0, 7.0]
@@ -134,7 +142,10 @@ def test_a_range_that_starts_elsewhere_is_not_appended(
         h.reply(206, CONTENT[1500:], Content_Range=span)
 
     url = server.plays(cut_after(1000), elsewhere, honest)
-    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert (
+        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes()
+        == CONTENT
+    )
     assert server.ranges == [None, "bytes=1000-", None]
 
 
@@ -146,7 +157,10 @@ def test_more_than_was_announced_is_fetched_afresh(
         h.reply(206, CONTENT[1000:] + b"and more", Content_Range=span)
 
     url = server.plays(cut_after(1000), too_much, honest)
-    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert (
+        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes()
+        == CONTENT
+    )
     assert server.ranges == [None, "bytes=1000-", None]
 
 
@@ -184,11 +198,15 @@ def test_a_file_that_changed_on_the_server_is_not_mixed_with_its_old_start(
         h.reply(200, newer, ETag='"v2"')
 
     url = server.plays(cut_after(1000), changed)
-    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == newer
+    assert (
+        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == newer
+    )
     assert asked == ['"v1"']
 
 
-def test_wrong_bytes_never_get_the_name(server: Server, policy: Policy, tmp_path: Path) -> None:
+def test_wrong_bytes_never_get_the_name(
+    server: Server, policy: Policy, tmp_path: Path
+) -> None:
     url = server.plays(lambda h: honest(h, CONTENT[:-1] + b"?"))
     with pytest.raises(DownloadError, match=f"md5 {MD5} is known"):
         fetch(remote(url), tmp_path, policy=policy)
@@ -233,7 +251,9 @@ def test_a_missing_file_is_not_asked_for_again(
     server: Server, policy: Policy, pauses: list[float], tmp_path: Path
 ) -> None:
     with pytest.raises(DownloadError, match="answers 404"):
-        fetch(remote(server.plays(lambda h: h.reply(404, b""))), tmp_path, policy=policy)
+        fetch(
+            remote(server.plays(lambda h: h.reply(404, b""))), tmp_path, policy=policy
+        )
     assert pauses == []
 
 
@@ -258,7 +278,9 @@ def test_redirects_are_followed(server: Server, policy: Policy, tmp_path: Path) 
         ("http://a.example/x", "file:///etc/passwd", "only http and https"),
     ],
 )
-def test_a_redirect_to_a_weaker_place_is_refused(url: str, new: str, reason: str) -> None:
+def test_a_redirect_to_a_weaker_place_is_refused(
+    url: str, new: str, reason: str
+) -> None:
     request = urllib.request.Request(url)
     with pytest.raises(DownloadError, match=reason):
         SafeRedirects().redirect_request(request, None, 302, "", {}, new)
@@ -294,7 +316,9 @@ def test_a_file_of_another_size_that_is_there_is_reported(
 ) -> None:
     (tmp_path / "data.tar").write_bytes(CONTENT[:-1])
     with pytest.raises(DownloadError, match="has 10239 bytes, the file has 10240"):
-        fetch(remote(server.plays(honest), md5=None, size=10240), tmp_path, policy=policy)
+        fetch(
+            remote(server.plays(honest), md5=None, size=10240), tmp_path, policy=policy
+        )
 
 
 def test_without_a_published_checksum_the_first_good_copy_becomes_the_measure(
@@ -346,7 +370,10 @@ def test_the_catalogue_names_every_disc() -> None:
     assert first.md5 == "c83e216ef8654a7cc9e2a30a4cdbe0cc"
     with pytest.raises(ConfigError, match="no disc 12"):
         oasis.files(part="freesurfer", discs=(12,))
-    assert set(archives_of("oasis1")) >= {first.name, "oasis_cs_freesurfer_disc11.tar.gz"}
+    assert set(archives_of("oasis1")) >= {
+        first.name,
+        "oasis_cs_freesurfer_disc11.tar.gz",
+    }
     assert archives_of("pairs") == {}
 
 
@@ -359,8 +386,14 @@ def unmeasured(h: Handler, content: bytes = CONTENT) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda h: h.reply(200, b""), "offers 0 bytes, and 10000 to 20000 are plausible"),
-        (lambda h: h.reply(200, CONTENT[:-241]), "offers 9999 bytes, and 10000 to 20000"),
+        (
+            lambda h: h.reply(200, b""),
+            "offers 0 bytes, and 10000 to 20000 are plausible",
+        ),
+        (
+            lambda h: h.reply(200, CONTENT[:-241]),
+            "offers 9999 bytes, and 10000 to 20000",
+        ),
         (lambda h: h.reply(200, 2 * CONTENT), "offers 20480 bytes, and 10000 to 20000"),
         (unmeasured, "neither server nor catalogue says how long"),
     ],
@@ -376,7 +409,9 @@ def test_what_may_not_be_the_whole_file_never_becomes_the_measure(
     assert not (tmp_path / CHECKSUMS).exists()
     # The same bytes laid there by other means are no better.
     (tmp_path / "data.tar").write_bytes(b"")
-    with pytest.raises(DownloadError, match="has 0 bytes, and 10000 to 20000 are plausible"):
+    with pytest.raises(
+        DownloadError, match="has 0 bytes, and 10000 to 20000 are plausible"
+    ):
         fetch(file, tmp_path, policy=policy)
 
 
@@ -399,7 +434,10 @@ def test_a_reply_in_chunks_is_whole_when_its_last_one_came(
         h.wfile.write(b"0\r\n\r\n")
 
     url = server.plays(lambda h: in_chunks(h, CONTENT[:5000]), whole)
-    assert fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes() == CONTENT
+    assert (
+        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes()
+        == CONTENT
+    )
 
 
 def test_a_body_without_end_does_not_fill_the_disk(
@@ -412,7 +450,9 @@ def test_a_body_without_end_does_not_fill_the_disk(
             while True:
                 h.wfile.write(CONTENT)
 
-    file = remote(server.plays(endless)).model_copy(update={"plausible_bytes": (1, 20_000)})
+    file = remote(server.plays(endless)).model_copy(
+        update={"plausible_bytes": (1, 20_000)}
+    )
     with pytest.raises(
         DownloadError, match=r"gave up after 3 attempts .*more than the 20000 bytes"
     ):
@@ -436,14 +476,27 @@ def dripping(start: bytes, drop: bytes) -> Behaviour:
 @pytest.mark.parametrize(
     ("start", "drop", "reason"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10240\r\n\r\n", b"ab", "fewer than 1000 bytes a sec"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 10240\r\n\r\n",
+            b"ab",
+            "fewer than 1000 bytes a sec",
+        ),
         (b"HTTP/1.1 200 OK\r\nX-Name: ", b"ab", "timed out|no data came in time"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"ab", "no data came in time"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+            b"ab",
+            "no data came in time",
+        ),
     ],
     ids=["body", "header", "size of a chunk"],
 )
 def test_a_server_that_drips_is_given_up(
-    server: Server, policy: Policy, tmp_path: Path, start: bytes, drop: bytes, reason: str
+    server: Server,
+    policy: Policy,
+    tmp_path: Path,
+    start: bytes,
+    drop: bytes,
+    reason: str,
 ) -> None:
     url = server.plays(dripping(start, drop))
     begun = time.monotonic()
@@ -452,10 +505,14 @@ def test_a_server_that_drips_is_given_up(
     assert time.monotonic() - begun < 5
 
 
-def test_a_server_that_hangs_up_after_each_byte_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_hangs_up_after_each_byte_is_given_up(
+    server: Server, tmp_path: Path
+) -> None:
     url = server.plays(cut_after(1))
     policy = Policy(attempts=3, pause=lambda wait_s: time.sleep(0.05))
-    with pytest.raises(DownloadError, match=r"gave up after 3 attempts .*broke at 3 of"):
+    with pytest.raises(
+        DownloadError, match=r"gave up after 3 attempts .*broke at 3 of"
+    ):
         fetch(remote(url), tmp_path, policy=policy)
 
 
@@ -483,5 +540,7 @@ def test_a_list_of_checksums_that_is_none_is_named(
     server: Server, policy: Policy, tmp_path: Path, content: str
 ) -> None:
     (tmp_path / CHECKSUMS).write_text(content)
-    with pytest.raises(DownloadError, match=r"checksums\.json: is no list of checksums"):
+    with pytest.raises(
+        DownloadError, match=r"checksums\.json: is no list of checksums"
+    ):
         fetch(remote(server.plays(honest), md5=None), tmp_path, policy=policy)

@@ -37,7 +37,9 @@ def test_the_command_writes_pairs_in_the_geometry_asked_for(tmp_path: Path) -> N
     image = Volume.read(tmp_path / "new" / "heads" / "sub-02_T1w.nii.gz")
     assert image.axcodes == "LIA"
     assert image.spacing_mm == pytest.approx((4, 4.5, 5), abs=1e-5)
-    assert np.abs(np.diag(image.affine[:3, :3] / image.spacing_mm)).max() < np.cos(np.radians(5))
+    assert np.abs(np.diag(image.affine[:3, :3] / image.spacing_mm)).max() < np.cos(
+        np.radians(5)
+    )
     assert len(done.output.splitlines()) == 2
 
 
@@ -59,7 +61,11 @@ def test_a_subject_does_not_depend_on_how_many_there_are(tmp_path: Path) -> None
 
 def test_another_seed_gives_other_subjects(tmp_path: Path) -> None:
     for seed in (0, 1):
-        list(write_phantoms(tmp_path / str(seed), subjects=1, seed=seed, spacing_mm=COARSE))
+        list(
+            write_phantoms(
+                tmp_path / str(seed), subjects=1, seed=seed, spacing_mm=COARSE
+            )
+        )
     first, second = contents(tmp_path / "0"), contents(tmp_path / "1")
     assert first["sub-01_dseg.nii.gz"] != second["sub-01_dseg.nii.gz"]
 

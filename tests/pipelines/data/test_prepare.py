@@ -47,7 +47,11 @@ def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
 ) -> None:
     subject, scheme_name, settings = build(source, tmp_path / "in")
     summary, store = prepare(
-        source.partition("-")[0], tmp_path / "in", tmp_path / "out", labels=scheme_name, **settings
+        source.partition("-")[0],
+        tmp_path / "in",
+        tmp_path / "out",
+        labels=scheme_name,
+        **settings,
     )
     assert summary.exit is Exit.OK
     assert store.subjects == (subject,)
@@ -57,7 +61,9 @@ def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
     else:
         expected = scheme.from_freesurfer(head_labels())
     for view in View:
-        target = expected if view is not View.SAGITTAL else scheme.merged.to_merged[expected]
+        target = (
+            expected if view is not View.SAGITTAL else scheme.merged.to_merged[expected]
+        )
         got = volume_of(store, subject, view)
         assert (got > 0).sum() == (target > 0).sum(), "nothing was cut off or added"
         np.testing.assert_array_equal(head_in(got, target), target)
@@ -69,7 +75,9 @@ def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("view", [View.CORONAL, View.AXIAL])
-@pytest.mark.parametrize("source", ["neurite", "ixi", "malc", "freesurfer", "bids", "pairs"])
+@pytest.mark.parametrize(
+    "source", ["neurite", "ixi", "malc", "freesurfer", "bids", "pairs"]
+)
 def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
     tmp_path: Path, source: str, view: View
 ) -> None:
@@ -79,16 +87,21 @@ def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
     numbers = store.scheme.to_freesurfer(file.labels(view, 0, 64))
     # Columns grow to the person's right.
     middle = {
-        side: np.argwhere(np.isin(numbers, HEMISPHERES[side]))[:, 2].mean() for side in HEMISPHERES
+        side: np.argwhere(np.isin(numbers, HEMISPHERES[side]))[:, 2].mean()
+        for side in HEMISPHERES
     }
     assert middle["left"] + 5 < middle["right"]
 
 
-def test_oasis_images_lie_as_documented_though_their_headers_do_not_say(tmp_path: Path) -> None:
+def test_oasis_images_lie_as_documented_though_their_headers_do_not_say(
+    tmp_path: Path,
+) -> None:
     oasis_session(tmp_path / "in", "OAS1_0001_MR1")
     labels = head_labels()
     for kind, inside in (("t88-masked", labels > 0), ("t88", None), ("subj111", None)):
-        _, store = prepare("oasis1", tmp_path / "in", tmp_path / kind, labels="tissue4", image=kind)
+        _, store = prepare(
+            "oasis1", tmp_path / "in", tmp_path / kind, labels="tissue4", image=kind
+        )
         got = volume_of(store, "OAS1_0001_MR1", View.CORONAL, "image")
         head = head_image(labels).astype(np.float32)
         if inside is not None:
@@ -96,25 +109,33 @@ def test_oasis_images_lie_as_documented_though_their_headers_do_not_say(tmp_path
         got = head_in(got, head)
         # Intensities were scaled, so it is the pattern that has to agree.
         here, mirrored = (
-            np.corrcoef(candidate.ravel(), head.ravel())[0, 1] for candidate in (got, got[::-1])
+            np.corrcoef(candidate.ravel(), head.ravel())[0, 1]
+            for candidate in (got, got[::-1])
         )
         assert here > 0.995
         assert mirrored < here - 0.005, "the left of the head is the larger side"
 
 
-def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(tmp_path: Path) -> None:
+def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(
+    tmp_path: Path,
+) -> None:
     oasis_session(tmp_path / "disc" / "disc1", "OAS1_0001_MR1")
     oasis_session(tmp_path / "disc" / "disc1", "OAS1_0003_MR1", n=6)
     (tmp_path / "root").mkdir()
     pack(tmp_path / "disc", tmp_path / "root" / "oasis_cross-sectional_disc1.tar.gz")
-    summary, store = prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")
+    summary, store = prepare(
+        "oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4"
+    )
     assert (summary.made, summary.failed) == (2, 0)
-    _, plain = prepare("oasis1", tmp_path / "disc", tmp_path / "plain", labels="tissue4")
+    _, plain = prepare(
+        "oasis1", tmp_path / "disc", tmp_path / "plain", labels="tissue4"
+    )
     for subject in store.subjects:
         for view in View:
             for kind in ("labels", "image"):
                 np.testing.assert_array_equal(
-                    volume_of(store, subject, view, kind), volume_of(plain, subject, view, kind)
+                    volume_of(store, subject, view, kind),
+                    volume_of(plain, subject, view, kind),
                 )
     assert store.participants == plain.participants
     files = [path.name for path in (tmp_path / "root").rglob("*") if path.is_file()]
@@ -122,11 +143,18 @@ def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(tmp_p
     scan = next((tmp_path / "root").rglob("*t88_gfc.nii.gz"))
     assert nib.aff2axcodes(nib.load(scan).affine) == ("L", "A", "S")
     # Another run finds it unpacked.
-    assert prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")[0].current == 2
+    assert (
+        prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")[
+            0
+        ].current
+        == 2
+    )
 
 
 @pytest.mark.parametrize("dataset", ["oasis1", "oasis1-freesurfer", "neurite", "ixi"])
-def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(tmp_path: Path, dataset: str) -> None:
+def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(
+    tmp_path: Path, dataset: str
+) -> None:
     """Fetched in its own layout and under its own name from a server that cuts, then prepared."""
     subject, scheme, settings = build(dataset, tmp_path / "original")
     name, _, part = dataset.partition("-")
@@ -145,12 +173,16 @@ def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(tmp_path: Path, dat
         )
         sums = {"md5": hashlib.md5(archive).hexdigest(), "plausible_bytes": (1, 10**9)}
         local = remote.model_copy(update={"urls": (url,), **sums})
-        fetched = fetch(local, tmp_path / "root", policy=Policy(pause=lambda seconds: None))
+        fetched = fetch(
+            local, tmp_path / "root", policy=Policy(pause=lambda seconds: None)
+        )
         assert server.ranges == [None, f"bytes={third}-", f"bytes={2 * third}-"]
     finally:
         server.close()
     assert fetched.path.name == remote.name
-    summary, store = prepare(name, tmp_path / "root", tmp_path / "out", labels=scheme, **settings)
+    summary, store = prepare(
+        name, tmp_path / "root", tmp_path / "out", labels=scheme, **settings
+    )
     assert (summary.made, summary.failed) == (1, 0)
     assert store.subjects == (subject,)
     assert store.participants[0].person == subject.partition("_MR")[0].partition("-")[0]
@@ -195,7 +227,9 @@ def test_label_maps_alone_are_folded_and_stored(tmp_path: Path) -> None:
     numbers[-2:] = 507  # scalp
     write_nifti(tmp_path / "in" / "seg.nii.gz", numbers)
     _, store = prepare("labelmaps", tmp_path / "in", tmp_path / "out")
-    voxels = dict(zip(store.scheme.names, store.file("seg").statistics.voxels, strict=True))
+    voxels = dict(
+        zip(store.scheme.names, store.file("seg").statistics.voxels, strict=True)
+    )
     assert voxels["Left-Lateral-Ventricle"] == (head_labels() == 4).sum()
     assert voxels["CSF"] == 0
     assert not store.file("seg").has(View.AXIAL, "image")
@@ -229,7 +263,9 @@ def test_labels_on_another_grid_are_refused_not_resampled(tmp_path: Path) -> Non
     "names",
     [
         ("sub-03",),
-        pytest.param(("sub-01", "sub-02", "sub-03", "sub-04", "sub-06"), marks=pytest.mark.slow),
+        pytest.param(
+            ("sub-01", "sub-02", "sub-03", "sub-04", "sub-06"), marks=pytest.mark.slow
+        ),
     ],
     ids=["stripped", "all"],
 )
@@ -249,7 +285,11 @@ def test_real_freesurfer_subjects_keep_every_voxel_of_every_class(
         numbers, counts = np.unique(aseg, return_counts=True)
         direct = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
         voxels = dict(
-            zip(store.scheme.fs_ids.tolist(), store.file(subject).statistics.voxels, strict=True)
+            zip(
+                store.scheme.fs_ids.tolist(),
+                store.file(subject).statistics.voxels,
+                strict=True,
+            )
         )
         to_nothing = sum(direct.get(n, 0) for n in (30, 62, 72, 80, 81, 82, 85))
         sideless = sum(direct.get(n, 0) for n in (77, 251, 252, 253, 254, 255))
@@ -262,7 +302,10 @@ def test_real_freesurfer_subjects_keep_every_voxel_of_every_class(
         }
         for number, count in voxels.items():
             if number not in (2, 41):
-                assert count == folded.get(number, direct.get(number, 0)), (subject, number)
+                assert count == folded.get(number, direct.get(number, 0)), (
+                    subject,
+                    number,
+                )
         assert voxels[2] + voxels[41] == folded[2] + folded[41] + sideless
         assert voxels[2] >= folded[2]
         assert voxels[41] >= folded[41]
@@ -277,7 +320,9 @@ def test_the_miniature_head_is_lateralised() -> None:
             assert (labels == left).sum() > (labels == right).sum()
 
 
-def test_scans_that_need_a_decision_are_prepared_once_it_is_made(tmp_path: Path) -> None:
+def test_scans_that_need_a_decision_are_prepared_once_it_is_made(
+    tmp_path: Path,
+) -> None:
     spoilt = head_image(head_labels()).astype(np.float32)
     spoilt[3, 4, 5] = np.nan
     write_nifti(tmp_path / "in/images/a.nii.gz", spoilt, "RAS")
@@ -286,7 +331,9 @@ def test_scans_that_need_a_decision_are_prepared_once_it_is_made(tmp_path: Path)
         without_orientation(path)
     reasons = []
     for settings in ({}, {"trust_affine": "header"}):
-        config = PrepareConfig(source="pairs", root=tmp_path / "in", grid=GRID, **settings)
+        config = PrepareConfig(
+            source="pairs", root=tmp_path / "in", grid=GRID, **settings
+        )
         (row,) = run(config, tmp_path / "out").rows
         reasons.append(row.reason)
     assert "--trust-affine" in reasons[0]
@@ -303,7 +350,11 @@ def test_labels_that_a_model_made_are_its_own_and_a_scan_without_them_has_failed
     scan = ixi_scan(tmp_path / "in", "IXI002-Guys-0828")
     (scan.parent / "IXI012-Guys-0829-T1.nii.gz").write_bytes(scan.read_bytes()[:999])
     summary, store = prepare(
-        "ixi", tmp_path / "in", tmp_path / "out", label_with=str(random_model()), views=("axial",)
+        "ixi",
+        tmp_path / "in",
+        tmp_path / "out",
+        label_with=str(random_model()),
+        views=("axial",),
     )
     assert (summary.made, summary.failed) == (1, 1)
     ledger = {row.subject: (row.status, row.reason) for row in store.ledger}

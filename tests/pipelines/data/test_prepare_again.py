@@ -32,13 +32,17 @@ def test_a_rerun_does_only_what_changed(tmp_path: Path) -> None:
         freesurfer_subject(tmp_path / "in", name)
     first, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     assert (first.made, first.current) == (3, 0)
-    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/subjects").iterdir()}
+    before = {
+        p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/subjects").iterdir()
+    }
     freesurfer_subject(tmp_path / "in", "s2", shift=1)
     freesurfer_subject(tmp_path / "in", "s4")
     (tmp_path / "in/s3").rename(tmp_path / "gone")
     second, changed = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     assert (second.made, second.current) == (2, 1)
-    after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/subjects").iterdir()}
+    after = {
+        p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/subjects").iterdir()
+    }
     assert sorted(after) == ["s1.h5", "s2.h5", "s4.h5"]
     assert after["s1.h5"] == before["s1.h5"]
     assert after["s2.h5"] != before["s2.h5"]
@@ -47,12 +51,22 @@ def test_a_rerun_does_only_what_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"labels": "tissue4"}, {"views": ("axial",)}, {"ignore": (17,)}, {"extra": {17: 18}}],
+    [
+        {"labels": "tissue4"},
+        {"views": ("axial",)},
+        {"ignore": (17,)},
+        {"extra": {17: 18}},
+    ],
 )
-def test_other_settings_make_a_subject_anew(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_other_settings_make_a_subject_anew(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
     freesurfer_subject(tmp_path / "in", "s")
     prepare("freesurfer", tmp_path / "in", tmp_path / "out")
-    assert prepare("freesurfer", tmp_path / "in", tmp_path / "out", **settings)[0].made == 1
+    assert (
+        prepare("freesurfer", tmp_path / "in", tmp_path / "out", **settings)[0].made
+        == 1
+    )
 
 
 def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) -> None:
@@ -60,7 +74,9 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
         freesurfer_subject(tmp_path / "in", name)
     _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     table = tmp_path / "out/participants.tsv"
-    text = table.read_text().replace("s1\ts1\tn/a\tn/a\tn/a\tn/a", "s1\ts1\tn/a\tF1\t33\tM")
+    text = table.read_text().replace(
+        "s1\ts1\tn/a\tn/a\tn/a\tn/a", "s1\ts1\tn/a\tF1\t33\tM"
+    )
     table.write_text(text)
     _, again = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     first = again.participants[0]
@@ -75,7 +91,10 @@ def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> N
     _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     assert store.subjects == ("cmd_", "s")
     assert store.participants[0].person == "'=cmd()"
-    tables = [(tmp_path / "out" / name).read_text() for name in ("ledger.tsv", "participants.tsv")]
+    tables = [
+        (tmp_path / "out" / name).read_text()
+        for name in ("ledger.tsv", "participants.tsv")
+    ]
     for line in "\n".join(tables).splitlines():
         assert not any(cell.startswith("=") for cell in line.split("\t"))
 
@@ -83,8 +102,12 @@ def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> N
 def test_a_table_of_age_sex_and_family_can_be_given(tmp_path: Path) -> None:
     for name in ("IXI012-HH-1211", "IXI013-HH-1212"):
         ixi_scan(tmp_path / "in", name)
-    (tmp_path / "p.csv").write_text("participant_id,age,sex,family\nIXI012,38.8,2,twins\n")
-    _, store = prepare("ixi", tmp_path / "in", tmp_path / "out", participants=tmp_path / "p.csv")
+    (tmp_path / "p.csv").write_text(
+        "participant_id,age,sex,family\nIXI012,38.8,2,twins\n"
+    )
+    _, store = prepare(
+        "ixi", tmp_path / "in", tmp_path / "out", participants=tmp_path / "p.csv"
+    )
     first, second = store.participants
     assert (first.age, first.family) == (38.8, "twins")
     assert (second.age, second.family) == (None, None)
@@ -107,7 +130,9 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
     assert store.folds == tuple(path for path, _ in folds)
     assert sorted(store.tested()) == sorted(store.subjects)
     folds[0][0].unlink()
-    with pytest.raises(DatasetError, match="has no splits for cross-validation, or lacks one"):
+    with pytest.raises(
+        DatasetError, match="has no splits for cross-validation, or lacks one"
+    ):
         store.tested()
     dataset = open_slices(tmp_path / "out", path, "train", View.AXIAL)
     assert dataset.subjects == split.train
@@ -141,7 +166,9 @@ def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
             write_nifti(tmp_path / "in" / kind / name, array, "RAS")
     first, _ = prepare("pairs", tmp_path / "in", tmp_path / "out")
     assert (first.made, first.failed) == (2, 0)
-    second, store = prepare("pairs", tmp_path / "in", tmp_path / "out", require_checksum=True)
+    second, store = prepare(
+        "pairs", tmp_path / "in", tmp_path / "out", require_checksum=True
+    )
     assert (second.made, second.current, second.failed) == (0, 1, 1)
     assert store.subjects == ("a",)
     assert "has no checksum" in store.ledger[1].reason
@@ -158,7 +185,9 @@ def test_a_file_that_was_changed_is_refused_and_made_again(tmp_path: Path) -> No
     store.check(store.subjects)
     with h5py.File(path, "r+") as file:
         file["axial/labels"][30] = 1
-    with pytest.raises(IntegrityError, match=r"s1\.h5: is missing, or was changed since"):
+    with pytest.raises(
+        IntegrityError, match=r"s1\.h5: is missing, or was changed since"
+    ):
         store.check(store.subjects)
     store.check(["s2"])
     again, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
@@ -175,11 +204,23 @@ def test_a_store_keeps_a_label_scheme_of_ones_own(tmp_path: Path) -> None:
     table = (ROOT / "configs/labels/tissue4.tsv").read_text()
     (tmp_path / "mine.tsv").write_text(table.replace("Grey-Matter", "Grey"))
     _, store = prepare(
-        "freesurfer", tmp_path / "in", tmp_path / "out", labels=str(tmp_path / "mine.tsv")
+        "freesurfer",
+        tmp_path / "in",
+        tmp_path / "out",
+        labels=str(tmp_path / "mine.tsv"),
     )
     (tmp_path / "mine.tsv").unlink()
     # Also where only the store has it now.
-    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out", labels=store.scheme_name)
-    assert load_scheme(store.scheme_name).names == ("background", "CSF", "Grey", "White-Matter")
-    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out", labels="tissue4")
+    _, store = prepare(
+        "freesurfer", tmp_path / "in", tmp_path / "out", labels=store.scheme_name
+    )
+    assert load_scheme(store.scheme_name).names == (
+        "background",
+        "CSF",
+        "Grey",
+        "White-Matter",
+    )
+    _, store = prepare(
+        "freesurfer", tmp_path / "in", tmp_path / "out", labels="tissue4"
+    )
     assert store.scheme_name == "tissue4"

@@ -36,7 +36,15 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
     (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\nignore: [16]\n")
     out = tmp_path / "out"
     runner = CliRunner()
-    words = ["prepare", "--source", "freesurfer", "--root", str(tmp_path / "in"), "--out", str(out)]
+    words = [
+        "prepare",
+        "--source",
+        "freesurfer",
+        "--root",
+        str(tmp_path / "in"),
+        "--out",
+        str(out),
+    ]
     words += ["--views", "coronal", "axial", "--config", str(tmp_path / "c.yaml")]
     result = runner.invoke(app, words, standalone_mode=False)
     assert result.exception is None, result.exception
@@ -45,7 +53,9 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
     assert "fsaverage: skipped: a template" in result.output
     store = Store(out)
     assert store.views == (View.CORONAL, View.AXIAL)
-    voxels = dict(zip(store.scheme.names, store.file("a").statistics.voxels, strict=True))
+    voxels = dict(
+        zip(store.scheme.names, store.file("a").statistics.voxels, strict=True)
+    )
     assert voxels["Brain-Stem"] == 0
     result = runner.invoke(
         app, ["split", str(out), "--ratios", "1", "1", "1"], standalone_mode=False
@@ -64,7 +74,15 @@ def test_the_challenge_is_prepared_and_split_as_published(tmp_path: Path) -> Non
         malc_scan(tmp_path / "in", scan, part="testing")
     (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\n")
     out = tmp_path / "out"
-    words = ["prepare", "--source", "malc", "--root", str(tmp_path / "in"), "--out", str(out)]
+    words = [
+        "prepare",
+        "--source",
+        "malc",
+        "--root",
+        str(tmp_path / "in"),
+        "--out",
+        str(out),
+    ]
     prepared = call(*words, "--config", str(tmp_path / "c.yaml"))
     assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in prepared
     assert f"next: trinat split {out} --published --validation 2" in prepared
@@ -114,7 +132,9 @@ def test_own_numbers_are_folded_by_a_table(tmp_path: Path) -> None:
     call(*words)
     assert "1 up to date" in call(*words)
     store = Store(tmp_path / "out")
-    voxels = dict(zip(store.scheme.names, store.file("a").statistics.voxels, strict=True))
+    voxels = dict(
+        zip(store.scheme.names, store.file("a").statistics.voxels, strict=True)
+    )
     assert voxels["Left-Cerebral-White-Matter"] == 5 * 20 * 20
     assert voxels["Right-Cerebral-White-Matter"] == 15 * 20 * 20
     assert voxels["Left-Cerebellum-White-Matter"] == 0, "7 is FreeSurfer's"
@@ -140,7 +160,9 @@ def test_terms_must_be_accepted_before_anything_is_fetched(tmp_path: Path) -> No
         ("a: [", "is not readable YAML, line 1"),
     ],
 )
-def test_a_wrong_setting_names_its_key_and_file(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_wrong_setting_names_its_key_and_file(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     (tmp_path / "c.yaml").write_text(text)
     given = {"source": "bids", "root": tmp_path}
     with pytest.raises(ConfigError, match=reason) as caught:
@@ -166,7 +188,13 @@ def test_a_one_sided_scheme_gets_the_views_that_it_can_have(tmp_path: Path) -> N
     _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out", labels="left4")
     assert store.views == (View.CORONAL, View.AXIAL)
     with pytest.raises(LabelError, match="one side only"):
-        prepare("freesurfer", tmp_path / "in", tmp_path / "o2", labels="left4", views=("sagittal",))
+        prepare(
+            "freesurfer",
+            tmp_path / "in",
+            tmp_path / "o2",
+            labels="left4",
+            views=("sagittal",),
+        )
 
 
 @pytest.mark.parametrize(("gpus", "recipe"), [(0, "finetune"), (1, "quicknat")])

@@ -33,7 +33,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("sub-01", "sub-02", "sub-<b>3")):
         freesurfer_subject(folder / "in", name, shift=number)
     freesurfer_subject(folder / "in", "fsaverage")
-    run(PrepareConfig(source="freesurfer", root=folder / "in", grid=GRID), folder / "out")
+    run(
+        PrepareConfig(source="freesurfer", root=folder / "in", grid=GRID),
+        folder / "out",
+    )
     return folder / "out"
 
 
@@ -58,13 +61,18 @@ def test_a_head_without_labels_is_not_shown_unasked(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="add --whole-head"):
         show_subject(tmp_path / "out", "IXI002-Guys-0828", tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
-    show_subject(tmp_path / "out", "IXI002-Guys-0828", tmp_path / "a.png", whole_head=True)
+    show_subject(
+        tmp_path / "out", "IXI002-Guys-0828", tmp_path / "a.png", whole_head=True
+    )
     assert pixels(tmp_path / "a.png").std() > 5
 
 
 def test_label_maps_alone_can_be_shown(tmp_path: Path) -> None:
     write_nifti(tmp_path / "in/seg.nii.gz", head_labels())
-    run(PrepareConfig(source="labelmaps", root=tmp_path / "in", grid=GRID), tmp_path / "out")
+    run(
+        PrepareConfig(source="labelmaps", root=tmp_path / "in", grid=GRID),
+        tmp_path / "out",
+    )
     show_subject(tmp_path / "out", "seg", tmp_path / "a.png", whole_head=True)
     write_report(tmp_path / "out", tmp_path / "r.html")
     assert "No subject has an image." in (tmp_path / "r.html").read_text()
@@ -75,7 +83,9 @@ def test_a_missing_subject_is_told(root: Path, tmp_path: Path) -> None:
         show_subject(root, "x", tmp_path / "a.png")
 
 
-def test_augmented_slices_are_drawn_and_the_seed_decides(root: Path, tmp_path: Path) -> None:
+def test_augmented_slices_are_drawn_and_the_seed_decides(
+    root: Path, tmp_path: Path
+) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         show_augmented(root, "sub-01", tmp_path / f"{name}.png", count=12, seed=seed)
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
@@ -117,7 +127,9 @@ def statistics(volume: int, level: float = 0.5) -> Statistics:
 def test_an_outlier_is_far_from_the_median_of_the_others() -> None:
     # The median is 1005; deviations 25 15 5 5 15 195, whose median is 15.
     volumes = {"a": 980, "b": 990, "c": 1000, "d": 1010, "e": 1020, "f": 1200}
-    found = find_outliers(("background", "X"), {s: statistics(v) for s, v in volumes.items()})
+    found = find_outliers(
+        ("background", "X"), {s: statistics(v) for s, v in volumes.items()}
+    )
     assert [(o.subject, o.value, o.median) for o in found] == [("f", 1.2, 1.005)]
     assert found[0].what == "volume of X (ml)"
     assert found[0].distance == pytest.approx(195 / (1.4826 * 15))

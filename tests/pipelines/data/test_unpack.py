@@ -34,16 +34,25 @@ def build(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz"])
 def test_files_come_out_with_their_bytes(tmp_path: Path, name: str) -> None:
-    archive = build(tmp_path / name, (member("d/x.txt"), b"one"), (member("d/y.txt"), b"two"))
+    archive = build(
+        tmp_path / name, (member("d/x.txt"), b"one"), (member("d/y.txt"), b"two")
+    )
     written = extract(archive, tmp_path / "out", limits=ROOMY)
-    assert [p.relative_to(tmp_path / "out").as_posix() for p in written] == ["d/x.txt", "d/y.txt"]
+    assert [p.relative_to(tmp_path / "out").as_posix() for p in written] == [
+        "d/x.txt",
+        "d/y.txt",
+    ]
     assert [p.read_bytes() for p in written] == [b"one", b"two"]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["d"]
 
 
 def test_only_wanted_files_are_written(tmp_path: Path) -> None:
-    archive = build(tmp_path / "a.tar", (member("x.img"), b"1"), (member("x.gif"), b"2"))
-    written = extract(archive, tmp_path / "o", limits=ROOMY, wanted=lambda n: n.endswith(".img"))
+    archive = build(
+        tmp_path / "a.tar", (member("x.img"), b"1"), (member("x.gif"), b"2")
+    )
+    written = extract(
+        archive, tmp_path / "o", limits=ROOMY, wanted=lambda n: n.endswith(".img")
+    )
     assert [p.name for p in written] == ["x.img"]
     assert not (tmp_path / "o" / "x.gif").exists()
 
@@ -78,7 +87,9 @@ def test_more_members_than_declared_are_refused(tmp_path: Path) -> None:
         extract(archive, tmp_path / "o", limits=ArchiveLimits(3, 10**6))
 
 
-def test_more_bytes_than_declared_are_refused_before_they_are_written(tmp_path: Path) -> None:
+def test_more_bytes_than_declared_are_refused_before_they_are_written(
+    tmp_path: Path,
+) -> None:
     archive = build(tmp_path / "a.tar.gz", (member("bomb"), bytes(5000)))
     with pytest.raises(DatasetError, match="more than the 4999 bytes"):
         extract(archive, tmp_path / "o", limits=ArchiveLimits(10, 4999))
@@ -115,7 +126,9 @@ def test_a_wrong_checksum_behind_the_last_member_is_damage(tmp_path: Path) -> No
     archive.write_bytes(raw)
     with pytest.raises(IntegrityError, match="CRC"):
         extract(archive, tmp_path / "o", limits=ROOMY)
-    assert list((tmp_path / "o").rglob("*")) == [], "nothing of a damaged archive may stay"
+    assert list((tmp_path / "o").rglob("*")) == [], (
+        "nothing of a damaged archive may stay"
+    )
 
 
 def test_what_is_no_archive_is_damage(tmp_path: Path) -> None:
@@ -125,7 +138,9 @@ def test_what_is_no_archive_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, OSError])
-def test_what_stops_it_leaves_no_file_unchecked(tmp_path: Path, stop: type[BaseException]) -> None:
+def test_what_stops_it_leaves_no_file_unchecked(
+    tmp_path: Path, stop: type[BaseException]
+) -> None:
     archive = build(tmp_path / "a.tar.gz", (member("x"), b"1"), (member("y"), b"2"))
 
     def received(path: Path) -> None:
@@ -149,7 +164,9 @@ def blocks(content: bytes) -> bytes:
 
 def record(text: str) -> bytes:
     """A PAX record, its own length first."""
-    length = next(n for n in range(len(text), len(text) + 9) if n == len(f"{n} {text}\n"))
+    length = next(
+        n for n in range(len(text), len(text) + 9) if n == len(f"{n} {text}\n")
+    )
     return f"{length} {text}\n".encode()
 
 
@@ -161,8 +178,12 @@ FILE = header("x", tarfile.REGTYPE, 3) + blocks(b"one")
 END = bytes(1024)
 
 
-@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
-def test_a_header_that_unpacks_to_a_lot_is_not_read(tmp_path: Path, kind: bytes) -> None:
+@pytest.mark.parametrize(
+    "kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE]
+)
+def test_a_header_that_unpacks_to_a_lot_is_not_read(
+    tmp_path: Path, kind: bytes
+) -> None:
     archive = tmp_path / "a.tar.gz"
     size = 16 << 20
     with gzip.open(archive, "wb", 1) as file:
@@ -204,7 +225,9 @@ def test_attributes_for_all_members_do_not_pile_up(tmp_path: Path) -> None:
         file.write(END)
     tracemalloc.start()
     try:
-        assert len(extract(archive, tmp_path / "o", limits=ArchiveLimits(40, 10**7))) == 40
+        assert (
+            len(extract(archive, tmp_path / "o", limits=ArchiveLimits(40, 10**7))) == 40
+        )
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()
@@ -214,14 +237,18 @@ def negative_size() -> bytes:
     """A header that leads back to where it stands."""
     content = bytearray(header("x", tarfile.REGTYPE, 0))
     content[124:136] = b"\xff" * 10 + (0x10000 - 512).to_bytes(2, "big")
-    content[148:156] = b"%06o\0 " % (sum(content[:148]) + sum(content[156:512]) + 8 * 32)
+    content[148:156] = b"%06o\0 " % (
+        sum(content[:148]) + sum(content[156:512]) + 8 * 32
+    )
     return bytes(content)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(header("l", tarfile.GNUTYPE_LONGNAME, 0) * 1100 + FILE, id="chain"),
+        pytest.param(
+            header("l", tarfile.GNUTYPE_LONGNAME, 0) * 1100 + FILE, id="chain"
+        ),
         pytest.param(pax(b"9" * 5000 + b" path=x\n") + FILE, id="digits"),
         pytest.param(pax(b"18 hdrcharset=\xff\n") + FILE, id="charset"),
         pytest.param(pax(record("size=-1024")) + FILE, id="negative attribute"),
@@ -232,6 +259,8 @@ def negative_size() -> bytes:
 )
 def test_headers_that_no_tar_writes_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content + END)
-    with pytest.raises((DatasetError, IntegrityError), match=r"damaged|no possible name|too much"):
+    with pytest.raises(
+        (DatasetError, IntegrityError), match=r"damaged|no possible name|too much"
+    ):
         extract(tmp_path / "a.tar", tmp_path / "o", limits=ROOMY)
     assert list((tmp_path / "o").iterdir()) == []

@@ -51,7 +51,9 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "notes": [],
             "volume_cv": {"Left-Hippocampus": 0.01 * n, "Brain-Stem": None},
         }
-        entries.append(Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result))
+        entries.append(
+            Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result)
+        )
     entries.append(Entry("sub-10", "failed", reason="FormatError: not a head"))
     with Ledger(root / "run.jsonl") as ledger:
         for entry in entries:
@@ -59,7 +61,9 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (root / "participants.tsv").open("w") as file:
         file.write("participant_id\tsex\tage\tsite\n")
         for n in range(1, SCANS + 1):
-            file.write(f"sub-{n:02d}\t{'MF'[n % 2]}\t{20 + n}\t{'north' if n < 5 else 'south'}\n")
+            file.write(
+                f"sub-{n:02d}\t{'MF'[n % 2]}\t{20 + n}\t{'north' if n < 5 else 'south'}\n"
+            )
     return root
 
 
@@ -72,12 +76,19 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
         with Ledger(place / "run.jsonl") as ledger:
             ledger.add(Entry("same", "done", outputs={name: "0"}, result=result))
             ledger.add(Entry(f"bad {n}", "failed", reason=f"failure {n}"))
-    assert report(Settings(tmp_path / "found", tmp_path / "out", jobs=1)) == Exit.SOME_FAILED
+    assert (
+        report(Settings(tmp_path / "found", tmp_path / "out", jobs=1))
+        == Exit.SOME_FAILED
+    )
     page = (tmp_path / "out/report.html").read_text()
-    assert all(f"{word} {n}" in page for word in ("reason", "failure") for n in range(2))
+    assert all(
+        f"{word} {n}" in page for word in ("reason", "failure") for n in range(2)
+    )
 
 
-def test_maps_without_orientation_are_read_when_told_what_to_trust(tmp_path: Path) -> None:
+def test_maps_without_orientation_are_read_when_told_what_to_trust(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "maps/sub-01_dseg.nii.gz"
     path.parent.mkdir()
     Volume(labels(1), AFFINE).write(path, labels=True)
@@ -107,7 +118,9 @@ def written(settings: Settings) -> Path:
 
 @pytest.fixture(scope="module")
 def volumes(written: Path) -> pd.DataFrame:
-    return pd.read_csv(written / "volumes.csv", keep_default_na=False, na_values={"z": [""]})
+    return pd.read_csv(
+        written / "volumes.csv", keep_default_na=False, na_values={"z": [""]}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +139,9 @@ def test_volumes_are_counted_in_mm3(volumes: pd.DataFrame) -> None:
 
 
 def test_the_asymmetry_index_is_signed_and_relative(volumes: pd.DataFrame) -> None:
-    index = rows(volumes, "Left-Hippocampus", "asymmetry_index").set_index("subject")["value"]
+    index = rows(volumes, "Left-Hippocampus", "asymmetry_index").set_index("subject")[
+        "value"
+    ]
     # 160 against 128 mm3: 32 of a mean of 144.
     assert float(index["sub-01"]) == pytest.approx(100 * 32 / 144)
     assert float(index["sub-03"]) == 0
@@ -142,7 +157,9 @@ def test_an_outlier_is_found_by_its_robust_z(volumes: pd.DataFrame, page: str) -
 def test_ranges_apply_by_sex_and_age(volumes: pd.DataFrame) -> None:
     right = rows(volumes, "Right-Hippocampus").set_index("subject")["note"]
     # 128 mm3 is below 129 for women, who have odd numbers here.
-    assert set(right[right == "below 129 mm³"].index) == {f"sub-0{n}" for n in (1, 3, 5, 7, 9)}
+    assert set(right[right == "below 129 mm³"].index) == {
+        f"sub-0{n}" for n in (1, 3, 5, 7, 9)
+    }
     stem = rows(volumes, "Brain-Stem").set_index("subject")["note"]
     # 108 or 126 mm3 against 120, ages 22 to 24 only; odd scans have the larger stem.
     assert set(stem[stem == "above 120 mm³"].index) == {"sub-03"}
@@ -166,7 +183,9 @@ def test_the_run_speaks_through_its_ledger(page: str) -> None:
 def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
     code = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)[0]
     again = code + "again.dropna(subset='z').to_json('again.json', orient='records')\n"
-    subprocess.run([sys.executable, "-c", again], check=True, cwd=written, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", again], check=True, cwd=written, capture_output=True
+    )
     found = json.loads((written / "again.json").read_text())
     assert len(found) >= SCANS
     for row in found:
@@ -211,9 +230,13 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
         report(Settings(tmp_path, tmp_path / "out", jobs=1))
 
 
-def test_processes_give_the_same_table(settings: Settings, written: Path, tmp_path: Path) -> None:
+def test_processes_give_the_same_table(
+    settings: Settings, written: Path, tmp_path: Path
+) -> None:
     report(replace(settings, out=tmp_path, jobs=2))
-    assert (tmp_path / "volumes.csv").read_bytes() == (written / "volumes.csv").read_bytes()
+    assert (tmp_path / "volumes.csv").read_bytes() == (
+        written / "volumes.csv"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -224,14 +247,18 @@ def test_processes_give_the_same_table(settings: Settings, written: Path, tmp_pa
         ("17\t3\t2", "low_mm3 is above high_mm3"),
     ],
 )
-def test_wrong_ranges_are_refused_by_their_line(line: str, message: str, tmp_path: Path) -> None:
+def test_wrong_ranges_are_refused_by_their_line(
+    line: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "ranges.tsv"
     path.write_text(f"structure\tlow_mm3\thigh_mm3\n{line}\n")
     with pytest.raises(ConfigError, match=f"line 2: {message}"):
         read_ranges(path, load_scheme("quicknat33"))
 
 
-def test_pictures_of_the_run_are_shown_worst_first(predictions: Path, tmp_path: Path) -> None:
+def test_pictures_of_the_run_are_shown_worst_first(
+    predictions: Path, tmp_path: Path
+) -> None:
     from PIL import Image
 
     scans = [1, SCANS]
@@ -245,7 +272,9 @@ def test_pictures_of_the_run_are_shown_worst_first(predictions: Path, tmp_path: 
         grade = "reject" if n == SCANS else "pass"
         with Ledger(tmp_path / "in" / f"run-{n}.jsonl") as ledger:
             result = {"grade": grade, "reasons": [], "notes": []}
-            ledger.add(Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result))
+            ledger.add(
+                Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result)
+            )
     report(Settings(tmp_path / "in", tmp_path / "out", jobs=1))
     page = (tmp_path / "out" / "report.html").read_text()
     titles = re.findall(r'class="shot"><h3>(.*?)</h3>', page)
@@ -256,17 +285,24 @@ def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
     """Without a ledger, 0 mm3 are what the map has; with one, nothing is known of it."""
     Volume(labels(1), AFFINE).write(tmp_path / "a_dseg.nii.gz", labels=True)
     known = {"volumes_mm3": {"Left-Hippocampus": 1.0, "Left-Thalamus": 0.0}}
-    for entries, expected in ([], {"CSF", "Left-Thalamus"}), ([known], {"Left-Thalamus"}):
+    for entries, expected in (
+        ([], {"CSF", "Left-Thalamus"}),
+        ([known], {"Left-Thalamus"}),
+    ):
         with Ledger(tmp_path / "run.jsonl") as ledger:
             for result in entries:
-                ledger.add(Entry("a", "done", outputs={"a_dseg.nii.gz": "0"}, result=result))
+                ledger.add(
+                    Entry("a", "done", outputs={"a_dseg.nii.gz": "0"}, result=result)
+                )
         assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
         table = pd.read_csv(tmp_path / "report/volumes.csv").query("metric == 'volume'")
         none = set(table["structure"][table["value"] == 0])
         assert none & {"CSF", "Left-Thalamus"} == expected
 
 
-def test_maps_of_one_name_in_several_folders_are_of_several_people(tmp_path: Path) -> None:
+def test_maps_of_one_name_in_several_folders_are_of_several_people(
+    tmp_path: Path,
+) -> None:
     for n in (1, 2):
         (tmp_path / f"p{n}").mkdir()
         Volume(labels(n), AFFINE).write(tmp_path / f"p{n}/T1_dseg.nii.gz", labels=True)

@@ -59,10 +59,16 @@ def test_a_persons_scans_have_names_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "sub-01_acq-x_run-2_ses-1_desc-a_dseg.nii"
     path.touch()
     (file,) = find_files(path)
-    assert (file.subject, file.session, file.scan) == ("sub-01", "ses-1", "ses-1_acq-x_run-2")
+    assert (file.subject, file.session, file.scan) == (
+        "sub-01",
+        "ses-1",
+        "ses-1_acq-x_run-2",
+    )
 
 
-def test_one_scan_a_subject_pairs_though_one_side_names_the_session(tmp_path: Path) -> None:
+def test_one_scan_a_subject_pairs_though_one_side_names_the_session(
+    tmp_path: Path,
+) -> None:
     found = pairing(
         tmp_path, ["sub-01_dseg.nii.gz"], ["sub-01/ses-1/anat/sub-01_ses-1_dseg.nii.gz"]
     )
@@ -71,28 +77,36 @@ def test_one_scan_a_subject_pairs_though_one_side_names_the_session(tmp_path: Pa
 
 
 def test_another_session_is_never_a_partner(tmp_path: Path) -> None:
-    found = pairing(tmp_path, ["sub-01_ses-1_dseg.nii.gz"], ["sub-01_ses-2_dseg.nii.gz", "x.nii"])
+    found = pairing(
+        tmp_path, ["sub-01_ses-1_dseg.nii.gz"], ["sub-01_ses-2_dseg.nii.gz", "x.nii"]
+    )
     assert found.pairs == ()
     assert [file.name for file in found.truths_alone] == ["sub-01_ses-1_dseg"]
 
 
 def test_two_candidates_are_none(tmp_path: Path) -> None:
     found = pairing(
-        tmp_path, ["sub-01_dseg.nii"], ["sub-01_run-1_dseg.nii", "sub-01_run-2_dseg.nii"]
+        tmp_path,
+        ["sub-01_dseg.nii"],
+        ["sub-01_run-1_dseg.nii", "sub-01_run-2_dseg.nii"],
     )
     assert found.pairs == ()
     assert len(found.predictions_alone) == 2
 
 
 def test_equal_names_pair_and_the_rest_is_named(tmp_path: Path) -> None:
-    found = pairing(tmp_path, ["a.nii.gz", "b.mgz", "c.nii"], ["b.nii.gz", "a.nii", "d.nii.gz"])
+    found = pairing(
+        tmp_path, ["a.nii.gz", "b.mgz", "c.nii"], ["b.nii.gz", "a.nii", "d.nii.gz"]
+    )
     assert named(found) == [("a", "a"), ("b", "b")]
     assert [file.name for file in found.truths_alone] == ["c"]
     assert [file.name for file in found.predictions_alone] == ["d"]
 
 
 def test_a_name_that_begins_the_other_pairs_up_to_a_separator(tmp_path: Path) -> None:
-    found = pairing(tmp_path, ["case_1.nii", "case_10.nii"], ["case_10_seg.nii", "case_1_seg.nii"])
+    found = pairing(
+        tmp_path, ["case_1.nii", "case_10.nii"], ["case_10_seg.nii", "case_1_seg.nii"]
+    )
     assert named(found) == [("case_1", "case_1_seg"), ("case_10", "case_10_seg")]
 
 
@@ -139,7 +153,9 @@ def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
     assert pairing(tmp_path, *sides).pairs == ()
 
 
-@pytest.mark.parametrize(("name", "is_guess"), [("a_seg.nii", False), ("a_MR2_seg.nii", True)])
+@pytest.mark.parametrize(
+    ("name", "is_guess"), [("a_seg.nii", False), ("a_MR2_seg.nii", True)]
+)
 def test_an_ending_that_says_what_a_file_is_needs_no_check(
     tmp_path: Path, name: str, is_guess: bool
 ) -> None:
@@ -156,7 +172,10 @@ def test_of_many_guesses_the_first_are_told(tmp_path: Path) -> None:
 
 
 def test_a_session_that_is_no_entity_is_not_passed_over(tmp_path: Path) -> None:
-    assert pairing(tmp_path, ["sub-01_dseg.nii"], ["sub-01_ses-2.auto_dseg.nii"]).pairs == ()
+    assert (
+        pairing(tmp_path, ["sub-01_dseg.nii"], ["sub-01_ses-2.auto_dseg.nii"]).pairs
+        == ()
+    )
 
 
 def test_another_session_under_a_common_ending_is_no_partner(tmp_path: Path) -> None:
@@ -193,8 +212,13 @@ def test_numbers_are_what_is_left_of_names_and_to_be_checked(tmp_path: Path) -> 
     assert len(found.guesses) == 2
 
 
-def test_names_that_have_nothing_in_common_are_never_paired_by_their_order(tmp_path: Path) -> None:
-    assert pairing(tmp_path, ["ann.nii", "bo.nii"], ["cy.nii", "di.nii"], guess=True).pairs == ()
+def test_names_that_have_nothing_in_common_are_never_paired_by_their_order(
+    tmp_path: Path,
+) -> None:
+    assert (
+        pairing(tmp_path, ["ann.nii", "bo.nii"], ["cy.nii", "di.nii"], guess=True).pairs
+        == ()
+    )
 
 
 def test_visits_are_not_set_aside_as_endings(tmp_path: Path) -> None:
@@ -220,15 +244,24 @@ def test_equal_names_in_a_folder_that_lies_deeper_pair_and_are_to_be_checked(
     assert [(pair.how, pair.is_guess) for pair in found.pairs] == [("name", True)]
 
 
-def test_a_name_in_a_folder_is_to_be_checked_where_the_other_has_none(tmp_path: Path) -> None:
+def test_a_name_in_a_folder_is_to_be_checked_where_the_other_has_none(
+    tmp_path: Path,
+) -> None:
     found = pairing(tmp_path, ["T1_dseg.nii.gz"], ["p2/T1_dseg.nii.gz"])
-    assert found.guesses == ["T1_dseg.nii.gz is compared with p2/T1_dseg.nii.gz, by name"]
+    assert found.guesses == [
+        "T1_dseg.nii.gz is compared with p2/T1_dseg.nii.gz, by name"
+    ]
 
 
 def test_folders_that_join_to_one_name_stay_two(tmp_path: Path) -> None:
     names = ["a_b/c_dseg.nii", "a/b_c_dseg.nii", "x/c_dseg.nii", "x/b_c_dseg.nii"]
     found = pairing(tmp_path, names, names)
-    assert [pair.truth.name for pair in found.pairs] == ["a/b_c", "a_b/c", "x_b_c", "x_c"]
+    assert [pair.truth.name for pair in found.pairs] == [
+        "a/b_c",
+        "a_b/c",
+        "x_b_c",
+        "x_c",
+    ]
     assert all(
         pair.truth.path.relative_to(tmp_path / "truth")
         == pair.prediction.path.relative_to(tmp_path / "predictions")
@@ -257,7 +290,13 @@ def test_a_subjects_dir_pairs_with_bids_names(tmp_path: Path) -> None:
 
 
 def test_label_maps_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
-    folder(tmp_path, "x/a_dseg.nii.gz", "x/a_entropy.nii.gz", "b_dseg.mgz", "b_L-Th_probseg.nii.gz")
+    folder(
+        tmp_path,
+        "x/a_dseg.nii.gz",
+        "x/a_entropy.nii.gz",
+        "b_dseg.mgz",
+        "b_L-Th_probseg.nii.gz",
+    )
     assert [file.name for file in find_files(tmp_path)] == ["a", "b"]
 
 
@@ -278,27 +317,37 @@ def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
 
 def test_two_files_pair_as_files(tmp_path: Path) -> None:
     folder(tmp_path, "one.nii", "other.nii")
-    found = pair_files(find_files(tmp_path / "one.nii"), find_files(tmp_path / "other.nii"))
+    found = pair_files(
+        find_files(tmp_path / "one.nii"), find_files(tmp_path / "other.nii")
+    )
     assert [(pair.how, pair.is_guess) for pair in found.pairs] == [
         ("the two files that were given", False)
     ]
 
 
-def test_a_file_and_the_only_one_of_a_folder_pair_and_are_to_be_checked(tmp_path: Path) -> None:
+def test_a_file_and_the_only_one_of_a_folder_pair_and_are_to_be_checked(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "one.nii").touch()
     others = find_files(folder(tmp_path / "folder", "other.nii"))
     found = pair_files(find_files(tmp_path / "one.nii"), others)
-    assert found.guesses == ["one.nii is compared with other.nii, by being the only files"]
+    assert found.guesses == [
+        "one.nii is compared with other.nii, by being the only files"
+    ]
 
 
-def test_the_only_files_of_two_folders_pair_by_their_names_alone(tmp_path: Path) -> None:
+def test_the_only_files_of_two_folders_pair_by_their_names_alone(
+    tmp_path: Path,
+) -> None:
     assert pairing(tmp_path, ["ann.nii"], ["bo.nii"], guess=True).pairs == ()
 
 
 @pytest.mark.parametrize(
     "name", ["a.NII.GZ", "a.Nii", "a.MGZ", "a.mgh", "sub-1/anat/sub-1_dseg.NII.GZ"]
 )
-def test_endings_in_other_letters_are_not_passed_over(tmp_path: Path, name: str) -> None:
+def test_endings_in_other_letters_are_not_passed_over(
+    tmp_path: Path, name: str
+) -> None:
     folder(tmp_path, name)
     assert [file.path for file in find_files(tmp_path)] == [tmp_path / name]
 

@@ -75,7 +75,9 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
     )
 
 
-def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(study: Path) -> None:
+def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
+    study: Path,
+) -> None:
     """Thalami are grey matter in tissue4: a rejected one does not take all of it away."""
     settings = run.Settings(
         truth=study / "truth",
@@ -88,12 +90,20 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(study
     )
     said: list[str] = []
     assert run.evaluate(settings, say=said.append) == Exit.OK
-    rows = pd.read_csv(study / "tissues/metrics.csv").set_index(["subject", "structure", "metric"])
+    rows = pd.read_csv(study / "tissues/metrics.csv").set_index(
+        ["subject", "structure", "metric"]
+    )
     assert rows.loc[("c", "Grey-Matter", "dice"), "value"] == 1
-    expected = "Rejected but measured, as a part of a larger structure of this label scheme"
+    expected = (
+        "Rejected but measured, as a part of a larger structure of this label scheme"
+    )
     assert any("1 scan, 0 structures. " in line and expected in line for line in said)
     groups = cohort.Settings(
-        study / "out", study / "volumes", "tissue4", jobs=1, ratings=study / "ratings.tsv"
+        study / "out",
+        study / "volumes",
+        "tissue4",
+        jobs=1,
+        ratings=study / "ratings.tsv",
     )
     assert cohort.report(groups) == Exit.OK
     volumes = pd.read_csv(study / "volumes/volumes.csv").query("metric == 'volume'")
@@ -117,11 +127,17 @@ def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
     ]
     (row,) = pd.read_csv(study / "report/raters.csv").to_dict("records")
     # Of two scans one is equal; by chance (1/2)(1/2) for pass: kappa is (1/2 - 1/4) / (3/4).
-    assert (row["rater"], row["other_rater"], row["rated_by_both"]) == ("anna", "berta", 2)
+    assert (row["rater"], row["other_rater"], row["rated_by_both"]) == (
+        "anna",
+        "berta",
+        2,
+    )
     assert row["kappa"] == pytest.approx(1 / 3)
 
 
-def test_ratings_that_are_not_there_are_told_before_anything_is_measured(study: Path) -> None:
+def test_ratings_that_are_not_there_are_told_before_anything_is_measured(
+    study: Path,
+) -> None:
     settings = cohort.Settings(study / "out", study / "none", ratings=study / "no.tsv")
     with pytest.raises(ConfigError, match="trinat view"):
         cohort.report(settings)

@@ -45,13 +45,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for n, name in enumerate((EVIL, LONG)):
         for folder, shift in (("truth", 0), ("one", 1 + n), ("two", 2)):
             (root / folder).mkdir(exist_ok=True)
-            Volume(head(shift), AFFINE).write(root / folder / f"{name}.nii.gz", labels=True)
+            Volume(head(shift), AFFINE).write(
+                root / folder / f"{name}.nii.gz", labels=True
+            )
         (root / "images").mkdir(exist_ok=True)
         Volume((head(0) * 9 + 50).astype(np.int16), AFFINE).write(
             root / "images" / f"{name}.nii.gz"
         )
     models = named_models([root / "one", root / "two"], [30 * "one", EVIL_MODEL])
-    evaluate(Settings(root / "truth", models, root / "out", images=root / "images", jobs=1))
+    evaluate(
+        Settings(root / "truth", models, root / "out", images=root / "images", jobs=1)
+    )
     return root / "out" / "report.html"
 
 
@@ -65,7 +69,9 @@ def browser(chromium: str, report: Path) -> Iterator[Browser]:
     browser.close()
 
 
-def test_the_console_is_silent_and_nothing_is_fetched(browser: Browser, report: Path) -> None:
+def test_the_console_is_silent_and_nothing_is_fetched(
+    browser: Browser, report: Path
+) -> None:
     assert browser.problems == []
     outside = [url for url in browser.requests if not url.startswith("data:")]
     assert set(outside) == {report.as_uri()}
@@ -73,9 +79,13 @@ def test_the_console_is_silent_and_nothing_is_fetched(browser: Browser, report: 
 
 def test_a_name_that_is_a_script_stays_text(browser: Browser) -> None:
     assert browser.evaluate("document.title") == "Segmentation evaluation"
-    texts = browser.evaluate("[...document.querySelectorAll('.case h3')].map((h) => h.textContent)")
+    texts = browser.evaluate(
+        "[...document.querySelectorAll('.case h3')].map((h) => h.textContent)"
+    )
     assert any(EVIL in text for text in texts)
-    assert EVIL_MODEL in browser.evaluate("document.querySelector('#headline').textContent")
+    assert EVIL_MODEL in browser.evaluate(
+        "document.querySelector('#headline').textContent"
+    )
     assert browser.evaluate("document.querySelectorAll('script').length") == 2
 
 
@@ -110,7 +120,9 @@ def test_the_keyboard_reaches_the_titles(browser: Browser) -> None:
 
 
 def test_filter_and_choice_narrow_the_rows(browser: Browser) -> None:
-    shown = "document.querySelectorAll('#structure-table tbody tr:not([hidden])').length"
+    shown = (
+        "document.querySelectorAll('#structure-table tbody tr:not([hidden])').length"
+    )
     before = browser.evaluate(shown)
     browser.evaluate(
         "(() => { const s = document.querySelector('#structure-table input[type=search]');"
@@ -122,7 +134,9 @@ def test_filter_and_choice_narrow_the_rows(browser: Browser) -> None:
         " s.value = ''; s.dispatchEvent(new Event('change')); })()"
     )
     assert browser.evaluate(shown) > 2
-    assert "of" in browser.evaluate("document.querySelector('#structure-table .count').textContent")
+    assert "of" in browser.evaluate(
+        "document.querySelector('#structure-table .count').textContent"
+    )
 
 
 def moved(browser: Browser, position: int) -> tuple[str, str]:
@@ -200,8 +214,13 @@ def test_text_is_readable_in_either_theme(browser: Browser, scheme: str) -> None
 
 
 def luminance(color: str) -> float:
-    channels = np.array([float(c) for c in color[color.index("(") + 1 : -1].split(",")[:3]]) / 255
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    channels = (
+        np.array([float(c) for c in color[color.index("(") + 1 : -1].split(",")[:3]])
+        / 255
+    )
+    linear = np.where(
+        channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+    )
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 

@@ -40,7 +40,9 @@ BODIES = {
 }
 
 
-def brain(shift: tuple[int, int, int] = (0, 0, 0), *, without: tuple[int, ...] = ()) -> np.ndarray:
+def brain(
+    shift: tuple[int, int, int] = (0, 0, 0), *, without: tuple[int, ...] = ()
+) -> np.ndarray:
     labels = np.zeros((28, 28, 28), np.int16)
     grid = np.indices(labels.shape)
     for number, (centre, radius) in BODIES.items():
@@ -70,7 +72,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             brain((1, n % 2, 1), without=(17,) if n == 2 else ()),
         )
     mirrored = brain()
-    mirrored = np.select([mirrored == k for k in (2, 41, 17, 53)], [41, 2, 53, 17], mirrored)
+    mirrored = np.select(
+        [mirrored == k for k in (2, 41, 17, 53)], [41, 2, 53, 17], mirrored
+    )
     write(root / "b/sub-05_dseg.nii.gz", mirrored)
     (root / "b/sub-07_dseg.nii.gz").write_bytes(b"damaged")
     write(root / "truth/sub-08_dseg.nii.gz", brain())
@@ -81,7 +85,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def settings(study: Path) -> Settings:
     models = named_models([study / "a", study / "b"], ["first", "second"])
-    return Settings(study / "truth", models, study / "report", jobs=1, command="trinat evaluate")
+    return Settings(
+        study / "truth", models, study / "report", jobs=1, command="trinat evaluate"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +96,9 @@ def report(settings: Settings) -> Path:
     return settings.out
 
 
-def test_maps_without_orientation_are_measured_when_told_what_to_trust(tmp_path: Path) -> None:
+def test_maps_without_orientation_are_measured_when_told_what_to_trust(
+    tmp_path: Path,
+) -> None:
     for side in ("truth", "pred"):
         path = tmp_path / side / "sub-01.nii.gz"
         write(path, brain())
@@ -109,7 +117,9 @@ def test_maps_without_orientation_are_measured_when_told_what_to_trust(tmp_path:
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """A subject called NA is no missing value."""
-    return pd.read_csv(path, keep_default_na=False, na_values={"value": "", "fs_id": ""})
+    return pd.read_csv(
+        path, keep_default_na=False, na_values={"value": "", "fs_id": ""}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +127,9 @@ def metrics(report: Path) -> pd.DataFrame:
     return read_metrics(report / "metrics.csv")
 
 
-def value(metrics: pd.DataFrame, subject: str, model: str, structure: str, metric: str) -> float:
+def value(
+    metrics: pd.DataFrame, subject: str, model: str, structure: str, metric: str
+) -> float:
     rows = metrics[
         (metrics["subject"] == subject)
         & (metrics["model"] == model)
@@ -140,7 +152,9 @@ def test_a_perfect_prediction_is_perfect(metrics: pd.DataFrame) -> None:
 
 def test_a_shift_of_one_voxel_is_two_millimetres(metrics: pd.DataFrame) -> None:
     assert value(metrics, "sub-01", "first", "Brain-Stem", "hd100") == pytest.approx(2)
-    assert value(metrics, "sub-01", "first", "Brain-Stem", "centroid_distance") == pytest.approx(2)
+    assert value(
+        metrics, "sub-01", "first", "Brain-Stem", "centroid_distance"
+    ) == pytest.approx(2)
 
 
 def test_volumes_are_in_cubic_millimetres(metrics: pd.DataFrame) -> None:
@@ -175,7 +189,9 @@ def test_every_file_is_accounted_for(report: Path) -> None:
 def test_checksums_are_of_the_files(report: Path, study: Path) -> None:
     pairs = pd.read_csv(report / "pairs.csv", keep_default_na=False)
     row = pairs[(pairs["subject"] == "sub-03") & (pairs["model"] == "first")].iloc[0]
-    digest = hashlib.sha256((study / "truth/sub-03_dseg.nii.gz").read_bytes()).hexdigest()
+    digest = hashlib.sha256(
+        (study / "truth/sub-03_dseg.nii.gz").read_bytes()
+    ).hexdigest()
     assert row["truth_sha256"] == digest
 
 
@@ -184,7 +200,12 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
     summary = json.loads((report / "summary.json").read_text(), parse_constant=refuse)
-    assert summary["pairs"] == {"measured": 13, "no prediction": 2, "failed": 1, "no truth": 1}
+    assert summary["pairs"] == {
+        "measured": 13,
+        "no prediction": 2,
+        "failed": 1,
+        "no truth": 1,
+    }
     swapped = [(row["subject"], row["model"]) for row in summary["side_swapped"]]
     assert swapped == [("sub-05", "second")]
     compared = [
@@ -215,8 +236,16 @@ def test_the_page_needs_no_network(report: Path) -> None:
 
 def test_figures_are_files_too(report: Path) -> None:
     names = {path.name for path in (report / "figures").iterdir()}
-    expected = {"boxes-dice", "boxes-hd95", "bland-altman-1", "comparison-dice-1", "heat-map-1"}
-    assert {f"{name}{ending}" for name in expected for ending in (".png", ".svg")} <= names
+    expected = {
+        "boxes-dice",
+        "boxes-hd95",
+        "bland-altman-1",
+        "comparison-dice-1",
+        "heat-map-1",
+    }
+    assert {
+        f"{name}{ending}" for name in expected for ending in (".png", ".svg")
+    } <= names
     assert {f"worst-{n}.png" for n in range(1, 6)} <= names
 
 
@@ -232,7 +261,9 @@ def test_the_printed_code_computes_the_page_again(
     (table,) = run_code(code)
     for row in json.loads((report / "summary.json").read_text())["statistics"]:
         if (row["model"], row["metric"]) == ("first", "dice") and row["persons"]:
-            assert table["mean"][row["structure"]] == pytest.approx(row["mean"], rel=1e-12)
+            assert table["mean"][row["structure"]] == pytest.approx(
+                row["mean"], rel=1e-12
+            )
 
 
 def run_code(code: str) -> list[pd.DataFrame]:
@@ -241,8 +272,13 @@ def run_code(code: str) -> list[pd.DataFrame]:
     return tables
 
 
-def test_jobs_do_not_change_a_byte(settings: Settings, report: Path, tmp_path: Path) -> None:
-    assert evaluate(replace(settings, out=tmp_path, jobs=2, tables_only=True)) == Exit.SOME_FAILED
+def test_jobs_do_not_change_a_byte(
+    settings: Settings, report: Path, tmp_path: Path
+) -> None:
+    assert (
+        evaluate(replace(settings, out=tmp_path, jobs=2, tables_only=True))
+        == Exit.SOME_FAILED
+    )
     for name in ("metrics.csv", "pairs.csv"):
         assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
 
@@ -258,7 +294,9 @@ def test_another_grid_is_refused(pair: Settings) -> None:
     shifted = AFFINE.copy()
     shifted[0, 3] = 2
     write(pair.models["model"] / "x.nii.gz", brain(), shifted)
-    with pytest.raises(EvaluationError, match=r"not on the truth's grid.*2 mm apart.*--resample"):
+    with pytest.raises(
+        EvaluationError, match=r"not on the truth's grid.*2 mm apart.*--resample"
+    ):
         evaluate(pair)
 
 
@@ -280,16 +318,22 @@ def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -
     write(tmp_path / "truth/x.nii.gz", sparse)
     write(tmp_path / "pred/x.nii.gz", whole)
     models = {"model": tmp_path / "pred"}
-    settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
+    settings = Settings(
+        tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True
+    )
     assert evaluate(settings) == Exit.OK
     metrics = read_metrics(tmp_path / "out/metrics.csv")
     assert value(metrics, "x", "model", "group:all", "dice") == 1
     assert value(metrics, "x", "model", "group:all", "hd100") == 0
     note = pd.read_csv(tmp_path / "out/pairs.csv")["note"].iloc[0]
-    assert note.startswith("the truth is labelled on 5 slices of 28 along its second axis")
+    assert note.startswith(
+        "the truth is labelled on 5 slices of 28 along its second axis"
+    )
 
 
-def test_a_mapping_brings_other_numbers_to_freesurfer(pair: Settings, tmp_path: Path) -> None:
+def test_a_mapping_brings_other_numbers_to_freesurfer(
+    pair: Settings, tmp_path: Path
+) -> None:
     other = np.where(brain() == 16, 7001, brain()).astype(np.int16)
     write(pair.models["model"] / "x.nii.gz", other)
     table = tmp_path / "mapping.tsv"
@@ -321,7 +365,10 @@ def test_each_model_has_its_own_numbering(pair: Settings, tmp_path: Path) -> Non
     write(models["ours"] / "x.nii.gz", brain())
     write(models["other"] / "x.nii.gz", in_manual_numbers(brain()))
     folded = replace(
-        pair, models=models, fold_pred=("freesurfer", "neuromorphometrics"), tables_only=True
+        pair,
+        models=models,
+        fold_pred=("freesurfer", "neuromorphometrics"),
+        tables_only=True,
     )
     evaluate(folded)
     metrics = read_metrics(pair.out / "metrics.csv")
@@ -335,15 +382,22 @@ def test_a_number_outside_the_table_fails_its_pair_and_is_named(pair: Settings) 
     """2 is white matter to FreeSurfer, and nothing to Neuromorphometrics."""
     write(pair.models["model"] / "x.nii.gz", brain())
     folded = replace(pair, fold="neuromorphometrics", tables_only=True)
-    with pytest.raises(EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("):
+    with pytest.raises(
+        EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("
+    ):
         evaluate(folded)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("1\tx\ttruth", "whole numbers"), ("1\t2\teverything", "truth, prediction or both")],
+    [
+        ("1\tx\ttruth", "whole numbers"),
+        ("1\t2\teverything", "truth, prediction or both"),
+    ],
 )
-def test_a_wrong_mapping_is_refused_by_its_line(line: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_mapping_is_refused_by_its_line(
+    line: str, message: str, tmp_path: Path
+) -> None:
     table = tmp_path / "mapping.tsv"
     table.write_text(f"number\tfreesurfer\tof\n{line}\n")
     with pytest.raises(ConfigError, match=f"line 2.*{message}"):
@@ -374,16 +428,22 @@ def test_nothing_to_pair_is_said(pair: Settings) -> None:
         evaluate(pair)
 
 
-def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(pair: Settings) -> None:
+def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(
+    pair: Settings,
+) -> None:
     for folder in (pair.truth, pair.models["model"]):
         for kind in ("aseg", "manual"):
             write(folder / f"sub-01_desc-{kind}_dseg.nii.gz", brain())
-    with pytest.raises(EvaluationError, match=r"desc-aseg.* and .*desc-manual.* both of sub-01"):
+    with pytest.raises(
+        EvaluationError, match=r"desc-aseg.* and .*desc-manual.* both of sub-01"
+    ):
         evaluate(pair)
     assert not pair.out.exists()
 
 
-def test_images_that_are_not_there_are_said_before_anything_is_measured(pair: Settings) -> None:
+def test_images_that_are_not_there_are_said_before_anything_is_measured(
+    pair: Settings,
+) -> None:
     write(pair.models["model"] / "x.nii.gz", brain())
     with pytest.raises(ConfigError, match="no such file or folder: check the path"):
         evaluate(replace(pair, images=pair.truth / "nowhere"))
@@ -396,7 +456,12 @@ def test_no_jobs_are_refused(pair: Settings) -> None:
 
 
 def test_the_command_reads_like_its_help(study: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from trinat.pipelines.cli import main; main()", "evaluate"]
+    command = [
+        sys.executable,
+        "-c",
+        "from trinat.pipelines.cli import main; main()",
+        "evaluate",
+    ]
     command += ["--truth", str(study / "truth"), "--pred", str(study / "a"), "--out"]
     done = subprocess.run(
         [*command, str(tmp_path / "out"), "--jobs", "1", "--tables-only"],
@@ -418,14 +483,18 @@ def test_a_subject_called_na_and_one_that_is_a_formula_survive(tmp_path: Path) -
         for name in ("NA", "=1+1"):
             write(tmp_path / folder / f"{name}.nii.gz", brain())
     models = {"@model": tmp_path / "pred"}
-    evaluate(Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True))
+    evaluate(
+        Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
+    )
     metrics = read_metrics(tmp_path / "out" / "metrics.csv")
     assert set(metrics["subject"]) == {"NA", "'=1+1"}
     assert set(metrics["model"]) == {"'@model"}
 
 
 @pytest.mark.parametrize("told_by", ["ledger", "option"])
-def test_what_a_model_cannot_predict_is_listed_apart(tmp_path: Path, told_by: str) -> None:
+def test_what_a_model_cannot_predict_is_listed_apart(
+    tmp_path: Path, told_by: str
+) -> None:
     for n in (1, 2):
         write(tmp_path / f"truth/sub-{n:02d}.nii.gz", brain())
         write(tmp_path / f"pred/sub-{n:02d}.nii.gz", brain((1, 0, 0), without=(24,)))
@@ -436,10 +505,16 @@ def test_what_a_model_cannot_predict_is_listed_apart(tmp_path: Path, told_by: st
     else:
         known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
         with Ledger(tmp_path / "pred/run.jsonl") as ledger:
-            ledger.add(Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}))
+            ledger.add(
+                Entry(
+                    "sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}
+                )
+            )
     assert evaluate(settings) == Exit.OK
     metrics = read_metrics(tmp_path / "out/metrics.csv")
-    csf = metrics[(metrics["structure"] == "CSF") & ~metrics["metric"].str.startswith("labelled")]
+    csf = metrics[
+        (metrics["structure"] == "CSF") & ~metrics["metric"].str.startswith("labelled")
+    ]
     assert set(csf["note"]) == {"not predicted by this model"}
     assert csf["metric"][csf["value"].notna()].unique().tolist() == ["truth_volume"]
     summary = json.loads((tmp_path / "out/summary.json").read_text())
@@ -460,9 +535,13 @@ def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
     write(tmp_path / "pred/sub-01.nii.gz", prediction)
     known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
     with Ledger(tmp_path / "pred/run.jsonl") as ledger:
-        ledger.add(Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}))
+        ledger.add(
+            Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)})
+        )
     models = {"fast": tmp_path / "pred"}
-    settings = Settings(tmp_path / "truth", models, tmp_path / "out", labels="tissue4", jobs=1)
+    settings = Settings(
+        tmp_path / "truth", models, tmp_path / "out", labels="tissue4", jobs=1
+    )
     assert evaluate(replace(settings, tables_only=True)) == Exit.OK
     rows = read_metrics(tmp_path / "out/metrics.csv")
     (dice,) = rows[(rows["structure"] == "CSF") & (rows["metric"] == "dice")]["value"]
@@ -474,7 +553,10 @@ def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
 def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> None:
     """Model b misses a hippocampus of one person: a has a distance more there."""
     page = html.unescape((report / "report.html").read_text())
-    assert "The means of first and second are not over the same scans and structures." in page
+    assert (
+        "The means of first and second are not over the same scans and structures."
+        in page
+    )
     summary = json.loads((report / "summary.json").read_text())
     left_out = {
         row["structure"]: row["left_out"]
@@ -497,24 +579,39 @@ def test_what_a_reader_wants_comes_first(report: Path) -> None:
     assert cards[:4] == ["Dice", "IoU", "Hausdorff 95 %", "Surface Dice 1 mm"]
     headline = page[page.index('id="headline"') : page.index('id="groups"')]
     assert "Generalised" not in headline
-    assert headline.index("IoU") < headline.index("Hausdorff 95 %") < headline.index("Surface Dice")
-    assert all(f'id="heat-{m}-1"' in page for m in ("dice", "iou", "hd95", "surface_dice_1mm"))
+    assert (
+        headline.index("IoU")
+        < headline.index("Hausdorff 95 %")
+        < headline.index("Surface Dice")
+    )
+    assert all(
+        f'id="heat-{m}-1"' in page for m in ("dice", "iou", "hd95", "surface_dice_1mm")
+    )
     bland_altman = (report / "figures/bland-altman-1.svg").read_text()
-    assert all(name in bland_altman for name in ("R Hippocampus", "L Hippocampus", "Brain Stem"))
+    assert all(
+        name in bland_altman
+        for name in ("R Hippocampus", "L Hippocampus", "Brain Stem")
+    )
 
 
-def test_a_runs_results_are_known_by_their_scans_and_their_model(tmp_path: Path) -> None:
+def test_a_runs_results_are_known_by_their_scans_and_their_model(
+    tmp_path: Path,
+) -> None:
     # A space and an accent are not safe in the name of an output.
     names = ["Renée 2.nii.gz", "Renée 10.nii.gz"]
     scans = write_scans(tmp_path / "scans", *names)
     run_serially(scans, tmp_path / "out")
     (tmp_path / "truth").mkdir()
     for name in names:
-        (found,) = (tmp_path / "out").glob(f"Renee_{name.split()[1].split('.')[0]}-*_dseg.nii.gz")
+        (found,) = (tmp_path / "out").glob(
+            f"Renee_{name.split()[1].split('.')[0]}-*_dseg.nii.gz"
+        )
         shutil.copy(found, tmp_path / "truth" / name)
     models = named_models([tmp_path / "out"], [])
     assert list(models) == ["random"]
-    settings = Settings(tmp_path / "truth", models, tmp_path / "report", tables_only=True, jobs=1)
+    settings = Settings(
+        tmp_path / "truth", models, tmp_path / "report", tables_only=True, jobs=1
+    )
     assert evaluate(settings) == Exit.OK
     pairs = pd.read_csv(tmp_path / "report/pairs.csv")
     assert set(pairs["paired_by"]) == {"name"}
@@ -526,7 +623,9 @@ def test_tables_for_a_paper_and_what_they_show(tmp_path: Path) -> None:
         write(tmp_path / f"truth/sub-{n}_dseg.nii.gz", brain())
         write(tmp_path / f"pred/sub-{n}_dseg.nii.gz", brain(without=missed))
     models = named_models([tmp_path / "pred"], ["own_50%"])
-    settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
+    settings = Settings(
+        tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True
+    )
     assert evaluate(replace(settings, latex=True, csv=True)) == Exit.OK
     lines = (tmp_path / "out/structures.tex").read_text().splitlines()
     # Dice 1 and 0: SD 0.707. The missed one has no distance, so one person is left.
@@ -535,7 +634,8 @@ def test_tables_for_a_paper_and_what_they_show(tmp_path: Path) -> None:
     assert row == rf"L Hippocampus & 2 & {shown} & {shown} & 0.00 & {shown} \\"
     assert {r"\toprule", r"\midrule", r"\bottomrule"} <= set(lines)
     assert (
-        r"Structure & Persons & Dice & IoU & Hausdorff 95 \% (mm) & Surface Dice 1 mm \\" in lines
+        r"Structure & Persons & Dice & IoU & Hausdorff 95 \% (mm) & Surface Dice 1 mm \\"
+        in lines
     )
     assert any(line.startswith(r"\caption{own\_50\%: mean") for line in lines)
     assert any(line.startswith("All structures & 2 &") for line in lines)

@@ -29,7 +29,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_the_mean_of_weights_and_statistics_of_new_data() -> None:
-    config = QuickNatConfig(classes=2, filters=1, depth=1, order="convolution-norm-activation")
+    config = QuickNatConfig(
+        classes=2, filters=1, depth=1, order="convolution-norm-activation"
+    )
     networks = [QuickNat(config) for _ in range(2)]
     for value, network in zip((1.0, 3.0), networks, strict=True):
         for parameter in network.parameters():
@@ -41,7 +43,9 @@ def test_the_mean_of_weights_and_statistics_of_new_data() -> None:
     # 25 neighbours of weight 2 in the middle, 9 in a corner.
     norm = mean.encoders[0].layers[0].norm
     counts = torch.tensor([3, 4, 5, 5, 5, 5, 4, 3.0])
-    assert float(norm.running_mean) == pytest.approx(2 * float(counts.outer(counts).mean()))
+    assert float(norm.running_mean) == pytest.approx(
+        2 * float(counts.outer(counts).mean())
+    )
 
 
 def test_a_soup_keeps_a_member_only_if_it_helps() -> None:
@@ -50,7 +54,9 @@ def test_a_soup_keeps_a_member_only_if_it_helps() -> None:
     assert soup([0.5, 0.8], lambda some: 0.79) == [1]
 
 
-def test_runs_are_averaged_and_the_gain_is_measured(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_are_averaged_and_the_gain_is_measured(
+    runs: list[Path], tmp_path: Path
+) -> None:
     lines: list[str] = []
     (gain,) = average(runs, tmp_path / "mean", batches=2, say=lines.append)
     first, second, mean = (
@@ -66,7 +72,9 @@ def test_runs_are_averaged_and_the_gain_is_measured(runs: list[Path], tmp_path: 
     assert greedy.mean >= max(greedy.members)
 
 
-def test_networks_of_another_shape_are_refused(runs: list[Path], tmp_path: Path) -> None:
+def test_networks_of_another_shape_are_refused(
+    runs: list[Path], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="has other networks or labels"):
         average([runs[0], random_model()], tmp_path / "out")
     with pytest.raises(ConfigError, match="no mean of one"):

@@ -36,7 +36,9 @@ def model(folder: Path, *views: View, filters: int = 4, **said: Any) -> Path:
     """A model folder with random networks of these views."""
     settings = {"filters": filters, "depth": 1}
     networks = {
-        view: QuickNat(SMALL.model_copy(update=settings | {"classes": 19 if view is S else 33}))
+        view: QuickNat(
+            SMALL.model_copy(update=settings | {"classes": 19 if view is S else 33})
+        )
         for view in views
     }
     precision = said.pop("precision", "float32")
@@ -54,10 +56,16 @@ def three(tmp_path: Path) -> list[Path]:
     """A run and two model folders, one view each."""
     (tmp_path / "run").mkdir()
     model(tmp_path / "run/model", C, not_predicted=("CSF",))
-    return [tmp_path / "run", model(tmp_path / "a", A, filters=8), model(tmp_path / "s", S)]
+    return [
+        tmp_path / "run",
+        model(tmp_path / "a", A, filters=8),
+        model(tmp_path / "s", S),
+    ]
 
 
-def test_three_views_become_one_model_that_segments(three: list[Path], tmp_path: Path) -> None:
+def test_three_views_become_one_model_that_segments(
+    three: list[Path], tmp_path: Path
+) -> None:
     bundle(three, tmp_path / "out")
     segmenter = Segmenter.load(tmp_path / "out", device="cpu")
     assert segmenter.views == (C, A, S)
@@ -68,7 +76,9 @@ def test_three_views_become_one_model_that_segments(three: list[Path], tmp_path:
             assert torch.equal(tensor, own[name])
 
 
-def test_weights_keep_their_bytes_and_their_origin(three: list[Path], tmp_path: Path) -> None:
+def test_weights_keep_their_bytes_and_their_origin(
+    three: list[Path], tmp_path: Path
+) -> None:
     info = bundle(three, tmp_path / "out")
     assert info.files["axial.safetensors"] == digest(tmp_path / "a/axial.safetensors")
     assert info.origins[A].model_sha256 == digest(tmp_path / "a/model.yaml")
@@ -82,7 +92,9 @@ def test_any_subset_of_views_will_do(tmp_path: Path, views: tuple[View, ...]) ->
     assert tuple(load_model(tmp_path / "out").networks) == views
 
 
-def test_what_one_view_was_not_taught_is_not_predicted(three: list[Path], tmp_path: Path) -> None:
+def test_what_one_view_was_not_taught_is_not_predicted(
+    three: list[Path], tmp_path: Path
+) -> None:
     words = ["bundle", *map(str, three), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, words, standalone_mode=False)
     assert done.exception is None
@@ -95,7 +107,9 @@ def test_notes_claim_nothing_for_a_view_that_does_not_say_it(tmp_path: Path) -> 
     said = Training(data="maps", licence="Apache-2.0", recipe="r", slices_seen=5)
     sources = [
         model(tmp_path / "ca", C, A, training=said, metrics={"dice": 0.7}),
-        model(tmp_path / "s", S, training=Training(data="maps", recipe="r", slices_seen=5)),
+        model(
+            tmp_path / "s", S, training=Training(data="maps", recipe="r", slices_seen=5)
+        ),
     ]
     info = bundle(sources, tmp_path / "out")
     assert info.training.data == "maps"
@@ -132,7 +146,10 @@ def test_what_was_measured_of_one_model_holds_for_it_alone(tmp_path: Path) -> No
 
 
 def test_the_count_is_unknown_where_one_is(tmp_path: Path) -> None:
-    sources = [model(tmp_path / "c", C, training=Training(slices_seen=5)), model(tmp_path / "a", A)]
+    sources = [
+        model(tmp_path / "c", C, training=Training(slices_seen=5)),
+        model(tmp_path / "a", A),
+    ]
     assert bundle(sources, tmp_path / "out").training.slices_seen is None
 
 
@@ -143,12 +160,17 @@ def test_half_precision_is_kept_only_where_all_have_it(tmp_path: Path) -> None:
     assert info.files["axial.safetensors"] == digest(half[1] / "axial.safetensors")
     mixed = bundle([*half, model(tmp_path / "s", S)], tmp_path / "mixed")
     assert mixed.precision == "float32"
-    own, kept = (load_model(folder).networks[C] for folder in (half[0], tmp_path / "mixed"))
+    own, kept = (
+        load_model(folder).networks[C] for folder in (half[0], tmp_path / "mixed")
+    )
     assert torch.equal(own.classifier.weight, kept.classifier.weight)
 
 
 def test_each_view_keeps_its_slices(tmp_path: Path) -> None:
-    both = [model(tmp_path / view.value, view, preprocessing=PORT_PREPROCESSING) for view in (C, A)]
+    both = [
+        model(tmp_path / view.value, view, preprocessing=PORT_PREPROCESSING)
+        for view in (C, A)
+    ]
     info = bundle(both, tmp_path / "out")
     assert set(info.preprocessing.slices) == set(PORT_PREPROCESSING.slices) & {C, A}
     assert info.preprocessing.slice_axes(A) == PORT_PREPROCESSING.slice_axes(A)
@@ -188,7 +210,10 @@ def test_weights_that_do_not_hold_are_refused(
 
 def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> None:
     fitted = Fusion(weights={C: 0.7, A: 0.3})
-    sources = [model(tmp_path / "c", C, fusion=fitted), model(tmp_path / "a", A, fusion=fitted)]
+    sources = [
+        model(tmp_path / "c", C, fusion=fitted),
+        model(tmp_path / "a", A, fusion=fitted),
+    ]
     assert bundle(sources, tmp_path / "out").fusion == fitted
     sources.append(model(tmp_path / "s", S))
     with pytest.raises(ConfigError, match=r"joins its views otherwise.*--weights"):
@@ -201,7 +226,10 @@ def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> N
     [
         ({"labels": "tissue4"}, r"s: labels: tissue4, where .*/a has quicknat33"),
         ({"preprocessing": Preprocessing(axes="LIA")}, r"s: preprocessing\.axes: LIA"),
-        ({"preprocessing": Preprocessing(scaling="minimum-maximum")}, "minimum-maximum, where"),
+        (
+            {"preprocessing": Preprocessing(scaling="minimum-maximum")},
+            "minimum-maximum, where",
+        ),
     ],
 )
 def test_what_cannot_live_together_is_refused(
@@ -219,7 +247,9 @@ def test_what_cannot_live_together_is_refused(
 
 def test_two_sources_for_one_view_are_refused(tmp_path: Path) -> None:
     sources = [model(tmp_path / "one", C, A), model(tmp_path / "two", A)]
-    with pytest.raises(ModelError, match=r"two: has the axial network, and so has .*one"):
+    with pytest.raises(
+        ModelError, match=r"two: has the axial network, and so has .*one"
+    ):
         bundle(sources, tmp_path / "out")
 
 
@@ -251,13 +281,19 @@ def test_a_model_is_replaced_only_when_asked_and_nothing_else_ever(
     assert (tmp_path / "home/thesis.tex").exists()
 
 
-def test_a_name_that_is_none_is_refused_in_one_line(three: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("--name: name: String should match")) as caught:
+def test_a_name_that_is_none_is_refused_in_one_line(
+    three: list[Path], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape("--name: name: String should match")
+    ) as caught:
         bundle(three, tmp_path / "out", name="../x")
     assert "\n" not in str(caught.value)
 
 
-def test_sources_of_one_view_become_members_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_sources_of_one_view_become_members_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
     sources = [model(tmp_path / name, C) for name in ("first", "second")]
     words = ["bundle", *map(str, sources), "--ensemble", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, words, standalone_mode=False)

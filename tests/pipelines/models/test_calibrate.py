@@ -62,7 +62,9 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     cases = (Case("noise", 1, noise, 0.05), Case("cropped", 1, cut, 0.6))
     monkeypatch.setattr(module, "CASES", cases)
     monkeypatch.setattr(module, "_THALAMUS", (2, 41))  # the miniature has none
-    monkeypatch.setattr(module, "middle", lambda seed: module._cut_out(*miniature(seed=seed)))
+    monkeypatch.setattr(
+        module, "middle", lambda seed: module._cut_out(*miniature(seed=seed))
+    )
     scan, truth = miniature("LIA", seed=2)
     subject = tmp_path / "sub-07"
     (subject / "mri").mkdir(parents=True)

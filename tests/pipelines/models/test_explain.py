@@ -32,13 +32,20 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Explanati
     miniature()[0].write(folder / "scan.nii.gz")
     model, out = str(overfitted_model()), folder / "out"
     found = explain(
-        folder / "scan.nii.gz", STRUCTURE, out, model=model, view=View.CORONAL, device="cpu"
+        folder / "scan.nii.gz",
+        STRUCTURE,
+        out,
+        model=model,
+        view=View.CORONAL,
+        device="cpu",
     )
     return out, found
 
 
 @pytest.fixture(scope="module")
-def seen(explained: tuple[Path, Explanation]) -> tuple[Network, torch.Tensor, int, torch.Tensor]:
+def seen(
+    explained: tuple[Path, Explanation],
+) -> tuple[Network, torch.Tensor, int, torch.Tensor]:
     """Network, slice, class and region of what was explained."""
     model = load_model(overfitted_model())
     network = model.networks[View.CORONAL].fold()
@@ -88,7 +95,9 @@ def test_a_random_network_has_another_map() -> None:
         torch.manual_seed(seed)
         other = attribute(build(network.config).fold(), image, index, region)
         for method, found in other.items():
-            alike[method].append(abs(spearmanr(own[method].ravel(), found.ravel()).statistic))
+            alike[method].append(
+                abs(spearmanr(own[method].ravel(), found.ravel()).statistic)
+            )
     assert np.mean(alike["gradients"]) < 0.2
     # What is covered darkens the structure itself, which any network notices.
     assert np.mean(alike["occlusion"]) < 0.6

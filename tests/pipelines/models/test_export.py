@@ -19,14 +19,20 @@ pytest.importorskip("onnxruntime")
 @pytest.mark.slow
 def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
     paths = export_model(str(random_model()), tmp_path / "onnx")
-    assert [path.name for path in paths] == ["coronal.onnx", "axial.onnx", "sagittal.onnx"]
+    assert [path.name for path in paths] == [
+        "coronal.onnx",
+        "axial.onnx",
+        "sagittal.onnx",
+    ]
     networks = load_model(random_model()).networks
     assert share_of_equal_labels(networks[View.CORONAL], paths[0]) >= 0.9999
     # Another view's weights: the check sees it.
     assert share_of_equal_labels(networks[View.AXIAL], paths[0]) < 0.9
 
 
-def test_a_network_that_gives_other_labels_is_not_written(tmp_path: Path, monkeypatch) -> None:
+def test_a_network_that_gives_other_labels_is_not_written(
+    tmp_path: Path, monkeypatch
+) -> None:
     def export_nothing(network: QuickNat, path: Path) -> None:
         """The graph of a network that finds background alone."""
         from onnx import TensorProto, helper, save

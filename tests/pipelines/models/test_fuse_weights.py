@@ -30,7 +30,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("sub-01_ses-1", "sub-01_ses-2", "sub-02")
     for seed, name in enumerate(names):
         labels = head_labels(seed)
-        write_nifti(folder / f"scans/{name}_T1w.nii.gz", head_image(labels, seed), "LIA")
+        write_nifti(
+            folder / f"scans/{name}_T1w.nii.gz", head_image(labels, seed), "LIA"
+        )
         write_nifti(folder / f"truth/{name}_dseg.nii.gz", labels, "PSR")
     return folder
 
@@ -55,11 +57,15 @@ def lame(tmp_path: Path) -> Path:
     return tmp_path / "lame"
 
 
-def test_a_blind_view_loses_its_weight_and_the_model_gains(lame: Path, data: Path) -> None:
+def test_a_blind_view_loses_its_weight_and_the_model_gains(
+    lame: Path, data: Path
+) -> None:
     before = {path.name: path.read_bytes() for path in lame.glob("*.safetensors")}
     words = ["fuse-weights", str(lame), "--scans", str(data / "scans")]
     done = CliRunner().invoke(
-        app, [*words, "--truth", str(data / "truth"), "--device", "cpu"], standalone_mode=False
+        app,
+        [*words, "--truth", str(data / "truth"), "--device", "cpu"],
+        standalone_mode=False,
     )
     assert done.exception is None, done.exception
     assert done.return_value == Exit.OK
@@ -70,7 +76,9 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(lame: Path, data: Pat
     figures = info.metrics["fusion_weights"]
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
     assert (info.metrics["kept"], figures["scans"]) == (1, 3)
-    assert {path.name: path.read_bytes() for path in lame.glob("*.safetensors")} == before
+    assert {
+        path.name: path.read_bytes() for path in lame.glob("*.safetensors")
+    } == before
 
 
 def test_a_file_of_weights_leaves_the_model_and_fits_into_a_bundle(
@@ -108,7 +116,9 @@ def test_weights_that_gain_too_little_are_not_kept(
     monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", 2.0)
     before = (lame / "model.yaml").read_bytes()
     scans = data / "scans/sub-02_T1w.nii.gz"
-    settings = Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
+    settings = Settings(
+        str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu"
+    )
     found = fuse_weights(settings)
     assert found.chosen == BEFORE
     assert len(found.dice) == 5
@@ -133,7 +143,9 @@ def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     assert (info.fusion.mean, info.fusion.per_class) == ("geometric", {})
 
 
-def test_what_cannot_work_is_refused_before_the_work(data: Path, tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_before_the_work(
+    data: Path, tmp_path: Path
+) -> None:
     places = (data / "scans", data / "truth")
     with pytest.raises(ConfigError, match="comes with the software"):
         fuse_weights(Settings("fast", *places))
@@ -150,8 +162,14 @@ def test_a_truth_without_structures_is_no_truth(tmp_path: Path) -> None:
     write_nifti(tmp_path / "scans/a.nii.gz", head_image(labels))
     write_nifti(tmp_path / "truth/a.nii.gz", np.zeros_like(labels))
     settings = Settings(
-        str(random_model()), tmp_path / "scans", tmp_path / "truth", tmp_path / "w", device="cpu"
+        str(random_model()),
+        tmp_path / "scans",
+        tmp_path / "truth",
+        tmp_path / "w",
+        device="cpu",
     )
-    with pytest.raises(EvaluationError, match=r"no scan can be used.*has nothing of quicknat33"):
+    with pytest.raises(
+        EvaluationError, match=r"no scan can be used.*has nothing of quicknat33"
+    ):
         fuse_weights(settings)
     assert read_info(random_model()).fusion == Fusion()

@@ -52,7 +52,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_checkpoint_becomes_a_model_that_loads(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_a_model_that_loads(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "port"
     said = run(checkpoint, "--view", "coronal", "--out", out, "--licence", "MIT")
     assert "coronal, 33 classes, 4 filters, squeeze-and-excitation both" in said
@@ -69,15 +71,21 @@ def test_how_its_scans_must_lie_is_recorded(checkpoint: Path, tmp_path: Path) ->
     assert (preprocessing.axes, preprocessing.scaling) == ("LIA", "minimum-maximum")
 
 
-def test_classes_that_the_label_scheme_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_classes_that_the_label_scheme_does_not_have_are_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file.pth"
     torch.save(port_state(QuickNatConfig(filters=4, classes=28)), path)
-    with pytest.raises(ModelError, match="coronal network has 28 classes, quicknat33 33"):
+    with pytest.raises(
+        ModelError, match="coronal network has 28 classes, quicknat33 33"
+    ):
         run(path, "--view", "coronal", "--out", tmp_path / "port")
     assert not (tmp_path / "port").exists()
 
 
-def test_a_model_that_is_there_is_not_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_there_is_not_overwritten(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     run(checkpoint, "--view", "coronal", "--out", tmp_path / "port")
     with pytest.raises(ModelError, match="is there already"):
         run(checkpoint, "--view", "axial", "--out", tmp_path / "port")

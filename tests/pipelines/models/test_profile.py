@@ -30,7 +30,9 @@ def test_the_published_network_takes_121_gflop_for_a_slice() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_shares_of_modules_and_of_operators_add_up(training: bool) -> None:
-    network = QuickNat(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)).train(training)
+    network = QuickNat(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)).train(
+        training
+    )
     slices = torch.rand(2, 1, 32, 32)
     found = profile_network(network, slices, 2, training=training)
     assert sum(row.share for row in found.modules) == pytest.approx(1)
@@ -45,13 +47,19 @@ def test_shares_of_modules_and_of_operators_add_up(training: bool) -> None:
 def test_a_model_and_a_recipe_have_a_page_and_are_compared(tmp_path: Path) -> None:
     write_profile(str(random_model()), tmp_path / "a", steps=1, device="cpu")
     write_profile(
-        str(random_model()), tmp_path / "b", steps=1, device="cpu", against=tmp_path / "a"
+        str(random_model()),
+        tmp_path / "b",
+        steps=1,
+        device="cpu",
+        against=tmp_path / "a",
     )
     page = (tmp_path / "b/profile.html").read_text()
     assert "± ms" in page
     assert "encoders.0.layers.0" in page
     trace = json.loads((tmp_path / "b/trace.json").read_text())
-    assert any(event.get("name") == "module classifier" for event in trace["traceEvents"])
+    assert any(
+        event.get("name") == "module classifier" for event in trace["traceEvents"]
+    )
     write_profile(str(write_recipe(tmp_path)), tmp_path / "c", steps=1, device="cpu")
     assert "(backward and all else)" in (tmp_path / "c/profile.html").read_text()
     with pytest.raises(InputError, match=r"has no profile.json"):

@@ -38,18 +38,23 @@ def test_what_a_model_says_of_itself_is_neither_markup_nor_obeyed(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
     folder = hostile(tmp_path / "own", metrics={"[/b]": "[red]x\x1b[2J"})
-    monkeypatch.setattr("trinat.segmentation.models.zoo.shipped_models", lambda: {"own": folder})
+    monkeypatch.setattr(
+        "trinat.segmentation.models.zoo.shipped_models", lambda: {"own": folder}
+    )
     assert models(json_=False) == Exit.OK
     # However wide the terminal is.
     told = "".join(capsys.readouterr().out.split())
     assert "[/b][red]x\\x1b[2J" in told
 
 
-def test_a_broken_model_does_not_hide_the_others(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_broken_model_does_not_hide_the_others(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     good = shipped_models()["fast"]
     broken = hostile(tmp_path / "broken", format=7)
     monkeypatch.setattr(
-        "trinat.segmentation.models.zoo.shipped_models", lambda: {"broken": broken, "fast": good}
+        "trinat.segmentation.models.zoo.shipped_models",
+        lambda: {"broken": broken, "fast": good},
     )
     assert models(json_=True) == Exit.SOME_FAILED
     out, err = capsys.readouterr()

@@ -23,7 +23,9 @@ SIDES = {2: 41, 3: 42, 4: 43, 17: 53}
 
 def trinat(*words: object) -> str:
     """What a command printed; its errors are raised."""
-    result = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
+    result = CliRunner().invoke(
+        app, [str(word) for word in words], standalone_mode=False
+    )
     if result.exception is not None:
         raise result.exception
     assert result.return_value in (None, Exit.OK), result.output
@@ -58,7 +60,9 @@ def test_wrong_labels_are_found_shown_and_left_out_of_the_split(store: Path) -> 
     page = (store / "suspects/suspects.html").read_text()
     assert page.count("<figure") == 7
     assert "sub-3: " in printed
-    trinat("split", store, "--ratios", 3, 1, 1, "--exclude", store / "suspects/exclude.txt")
+    trinat(
+        "split", store, "--ratios", 3, 1, 1, "--exclude", store / "suspects/exclude.txt"
+    )
     split = read_split(store / "split.json")
     placed = {*split.train, *split.validation, *split.test}
     assert placed == {"sub-1", "sub-2", "sub-4", "sub-5", "sub-7"}
@@ -72,7 +76,9 @@ def test_a_model_of_other_labels_is_refused(store: Path, tmp_path: Path) -> None
         trinat("suspects", other, "--model", overfitted_model())
 
 
-def test_an_exclusion_list_names_subjects_of_the_store(store: Path, tmp_path: Path) -> None:
+def test_an_exclusion_list_names_subjects_of_the_store(
+    store: Path, tmp_path: Path
+) -> None:
     names = tmp_path / "names.txt"
     names.write_text("# by hand\nsub-9  # blurred\n\n")
     with pytest.raises(DatasetError, match="no subject 'sub-9' to exclude"):

@@ -44,10 +44,14 @@ def held(out: Path, ledger: str = "run.jsonl") -> dict[str, Entry]:
 
 
 def status_in(table: Path) -> dict[str, str]:
-    return {row["case"]: row["status"] for row in read_rows(table, required=("status",))}
+    return {
+        row["case"]: row["status"] for row in read_rows(table, required=("status",))
+    }
 
 
-def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(tmp_path, monkeypatch) -> None:
+def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(
+    tmp_path, monkeypatch
+) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
     with monkeypatch.context() as ahead:
         ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2039)
@@ -114,7 +118,11 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
 
 def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
     settings = Settings(
-        truth=truth, models={"m": out}, out=out.parent / "compared", jobs=1, tables_only=True
+        truth=truth,
+        models={"m": out},
+        out=out.parent / "compared",
+        jobs=1,
+        tables_only=True,
     )
     return evaluate(settings, say=said.append)
 
@@ -126,7 +134,9 @@ def truth(two) -> Path:
     folder = out.parent / "truth"
     folder.mkdir()
     for name in ("a", "b"):
-        (folder / f"{name}.nii.gz").write_bytes((out / f"{name}_dseg.nii.gz").read_bytes())
+        (folder / f"{name}.nii.gz").write_bytes(
+            (out / f"{name}_dseg.nii.gz").read_bytes()
+        )
     return folder
 
 
@@ -140,7 +150,10 @@ def test_evaluate_does_not_measure_what_has_failed_since(two, truth: Path) -> No
     said: list[str] = []
     assert _evaluated(out, truth, said) == Exit.SOME_FAILED
     rows = read_rows(out.parent / "compared/pairs.csv", required=("status", "note"))
-    assert {row["subject"]: row["status"] for row in rows} == {"a": "failed", "b": "measured"}
+    assert {row["subject"]: row["status"] for row in rows} == {
+        "a": "failed",
+        "b": "measured",
+    }
     assert any("a, m: failed in trinat predict" in line for line in said)
     assert any("a, m: is an old result" in line for line in said)
 
@@ -150,14 +163,19 @@ def test_evaluate_does_not_measure_a_result_of_another_scan(two, truth: Path) ->
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
     said: list[str] = []
     assert _evaluated(out, truth, said) == Exit.SOME_FAILED
-    assert any("a, m: is an old result: its scan was changed since" in line for line in said)
+    assert any(
+        "a, m: is an old result: its scan was changed since" in line for line in said
+    )
     # One file of the folder, and one of a folder below, are judged alike.
     with pytest.raises(EvaluationError, match="its scan was changed since"):
         _evaluated(out / "a_dseg.nii.gz", truth / "a.nii.gz", [])
 
 
 def test_results_in_a_folder_below_the_ledger_are_judged_by_it(tmp_path: Path) -> None:
-    scans, out = write_scans(tmp_path / "in", "p/q/a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    scans, out = (
+        write_scans(tmp_path / "in", "p/q/a.nii.gz", "b.nii.gz"),
+        tmp_path / "out",
+    )
     run_serially(scans, out)
     miniature("RAS", seed=9)[0].write(scans / "p/q/a.nii.gz")
     labels = out / "p/q/a_dseg.nii.gz"
@@ -186,7 +204,9 @@ def test_report_does_not_count_a_result_of_another_scan(two) -> None:
     assert report(settings, say=said.append) == Exit.SOME_FAILED
     rows = read_rows(out.parent / "group/volumes.csv", required=("subject",))
     assert {row["subject"] for row in rows} == {"b"}
-    assert said == ["a: is an old result: its scan was changed since; run trinat predict again"]
+    assert said == [
+        "a: is an old result: its scan was changed since; run trinat predict again"
+    ]
 
 
 def test_a_result_of_a_run_that_was_killed_before_its_line_is_not_measured(
@@ -228,7 +248,11 @@ def test_runs_that_may_have_scans_in_common_are_not_side_by_side(
     tmp_path: Path, running: str, shard: Shard | None, refused: bool
 ) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
-    error = pytest.raises(LockedError, match="is at work here") if refused else nullcontext()
+    error = (
+        pytest.raises(LockedError, match="is at work here")
+        if refused
+        else nullcontext()
+    )
     with at_work(out, running), error:
         run_serially(scans, out, shard=shard)
     assert list(out.glob("*.nii.gz")) == ([] if refused else [out / "b_dseg.nii.gz"])

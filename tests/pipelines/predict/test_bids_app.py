@@ -29,10 +29,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(caught.value.code or 0)
 
 
-def test_participants_then_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_participants_then_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02", "03")))
-    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
     without_orientation(raw / "sub-03/anat/sub-03_T1w.nii.gz")
     options = ("--model", random_model(), "--n_cpus", 1, "--trust-affine", "header")
     options += ("--participant_label", "01", "sub-03")
@@ -49,9 +53,13 @@ def test_sessions_and_further_outputs_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
-    sessions = [f"sub-01/ses-{name}/anat/sub-01_ses-{name}_T1w.nii.gz" for name in ("a", "b")]
+    sessions = [
+        f"sub-01/ses-{name}/anat/sub-01_ses-{name}_T1w.nii.gz" for name in ("a", "b")
+    ]
     write_scans(raw, *sessions)
-    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
     options = ("--model", random_model(), "--n_cpus", 1, "--session_label", "ses-b")
     options += ("--stats", "--entropy", "--probabilities", "--uncertainty", 2)
     assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
@@ -76,10 +84,15 @@ def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("command", [bids.main, main])
 def test_where_no_model_is_named_the_devices_decide(
-    command: Callable[[], NoReturn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    command: Callable[[], NoReturn],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
 ) -> None:
     (tmp_path / "dataset_description.json").write_text("{}")
-    monkeypatch.setattr(zoo, "default_model", lambda devices: f"best-for-{'-'.join(devices)}")
+    monkeypatch.setattr(
+        zoo, "default_model", lambda devices: f"best-for-{'-'.join(devices)}"
+    )
     words = {
         bids.main: ["trinat-bids", str(tmp_path), str(tmp_path / "out"), "participant"],
         main: ["trinat", "predict", str(tmp_path), "--out", str(tmp_path / "out")],
@@ -95,8 +108,12 @@ def test_the_version_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == f"trinat {version('trinat')}\n"
 
 
-def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
-    assert run(monkeypatch, tmp_path, tmp_path / "out", "participant") == Exit.ALL_FAILED
+def test_a_folder_that_is_no_dataset_is_refused(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    assert (
+        run(monkeypatch, tmp_path, tmp_path / "out", "participant") == Exit.ALL_FAILED
+    )
     assert "dataset_description.json is missing" in capsys.readouterr().err
 
 
@@ -105,10 +122,14 @@ def test_an_unknown_level_is_refused(tmp_path: Path, monkeypatch, capsys) -> Non
     assert "participant or group" in capsys.readouterr().err
 
 
-def test_the_second_participant_finds_the_files_of_the_dataset_in_place(tmp_path: Path) -> None:
+def test_the_second_participant_finds_the_files_of_the_dataset_in_place(
+    tmp_path: Path,
+) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02")))
-    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
     for number in ("01", "02"):
         assert run_serially(raw, out, participants=[number]).done == 1
     assert (out / "desc-trinat_dseg.tsv").is_file()

@@ -51,7 +51,9 @@ def oblique() -> Volume:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same heads as NIfTI, classic and enhanced DICOM, each segmented by the same model."""
     root = tmp_path_factory.mktemp("dicom")
-    volumes = {name: head(axes) for name, axes in STRAIGHT.items()} | {"oblique": oblique()}
+    volumes = {name: head(axes) for name, axes in STRAIGHT.items()} | {
+        "oblique": oblique()
+    }
     (root / "nifti").mkdir()
     for name, volume in volumes.items():
         volume.write(root / "nifti" / f"{name}.nii.gz")
@@ -75,8 +77,13 @@ def result(runs: Path, name: str, suffix: str) -> Path:
 
 
 @pytest.mark.parametrize("name", STRAIGHT)
-def test_a_straight_series_gets_the_label_bytes_of_its_nifti(runs: Path, name: str) -> None:
-    found, truth = result(runs, name, "dseg.nii.gz"), runs / "truth" / f"{name}_dseg.nii.gz"
+def test_a_straight_series_gets_the_label_bytes_of_its_nifti(
+    runs: Path, name: str
+) -> None:
+    found, truth = (
+        result(runs, name, "dseg.nii.gz"),
+        runs / "truth" / f"{name}_dseg.nii.gz",
+    )
     assert len(np.unique(nib.load(truth).dataobj)) > 3
     assert found.read_bytes() == truth.read_bytes()
 
@@ -132,7 +139,9 @@ def test_what_is_done_is_not_done_again_and_what_has_changed_is(tmp_path: Path) 
     assert run_serially(tmp_path / "in", tmp_path / "out").done == 1
 
 
-def test_a_dicom_seg_of_another_format_is_refused_in_one_line(tmp_path: Path, capsys) -> None:
+def test_a_dicom_seg_of_another_format_is_refused_in_one_line(
+    tmp_path: Path, capsys
+) -> None:
     head("LPS").write(tmp_path / "a.nii.gz")
     with listener(quiet=False, as_json=False, interactive=False) as (_, entry, _end):
         entries = []
@@ -143,7 +152,9 @@ def test_a_dicom_seg_of_another_format_is_refused_in_one_line(tmp_path: Path, ca
     assert "no DICOM series, which --dicom-seg needs" in capsys.readouterr().err
 
 
-def test_a_zip_that_was_not_looked_into_gets_the_dicom_seg_that_its_case_asks_for(tmp_path) -> None:
+def test_a_zip_that_was_not_looked_into_gets_the_dicom_seg_that_its_case_asks_for(
+    tmp_path,
+) -> None:
     with zipfile.ZipFile(tmp_path / "scan.zip", "w") as archive:
         for path in write_classic(tmp_path / "in", head("LPS")):
             archive.write(path, path.name)
@@ -164,7 +175,9 @@ def unpacked(path: Path) -> bytes:
 def test_nothing_of_the_patient_is_in_any_other_output(tmp_path: Path, capfd) -> None:
     """Marks stand in names, numbers, dates, descriptions, private elements and names in a zip."""
     write_classic(tmp_path / "in/a", head("LPS"))
-    write_classic(tmp_path / "in/b", head("LPS"), "scout", SeriesDescription="CANARY scout")
+    write_classic(
+        tmp_path / "in/b", head("LPS"), "scout", SeriesDescription="CANARY scout"
+    )
     write_classic(tmp_path / "in/c", head("LPS"), "gap")[20].unlink()
     with zipfile.ZipFile(tmp_path / "study.zip", "w") as archive:
         for path in (tmp_path / "in/a").iterdir():

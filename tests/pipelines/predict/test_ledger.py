@@ -9,12 +9,20 @@ import pytest
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import LEFT_OUT
-from trinat.pipelines.predict.ledger import Entry, Ledger, Status, ledgers_in, read_entries
+from trinat.pipelines.predict.ledger import (
+    Entry,
+    Ledger,
+    Status,
+    ledgers_in,
+    read_entries,
+)
 from trinat.pipelines.predict.outputs import OutputSettings, RunSettings
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
 
-DONE = Entry("a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01")
+DONE = Entry(
+    "a", "done", input_sha256="i", model="m", settings="s", finished="2026-01-01"
+)
 
 
 def test_the_last_attempt_at_a_case_holds_over_all_ledgers(tmp_path: Path) -> None:
@@ -24,7 +32,10 @@ def test_the_last_attempt_at_a_case_holds_over_all_ledgers(tmp_path: Path) -> No
         ledger.add(DONE)
         ledger.add(replace(DONE, case="b"))
     entries = read_entries(ledgers_in(tmp_path))
-    assert {case: entry.reason for case, entry in entries.items()} == {"a": "newer", "b": ""}
+    assert {case: entry.reason for case, entry in entries.items()} == {
+        "a": "newer",
+        "b": "",
+    }
     assert set(read_entries(ledgers_in(tmp_path), {"b", "c"})) == {"b"}
 
 
@@ -71,12 +82,16 @@ def test_done_means_same_input_model_settings_and_output(run) -> None:
     assert entry.is_current(case, settings)
     assert not replace(entry, status="failed").is_current(case, settings)
     assert not entry.is_current(case, replace(settings, model_sha256="other"))
-    assert not entry.is_current(case, replace(settings, output=OutputSettings(clean=True)))
+    assert not entry.is_current(
+        case, replace(settings, output=OutputSettings(clean=True))
+    )
 
 
 @pytest.mark.parametrize("file", ["scan", "o"])
 @pytest.mark.parametrize("content", [b"changed", None])
-def test_what_was_changed_or_removed_since_is_not_current(run, file: str, content) -> None:
+def test_what_was_changed_or_removed_since_is_not_current(
+    run, file: str, content
+) -> None:
     case, settings, entry = run
     (settings.out / file).unlink()
     if content:
@@ -84,7 +99,9 @@ def test_what_was_changed_or_removed_since_is_not_current(run, file: str, conten
     assert not entry.is_current(case, settings)
 
 
-def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(
+    tmp_path: Path,
+) -> None:
     with Ledger(tmp_path / "run.jsonl") as ledger:
         ledger.add(replace(DONE, finished="2027-01-01"))
         ledger.add(replace(DONE, reason="newer"))
@@ -93,10 +110,14 @@ def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(tmp_path: Pa
     assert held["a"].reason == "newer"
 
 
-def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "o").write_bytes(b"x")
     there = replace(DONE, outputs={"o": sha256_of(tmp_path / "o")})
-    for number, entry in enumerate((there, replace(DONE, outputs={"o": ""}, finished="2027"))):
+    for number, entry in enumerate(
+        (there, replace(DONE, outputs={"o": ""}, finished="2027"))
+    ):
         with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
             ledger.add(entry)
     ledgers = ledgers_in(tmp_path)
@@ -114,7 +135,9 @@ def test_attempts_are_counted_on_from_what_was_known(tmp_path: Path) -> None:
     assert read_entries([tmp_path / "run.jsonl"]) == ledger.entries
 
 
-@pytest.mark.parametrize(("content", "holds"), [(b"x", "done"), (b"y", "failed"), (None, "failed")])
+@pytest.mark.parametrize(
+    ("content", "holds"), [(b"x", "done"), (b"y", "failed"), (None, "failed")]
+)
 def test_of_equal_attempts_the_result_of_the_scan_that_is_there_holds(
     tmp_path: Path, content: bytes | None, holds: str
 ) -> None:
@@ -122,7 +145,9 @@ def test_of_equal_attempts_the_result_of_the_scan_that_is_there_holds(
     (tmp_path / "scan").write_bytes(b"x")
     digest = sha256_of(tmp_path / "scan")
     outputs = {"o": sha256_of(tmp_path / "o")}
-    done = replace(DONE, scan="scan", input_sha256=digest, outputs=outputs, finished="2099")
+    done = replace(
+        DONE, scan="scan", input_sha256=digest, outputs=outputs, finished="2099"
+    )
     for number, entry in enumerate((done, replace(DONE, status="failed"))):
         with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
             ledger.add(entry)
@@ -135,7 +160,9 @@ def test_of_equal_attempts_the_result_of_the_scan_that_is_there_holds(
     assert found["a"].status == holds
 
 
-def test_a_whole_ledger_gets_no_empty_line_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_a_whole_ledger_gets_no_empty_line_when_it_is_opened_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.jsonl"
     for _ in range(2):
         with Ledger(path) as ledger:
@@ -172,11 +199,15 @@ def test_a_full_disk_is_told_with_the_ledgers_name(tmp_path: Path) -> None:
     path.symlink_to("/dev/full")
     with pytest.raises(DiskFullError) as caught, Ledger(path) as ledger:
         ledger.add(DONE)
-    assert str(caught.value).startswith(f"{path}: cannot be written (No space left on device): ")
+    assert str(caught.value).startswith(
+        f"{path}: cannot be written (No space left on device): "
+    )
     assert ledger.entries == {}
 
 
-def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(tmp_path: Path) -> None:
+def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"by hand")
     with pytest.raises(IntegrityError, match="no entry of a ledger"):

@@ -35,7 +35,9 @@ def test_the_last_attempt_at_each_case_is_joined_and_counted(out: Path) -> None:
         "a": "is still damaged",
         "b": "is damaged",
     }
-    assert len((out / "run.jsonl").read_text().splitlines()) == 1 + 2  # one of the tables
+    assert (
+        len((out / "run.jsonl").read_text().splitlines()) == 1 + 2
+    )  # one of the tables
     assert len((out / "summary.tsv").read_text().splitlines()) == 1 + 2
     assert not (out / WORK).exists()
 
@@ -48,7 +50,9 @@ def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
         first.add(replace(FAILED, case="b", reason="is gone", attempt=2))
     read = []
     parse = ledger._parse
-    monkeypatch.setattr(ledger, "_parse", lambda *line: read.append(line) or parse(*line))
+    monkeypatch.setattr(
+        ledger, "_parse", lambda *line: read.append(line) or parse(*line)
+    )
     merge(out)
     # Tables and two that were joined, three of the first shard and one of the second.
     assert len(read) == 3 + 3 + 1

@@ -67,7 +67,11 @@ def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> 
 def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scans, began, met = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), threading.Event(), []
+    scans, began, met = (
+        write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"),
+        threading.Event(),
+        [],
+    )
     infer, write = CaseWorker.infer, CaseWorker.write
 
     def heard(self: CaseWorker, job: Job) -> Job:

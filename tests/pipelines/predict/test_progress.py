@@ -15,21 +15,34 @@ BROKEN = Entry("b", "failed", "in/b\n.nii.gz", "cut short: copy it again")
 
 
 @pytest.mark.parametrize("interactive", [False, True])
-def test_a_failed_scan_is_one_line_like_every_message(interactive: bool, capsys) -> None:
-    with listener(quiet=False, as_json=False, interactive=interactive) as (_, on_entry, _end):
+def test_a_failed_scan_is_one_line_like_every_message(
+    interactive: bool, capsys
+) -> None:
+    with listener(quiet=False, as_json=False, interactive=interactive) as (
+        _,
+        on_entry,
+        _end,
+    ):
         on_entry(BROKEN)
-    assert "trinat: in/b\\n.nii.gz: cut short: copy it again\n" in capsys.readouterr().err
+    assert (
+        "trinat: in/b\\n.nii.gz: cut short: copy it again\n" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
-    ("kept", "skipped"), [(0, "; 3 skipped"), (1, "; 3 skipped (1 with changed results)")]
+    ("kept", "skipped"),
+    [(0, "; 3 skipped"), (1, "; 3 skipped (1 with changed results)")],
 )
 @pytest.mark.parametrize("interactive", [False, True])
 def test_changed_results_are_told_apart_from_what_is_unchanged(
     interactive: bool, kept: int, skipped: str, capsys
 ) -> None:
     outcome = Outcome(0, 3, 2, interrupted=False, kept=kept)
-    with listener(quiet=False, as_json=False, interactive=interactive) as (_, _entry, on_end):
+    with listener(quiet=False, as_json=False, interactive=interactive) as (
+        _,
+        _entry,
+        on_end,
+    ):
         on_end(outcome, Path("out"))
     assert f"0 done{skipped}; 2 failed: out/report.html\n" in capsys.readouterr().err
 
@@ -43,7 +56,11 @@ def test_the_last_line_counts_grades(capsys) -> None:
 
 def test_a_log_file_gets_a_line_for_a_scan_with_the_failures(capsys) -> None:
     entries = [BROKEN, *(Entry(f"sub-{n}", "done") for n in (1, 2))]
-    with listener(quiet=False, as_json=False, interactive=False) as (on_start, on_entry, _end):
+    with listener(quiet=False, as_json=False, interactive=False) as (
+        on_start,
+        on_entry,
+        _end,
+    ):
         on_start(3)
         for entry in entries:
             on_entry(entry)
@@ -54,7 +71,11 @@ def test_a_log_file_gets_a_line_for_a_scan_with_the_failures(capsys) -> None:
 
 
 def test_a_quiet_run_tells_failures_alone(capsys) -> None:
-    with listener(quiet=True, as_json=False, interactive=False) as (on_start, on_entry, _end):
+    with listener(quiet=True, as_json=False, interactive=False) as (
+        on_start,
+        on_entry,
+        _end,
+    ):
         on_start(1)
         on_entry(BROKEN)
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -29,7 +29,9 @@ from trinat.segmentation.io.files import sha256_of
 
 
 def statuses(out: Path) -> dict[str, str]:
-    return {case: entry.status for case, entry in read_entries([out / "run.jsonl"]).items()}
+    return {
+        case: entry.status for case, entry in read_entries([out / "run.jsonl"]).items()
+    }
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -67,7 +69,10 @@ def test_every_input_has_its_entry_and_the_broken_one_its_reason(three) -> None:
 def test_labels_lie_on_the_scans_own_grid_as_labels(three) -> None:
     scans, out = three
     for name in ("a", "b/c"):
-        scan, labels = nib.load(scans / f"{name}.nii.gz"), nib.load(out / f"{name}_dseg.nii.gz")
+        scan, labels = (
+            nib.load(scans / f"{name}.nii.gz"),
+            nib.load(out / f"{name}_dseg.nii.gz"),
+        )
         assert labels.shape == scan.shape
         np.testing.assert_allclose(labels.affine, scan.affine)
         assert labels.get_data_dtype() in (np.uint8, np.int16)
@@ -79,9 +84,18 @@ def test_labels_lie_on_the_scans_own_grid_as_labels(three) -> None:
 
 def test_nothing_but_outputs_is_left(three) -> None:
     _, out = three
-    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
+    assert {
+        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()
+    } == {
         *("a_dseg.nii.gz", "b/c_dseg.nii.gz"),
-        *("run.jsonl", "summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "labels.tsv"),
+        *(
+            "run.jsonl",
+            "summary.tsv",
+            "volumes.tsv",
+            "qc.tsv",
+            "report.html",
+            "labels.tsv",
+        ),
     }
     assert not (out / ".trinat-work").exists()
 
@@ -156,12 +170,17 @@ def test_a_damaged_or_missing_output_is_made_again_the_same(again) -> None:
     )
 
 
-def test_other_settings_or_another_model_do_everything_again(again, tmp_path: Path) -> None:
+def test_other_settings_or_another_model_do_everything_again(
+    again, tmp_path: Path
+) -> None:
     scans, out = again
     assert run_serially(scans, out, output=replace(QUICK, format="index")).done == 2
     other = shutil.copytree(overfitted_model(), tmp_path / "other")
     assert (
-        run_serially(scans, out, output=replace(QUICK, format="index"), model=str(other)).done == 2
+        run_serially(
+            scans, out, output=replace(QUICK, format="index"), model=str(other)
+        ).done
+        == 2
     )
 
 
@@ -169,7 +188,9 @@ def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) ->
     scans = write_scans(tmp_path / "in", "a.nii.gz")
     model = str(overfitted_model())
     run_serially(scans, tmp_path / "aseg", model=model)
-    run_serially(scans, tmp_path / "index", model=model, output=replace(QUICK, format="index"))
+    run_serially(
+        scans, tmp_path / "index", model=model, output=replace(QUICK, format="index")
+    )
     numbers = np.asarray(nib.load(tmp_path / "aseg/a_dseg.nii.gz").dataobj)
     indices = np.asarray(nib.load(tmp_path / "index/a_dseg.nii.gz").dataobj)
     truth = miniature()[1].data
@@ -179,7 +200,9 @@ def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) ->
     assert ((indices == 19) == (numbers == 41)).all()
 
 
-def test_volumes_are_voxels_times_their_size_and_shares_of_the_brain(tmp_path: Path) -> None:
+def test_volumes_are_voxels_times_their_size_and_shares_of_the_brain(
+    tmp_path: Path,
+) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz")
     run_serially(scans, tmp_path / "out", model=str(overfitted_model()))
     (row,) = table(tmp_path / "out/volumes.tsv")
@@ -198,17 +221,28 @@ def test_mgz_stays_mgz_on_request_and_stats_are_freesurfers(tmp_path: Path) -> N
     assert "# ColHeaders Index SegId" in (tmp_path / "out/a_aseg.stats").read_text()
 
 
-def test_clean_up_uncertainty_entropy_and_probabilities_are_written(tmp_path: Path) -> None:
+def test_clean_up_uncertainty_entropy_and_probabilities_are_written(
+    tmp_path: Path,
+) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz")
-    output = replace(QUICK, samples=2, entropy=True, probabilities=True, clean=True, picture=True)
+    output = replace(
+        QUICK, samples=2, entropy=True, probabilities=True, clean=True, picture=True
+    )
     run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
     assert 0 <= entry.result["iou"]["Left-Cerebral-Cortex"] <= 1
     names = set(entry.outputs)
-    assert {"a_dseg.nii.gz", "a_entropy.nii.gz", "a_qc.png", "a_probseg.nii.gz"} <= names
+    assert {
+        "a_dseg.nii.gz",
+        "a_entropy.nii.gz",
+        "a_qc.png",
+        "a_probseg.nii.gz",
+    } <= names
 
 
-def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(tmp_path: Path) -> None:
+def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(
+    tmp_path: Path,
+) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz")
     output = replace(QUICK, probabilities=True)
     run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
@@ -252,7 +286,9 @@ def test_what_was_refused_and_is_put_right_is_told_no_more(tmp_path: Path) -> No
     assert merge(out).exit == Exit.OK
 
 
-def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(again, monkeypatch) -> None:
+def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(
+    again, monkeypatch
+) -> None:
     @contextmanager
     def stopped() -> Iterator[Callable[[], bool]]:
         yield lambda: True
@@ -297,7 +333,10 @@ def test_a_task_of_a_slurm_array_is_a_part_wherever_the_array_counts_from(
     surroundings = {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["sh", script, "scans/"], capture_output=True, text=True, env=surroundings | {"PATH": path}
+        ["sh", script, "scans/"],
+        capture_output=True,
+        text=True,
+        env=surroundings | {"PATH": path},
     )
     assert done.stdout.split() == [
         *("predict", "scans/", "--shard", shard, "--threads", "1", "--quiet")
@@ -320,13 +359,20 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
         "sub-01/anat/sub-01_T1w.nii.gz",
         "sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz",
     )
-    (raw / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.10.0"}')
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
     out = tmp_path / "out"
     output = replace(QUICK, picture=True, entropy=True, stats=True, probabilities=True)
     run_serially(raw, out, output=output)
-    labels = out / "sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_space-orig_desc-trinat_dseg.nii.gz"
+    labels = (
+        out
+        / "sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_space-orig_desc-trinat_dseg.nii.gz"
+    )
     assert labels.exists()
-    sidecar = json.loads(labels.with_name(labels.name.replace(".nii.gz", ".json")).read_text())
+    sidecar = json.loads(
+        labels.with_name(labels.name.replace(".nii.gz", ".json")).read_text()
+    )
     source = "bids:raw:sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz"
     assert sidecar["Sources"] == [source]
     # Every scan's slices are on the page: there are fewer than it shows.
@@ -346,14 +392,19 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     }
     validator = Path(sys.executable).with_name("bids-validator-deno")
     checked = subprocess.run(
-        [validator, "--format", "json", out], capture_output=True, text=True, check=False
+        [validator, "--format", "json", out],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     issues = json.loads(checked.stdout)["issues"]["issues"]
     assert [issue for issue in issues if issue["severity"] == "error"] == []
     assert checked.returncode == 0
 
 
-def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(tmp_path: Path) -> None:
+def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(
+    tmp_path: Path,
+) -> None:
     raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
     out = tmp_path / "out"
     run_serially(raw, out, output=replace(QUICK, views=("sagittal",), format="index"))
@@ -387,8 +438,26 @@ def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
     )
     lines = [line.rsplit(maxsplit=3) for line in done.stderr.splitlines()[2:]]
     walls = {name.strip(): float(wall) for name, wall, _, _ in lines}
-    stages = {"start", "model", "find", "read", "hash", "conform", "first look", "fusion"}
-    stages |= {"coronal", "axial", "sagittal", "agreement", "restore", "grade", "write", "picture"}
+    stages = {
+        "start",
+        "model",
+        "find",
+        "read",
+        "hash",
+        "conform",
+        "first look",
+        "fusion",
+    }
+    stages |= {
+        "coronal",
+        "axial",
+        "sagittal",
+        "agreement",
+        "restore",
+        "grade",
+        "write",
+        "picture",
+    }
     assert stages <= walls.keys()
     whole, rest = walls.pop("total"), walls["other"]
     assert whole == pytest.approx(sum(walls.values()), abs=0.01 * len(walls))

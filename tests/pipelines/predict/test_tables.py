@@ -31,24 +31,39 @@ SEEN = {
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     plt.imsave(tmp_path / "a b_qc.png", np.zeros((4, 6)))
-    write_tables(tmp_path, [Entry(EVIL, "done", result=SEEN), Entry("z", "failed", reason="torn")])
+    write_tables(
+        tmp_path,
+        [Entry(EVIL, "done", result=SEEN), Entry("z", "failed", reason="torn")],
+    )
     return tmp_path
 
 
 def test_the_pages_policy_names_its_style_and_allows_no_other(out: Path) -> None:
     page = (out / "report.html").read_text()
     (policy,) = re.findall('Content-Security-Policy" content="([^"]+)"', unescape(page))
-    assert policy.startswith("default-src 'none'; img-src 'self' data:; style-src 'sha256-")
+    assert policy.startswith(
+        "default-src 'none'; img-src 'self' data:; style-src 'sha256-"
+    )
     assert "unsafe" not in policy
     assert " style=" not in page
 
 
-def test_qc_has_the_doubts_of_each_structure_and_samples_only_where_drawn(tmp_path: Path) -> None:
-    stem = {"agreement": {"Brain-Stem": 0.9}, "structure_grades": {"Brain-Stem": "pass"}}
+def test_qc_has_the_doubts_of_each_structure_and_samples_only_where_drawn(
+    tmp_path: Path,
+) -> None:
+    stem = {
+        "agreement": {"Brain-Stem": 0.9},
+        "structure_grades": {"Brain-Stem": "pass"},
+    }
     drawn = {"iou": {"Brain-Stem": 0.8}, "volume_cv": {"Brain-Stem": None}}
-    entries = [Entry("a", "done", result=SEEN | stem), Entry("b", "done", result=SEEN | drawn)]
+    entries = [
+        Entry("a", "done", result=SEEN | stem),
+        Entry("b", "done", result=SEEN | drawn),
+    ]
     write_tables(tmp_path, entries)
-    header, *rows = (line.split("\t") for line in (tmp_path / "qc.tsv").read_text().splitlines())
+    header, *rows = (
+        line.split("\t") for line in (tmp_path / "qc.tsv").read_text().splitlines()
+    )
     names = ("", "_agreement", "_iou", "_volume_cv")
     assert header[-4:] == [f"Brain-Stem{name}" for name in names]
     assert [row[-4:] for row in rows] == [
@@ -61,7 +76,9 @@ def test_tables_of_a_bids_dataset_are_keyed_as_bids_has_it(tmp_path: Path) -> No
     cases = ("sub-01/ses-a/anat/sub-01_ses-a_run-1", "sub-02/anat/sub-02")
     write_tables(tmp_path, [Entry(case, "done", result=SEEN) for case in cases])
     for name in ("volumes.tsv", "qc.tsv"):
-        rows = [line.split("\t")[:3] for line in (tmp_path / name).read_text().splitlines()]
+        rows = [
+            line.split("\t")[:3] for line in (tmp_path / name).read_text().splitlines()
+        ]
         assert rows == [
             ["participant_id", "session_id", "case"],
             ["sub-01", "ses-a", cases[0]],
@@ -71,7 +88,13 @@ def test_tables_of_a_bids_dataset_are_keyed_as_bids_has_it(tmp_path: Path) -> No
 
 URI = "data:image/png;base64,iVBORw0KGgo="
 SLICES = {
-    **{"shape": [4, 5, 6], "columns": 3, "start": [1, 2, 3], "gray": URI, "prediction": URI},
+    **{
+        "shape": [4, 5, 6],
+        "columns": 3,
+        "start": [1, 2, 3],
+        "gray": URI,
+        "prediction": URI,
+    },
     "palette": {"colors": [[0, 0, 0], [9, 8, 7]], "names": ["Background", EVIL]},
 }
 
@@ -82,11 +105,16 @@ def write_slices(out: Path, case: str, content: str) -> None:
     path.write_text(content)
 
 
-def test_the_most_doubtful_scans_have_slices_and_their_place_in_the_batch(tmp_path: Path) -> None:
+def test_the_most_doubtful_scans_have_slices_and_their_place_in_the_batch(
+    tmp_path: Path,
+) -> None:
     entries = []
     for n, name in enumerate("abc"):
         seen = {"volumes_mm3": {"Brain-Stem": 100 * n}, "mean_agreement": 0.9 - n / 10}
-        seen |= {"structure_grades": {"Brain-Stem": "look"}, "agreement": {"Brain-Stem": 0.61}}
+        seen |= {
+            "structure_grades": {"Brain-Stem": "look"},
+            "agreement": {"Brain-Stem": 0.61},
+        }
         entries.append(Entry(name, "done", result=SEEN | seen))
         write_slices(tmp_path, name, json.dumps(SLICES))
     write_tables(tmp_path, entries)
@@ -106,7 +134,9 @@ def test_the_most_doubtful_scans_have_slices_and_their_place_in_the_batch(tmp_pa
     "content",
     ["", "{", "[]", "null", json.dumps(SLICES | {"gray": "https://example.org/a.png"})],
 )
-def test_slices_that_are_damaged_leave_the_picture(tmp_path: Path, content: str) -> None:
+def test_slices_that_are_damaged_leave_the_picture(
+    tmp_path: Path, content: str
+) -> None:
     write_slices(tmp_path, "a", content)
     write_tables(tmp_path, [Entry("a", "done", result=SEEN)])
     page = (tmp_path / "report.html").read_text()
@@ -114,19 +144,29 @@ def test_slices_that_are_damaged_leave_the_picture(tmp_path: Path, content: str)
     assert 'class="still" src="a%20b_qc.png"' in page
 
 
-def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(tmp_path: Path) -> None:
+def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
+    tmp_path: Path,
+) -> None:
     """Also where a run goes on after another: the page is the same."""
     pages = []
-    for name, order in (("up", range(9)), ("down", range(8, -1, -1)), ("twice", range(9))):
+    for name, order in (
+        ("up", range(9)),
+        ("down", range(8, -1, -1)),
+        ("twice", range(9)),
+    ):
         out = tmp_path / name
         out.mkdir()
         known: dict[str, Entry] = {}
         parts = [order[:4], order[4:]] if name == "twice" else [order]
         for part in parts:
             with Ledger(out / "run.jsonl", known) as ledger:
-                run = _Run(RunSettings(out, Path("m"), "m", tmp_path), ledger, lambda _: None)
+                run = _Run(
+                    RunSettings(out, Path("m"), "m", tmp_path), ledger, lambda _: None
+                )
                 for n in part:
-                    write_slices(tmp_path / f"{name}-{n}", f"scan/{n}", json.dumps(SLICES))
+                    write_slices(
+                        tmp_path / f"{name}-{n}", f"scan/{n}", json.dumps(SLICES)
+                    )
                     seen = SEEN | {"mean_agreement": n / 10}
                     staged = str(tmp_path / f"{name}-{n}")
                     run.note(Entry(f"scan/{n}", "done", result=seen, staged=staged))
@@ -139,7 +179,9 @@ def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(tmp_p
 
 
 @pytest.mark.browser
-def test_the_page_has_its_style_and_pictures_and_runs_no_script_of_others(out: Path) -> None:
+def test_the_page_has_its_style_and_pictures_and_runs_no_script_of_others(
+    out: Path,
+) -> None:
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium is installed")

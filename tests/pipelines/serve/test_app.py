@@ -74,7 +74,9 @@ def test_results_are_those_of_the_command_line(
     labels = service.client.get(f"{AT}/{finished}/labels.nii.gz")
     assert labels.headers["content-type"] == "application/gzip"
     assert labels.content == (tmp_path / "out/sub-CANARY_dseg.nii.gz").read_bytes()
-    (tmp_path / "labels.mgz").write_bytes(service.client.get(f"{AT}/{finished}/labels.mgz").content)
+    (tmp_path / "labels.mgz").write_bytes(
+        service.client.get(f"{AT}/{finished}/labels.mgz").content
+    )
     mgz = Volume.read(tmp_path / "labels.mgz", labels=True)
     nifti = Volume.read(tmp_path / "out/sub-CANARY_dseg.nii.gz", labels=True)
     np.testing.assert_array_equal(mgz.data, nifti.data)
@@ -86,7 +88,9 @@ def test_results_are_those_of_the_command_line(
     assert service.client.get(f"{AT}/{finished}/qc.png").content.startswith(b"\x89PNG")
 
 
-def test_probabilities_of_all_structures_are_one(service: Service, finished: str) -> None:
+def test_probabilities_of_all_structures_are_one(
+    service: Service, finished: str
+) -> None:
     total = np.zeros(())
     for label in service.client.get("/v1/labels").json():
         answer = service.client.get(f"{AT}/{finished}/probabilities/{label['name']}")
@@ -106,7 +110,9 @@ def test_probabilities_of_all_structures_are_one(service: Service, finished: str
         ("probabilities/..%2f..%2ftoken", 404),
     ],
 )
-def test_no_other_file_is_given(service: Service, finished: str, path: str, status: int) -> None:
+def test_no_other_file_is_given(
+    service: Service, finished: str, path: str, status: int
+) -> None:
     answer = service.client.get(f"{AT}/{finished}/{path}")
     assert answer.status_code == status
     assert service.token not in reason(answer)
@@ -155,10 +161,17 @@ def _announces_too_much() -> bytes:
     ],
 )
 def test_what_is_no_scan_is_told_at_once(
-    service: Service, scan: Path, name: str, content: bytes | None, fields: dict, status: int
+    service: Service,
+    scan: Path,
+    name: str,
+    content: bytes | None,
+    fields: dict,
+    status: int,
 ) -> None:
     before = service.client.get("/metrics").text
-    answer = service.send(scan.read_bytes() if content is None else content, name, **fields)
+    answer = service.send(
+        scan.read_bytes() if content is None else content, name, **fields
+    )
     assert answer.status_code == status
     assert reason(answer)
     assert str(service.queue) not in answer.text
@@ -178,7 +191,11 @@ def test_what_is_no_form_is_told_at_once(service: Service) -> None:
         (b"--x--\r\n", "multipart/form-data; boundary=x", 422),
         (_PART + b"abc", None, 422),
         (_PART + b"a\r\n" + _PART + b"b\r\n--x--", None, 400),
-        (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\na\r\n--x--', None, 422),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\na\r\n--x--',
+            None,
+            422,
+        ),
     ):
         headers = {"Content-Type": kind or "multipart/form-data; boundary=x"}
         answer = service.client.post(AT, content=content, headers=headers)
@@ -186,14 +203,18 @@ def test_what_is_no_form_is_told_at_once(service: Service) -> None:
     assert "ResourceWarning" not in service.log.read_text()
 
 
-def test_a_zip_of_dicom_gives_a_dicom_seg(service: Service, scan: Path, tmp_path: Path) -> None:
+def test_a_zip_of_dicom_gives_a_dicom_seg(
+    service: Service, scan: Path, tmp_path: Path
+) -> None:
     write_classic(tmp_path / "series", Volume.read(scan))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for path in sorted((tmp_path / "series").rglob("*")):
             if path.is_file():
                 archive.write(path, path.name)
-    end = service.wait(service.send(packed.getvalue(), "a.zip", outputs="dicom-seg").json()["id"])
+    end = service.wait(
+        service.send(packed.getvalue(), "a.zip", outputs="dicom-seg").json()["id"]
+    )
     assert end["state"] == "done", end
     seg = service.client.get(f"{AT}/{end['id']}/seg.dcm")
     assert seg.content[128:132] == b"DICM"
@@ -213,11 +234,17 @@ def test_what_it_says_of_itself(service: Service, finished: str) -> None:
     paths = ask("/openapi.json").json()["paths"]
     assert {AT, f"{AT}/{{id}}", f"{AT}/{{id}}/events", "/metrics"} <= paths.keys()
     assert "<!doctype html>" in ask("/").text
-    assert service.client.get("/healthz", headers={"Authorization": ""}).status_code == 200
-    assert service.client.get("/metrics", headers={"Authorization": ""}).status_code == 401
+    assert (
+        service.client.get("/healthz", headers={"Authorization": ""}).status_code == 200
+    )
+    assert (
+        service.client.get("/metrics", headers={"Authorization": ""}).status_code == 401
+    )
 
 
-def test_the_page_lists_what_was_sent_and_shows_it(service: Service, finished: str) -> None:
+def test_the_page_lists_what_was_sent_and_shows_it(
+    service: Service, finished: str
+) -> None:
     ask = service.client.get
     study = ask("/v1/study").json()
     assert study["service"]
@@ -226,10 +253,17 @@ def test_the_page_lists_what_was_sent_and_shows_it(service: Service, finished: s
     path = f"/v1/scans/{scan['number']}"
     detail = ask(path).json()
     assert detail["scan"]
-    assert detail["result"]["volumes_mm3"].keys() <= {x["name"] for x in study["structures"]}
+    assert detail["result"]["volumes_mm3"].keys() <= {
+        x["name"] for x in study["structures"]
+    }
     labels = nib.Nifti1Image.from_bytes(ask(f"{path}/scan").content)
     assert len(ask(f"{path}/labels").content) == np.prod(labels.shape)
-    rating = {"structure": "", "rating": "pass", "remark": "", "sha256": detail["sha256"]}
+    rating = {
+        "structure": "",
+        "rating": "pass",
+        "remark": "",
+        "sha256": detail["sha256"],
+    }
     for answer in (
         service.client.put(f"{path}/ratings", json=rating),
         ask("/v1/scans/999999"),

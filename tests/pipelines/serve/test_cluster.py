@@ -13,7 +13,9 @@ pytest.importorskip("distributed")
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_scans_are_done_on_a_cluster_and_what_waits_survives_a_kill(tmp_path: Path) -> None:
+def test_scans_are_done_on_a_cluster_and_what_waits_survives_a_kill(
+    tmp_path: Path,
+) -> None:
     scans = [tiny_scan(tmp_path / f"{number}.nii.gz", number) for number in range(3)]
     broken = (scans[0].read_bytes()[:-30], "broken.nii.gz")
     run_serially([str(scans[0])], tmp_path / "out", model=str(quick_model()))

@@ -52,14 +52,25 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                 )
                 sent = 1 if how == "field" else 2
                 page.wait(f"document.querySelectorAll('.scan').length === {sent}")
-                page.wait(f"document.getElementById('progress').textContent[0] === '{sent}'", 120)
+                page.wait(
+                    f"document.getElementById('progress').textContent[0] === '{sent}'",
+                    120,
+                )
                 page.wait("window.trinatShown?.step === 0", 120)
-            page.wait("document.getElementById('refused').innerText.includes('not a kind of scan')")
-            assert page.evaluate("document.getElementById('name').innerText").startswith(NAME)
+            page.wait(
+                "document.getElementById('refused').innerText.includes('not a kind of scan')"
+            )
+            assert page.evaluate(
+                "document.getElementById('name').innerText"
+            ).startswith(NAME)
             assert "hit" not in page.evaluate("document.title")
             # Structures with voxels are in the table, and nothing is to be rated.
-            volumes = "[...document.querySelectorAll('.volume')].map((x) => x.textContent)"
-            assert any(v not in ("", "0") for v in page.evaluate(volumes)), page.evaluate(volumes)
+            volumes = (
+                "[...document.querySelectorAll('.volume')].map((x) => x.textContent)"
+            )
+            assert any(v not in ("", "0") for v in page.evaluate(volumes)), (
+                page.evaluate(volumes)
+            )
             assert not page.evaluate("!!document.querySelector('.verdict')")
             links = page.evaluate(
                 "[...document.querySelectorAll('#files a')].map((a) => a.download)"
@@ -68,9 +79,13 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
             for width in (1440, 390):
                 page.resize(width)
                 for tab in ("picture", "scans"):
-                    page.evaluate(f"document.querySelector('nav [data-tab={tab}]').click()")
+                    page.evaluate(
+                        f"document.querySelector('nav [data-tab={tab}]').click()"
+                    )
                     (pictures / f"{width}-{tab}.png").write_bytes(page.picture())
-                    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                    assert page.evaluate(
+                        "document.documentElement.scrollWidth <= innerWidth"
+                    )
             for left in (1, 0):
                 page.evaluate("document.getElementById('delete').click()")
                 page.wait(f"document.querySelectorAll('.scan').length === {left}")

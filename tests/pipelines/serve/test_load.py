@@ -27,7 +27,10 @@ GIVEN_UP = "the server ended 5 times while it was at work"
 @pytest.mark.important
 def test_a_killed_server_loses_nothing_that_it_accepted(tmp_path: Path) -> None:
     chance = random.Random(1)
-    scans = [tiny_scan(tmp_path / f"{number}.nii.gz", number).read_bytes() for number in range(4)]
+    scans = [
+        tiny_scan(tmp_path / f"{number}.nii.gz", number).read_bytes()
+        for number in range(4)
+    ]
     accepted: list[str] = []
     with Service(tmp_path / "queue") as service:
         for number in range(KILLS):
@@ -48,7 +51,10 @@ def test_a_killed_server_loses_nothing_that_it_accepted(tmp_path: Path) -> None:
         states = [service.wait(id, 500) for id in accepted]
         # Each has ended: done, or given up since it was at work at each of five kills.
         for now in states:
-            assert (now["state"], now["reason"]) in {("done", ""), ("failed", GIVEN_UP)}, now
+            assert (now["state"], now["reason"]) in {
+                ("done", ""),
+                ("failed", GIVEN_UP),
+            }, now
             assert now["state"] == "done" or KILLS >= 5
         for id, now in zip(accepted, states, strict=True):
             status = 200 if now["state"] == "done" else 409
@@ -115,12 +121,16 @@ def test_200_uploads_by_8_clients(tmp_path: Path) -> None:
     assert refused
     assert [id for id, _ in sorted(ended, key=lambda one: one[1])] == list(sent)
     assert max(memory[100:]) - memory[20] < 30e6
-    print(f"memory {memory[20] / 1e6:.0f} to {max(memory) / 1e6:.0f} MB, {len(refused)} refused")
+    print(
+        f"memory {memory[20] / 1e6:.0f} to {max(memory) / 1e6:.0f} MB, {len(refused)} refused"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_300_malformed_requests_get_a_line_each_and_leave_the_server_well(tmp_path: Path) -> None:
+def test_300_malformed_requests_get_a_line_each_and_leave_the_server_well(
+    tmp_path: Path,
+) -> None:
     scan = tiny_scan(tmp_path / "scan.nii.gz").read_bytes()
     with Service(tmp_path / "queue", "--max-upload", "1") as service:
         service.ready()
@@ -142,7 +152,15 @@ def test_300_malformed_requests_get_a_line_each_and_leave_the_server_well(tmp_pa
 @pytest.mark.slow
 def test_a_warm_server_is_as_quick_as_the_command_line(tmp_path: Path) -> None:
     scan = tiny_scan(tmp_path / "scan.nii.gz")
-    command = [sys.executable, "-m", "trinat", "predict", str(scan), "--model", str(quick_model())]
+    command = [
+        sys.executable,
+        "-m",
+        "trinat",
+        "predict",
+        str(scan),
+        "--model",
+        str(quick_model()),
+    ]
     took: dict[str, list[float]] = {"service": [], "command line": []}
     with Service(tmp_path / "queue") as service:
         service.ready()
@@ -158,5 +176,7 @@ def test_a_warm_server_is_as_quick_as_the_command_line(tmp_path: Path) -> None:
             took["command line"].append(time.monotonic() - begun)
             assert labels == (out / "scan_dseg.nii.gz").read_bytes()
     for name, seconds in took.items():
-        print(name, *(f"{s:.1f}" for s in seconds), "s, load", f"{os.getloadavg()[0]:.1f}")
+        print(
+            name, *(f"{s:.1f}" for s in seconds), "s, load", f"{os.getloadavg()[0]:.1f}"
+        )
     assert min(took["service"]) <= min(took["command line"]) + 1

@@ -27,10 +27,14 @@ def ended(queue: Queue, job: Job, status: str = "done") -> None:
     staged.mkdir()
     (staged / "labels").write_bytes(b"labels")
     where = str(staged) if status == "done" else ""
-    queue.finish(Entry(job.id, status, reason="why", result={"grade": "pass"}, staged=where))  # type: ignore[arg-type]
+    queue.finish(
+        Entry(job.id, status, reason="why", result={"grade": "pass"}, staged=where)
+    )  # type: ignore[arg-type]
 
 
-def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(tmp_path: Path) -> None:
+def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(
+    tmp_path: Path,
+) -> None:
     queue = Queue(tmp_path)
     first, second, third = (accepted(queue) for _ in range(3))
     assert [queue.seen(job).place for job in (first, second, third)] == [1, 2, 3]
@@ -69,7 +73,10 @@ def test_a_scan_that_ends_the_server_again_and_again_fails(tmp_path: Path) -> No
         queue.next()
         queue.enter(job.id, "reading")
     last = Queue(tmp_path).jobs[job.id]
-    assert (last.state, last.reason) == ("failed", "the server ended 5 times while it was at work")
+    assert (last.state, last.reason) == (
+        "failed",
+        "the server ended 5 times while it was at work",
+    )
 
 
 def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:

@@ -34,10 +34,14 @@ def run_job(time: Clock, job: JobClock, step_s: float, writing_s: float = 0.0) -
 
 def test_jobs_share_the_time_and_the_last_ends_before_it_is_over(time: Clock) -> None:
     limit = TimeLimit(90)
-    assert run_job(time, JobClock(limit, 0.0, 2, validates=False), 1) == pytest.approx(30, abs=1)
+    assert run_job(time, JobClock(limit, 0.0, 2, validates=False), 1) == pytest.approx(
+        30, abs=1
+    )
     # What the second needs to start comes from its part and the third's.
     time.now += 10
-    assert run_job(time, JobClock(limit, 0.0, 1, validates=False), 1) == pytest.approx(25, abs=1)
+    assert run_job(time, JobClock(limit, 0.0, 1, validates=False), 1) == pytest.approx(
+        25, abs=1
+    )
     run_job(time, JobClock(limit, 0.0, 0, validates=False), 1)
     assert 1088 <= time.now <= 1090
     assert not limit.is_over

@@ -73,7 +73,9 @@ def test_hours_are_said_and_from_two_days_on_what_to_use_instead(
     monkeypatch.setattr(foresight, "slice_seconds", lambda network, size: seconds)
     recipe = read_recipe("quicknat")
     lines: list[str] = []
-    foresight.say_how_long(recipe, plan_jobs(recipe, recipe.views), processes, lines.append)
+    foresight.say_how_long(
+        recipe, plan_jobs(recipe, recipe.views), processes, lines.append
+    )
     assert [line.split(", or")[0] for line in lines] == expected
 
 

@@ -34,7 +34,9 @@ CLI = (sys.executable, "-m", "trinat")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Of torchrun or the user, and not for those that are started here.
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in PLACE} | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in PLACE} | {
+    "OMP_NUM_THREADS": "1"
+}
 ROOT = Path(__file__).parents[3]
 JOB = "train/coronal"
 
@@ -75,7 +77,9 @@ def wait_for_a_state(run: Path) -> None:
 def ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes that train, the leader first."""
     children = psutil.Process(process.pid).children()
-    trainers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    trainers = [
+        child for child in children if "spawn_main" in " ".join(child.cmdline())
+    ]
     return sorted(trainers, key=psutil.Process.create_time)
 
 
@@ -93,11 +97,15 @@ def assert_same_weights(first: Path, second: Path) -> None:
         ours, theirs = getattr(one, group), getattr(two, group)
         assert ours.keys() == theirs.keys()
         assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-    models = [(run / "model/coronal.safetensors").read_bytes() for run in (first, second)]
+    models = [
+        (run / "model/coronal.safetensors").read_bytes() for run in (first, second)
+    ]
     assert models[0] == models[1]
 
 
-def test_two_processes_train_one_model_and_one_of_them_writes(undisturbed: Path) -> None:
+def test_two_processes_train_one_model_and_one_of_them_writes(
+    undisturbed: Path,
+) -> None:
     assert set(load_model(undisturbed / "model").networks) == {View.CORONAL}
     lines = (undisturbed / JOB / "metrics.csv").read_text().splitlines()
     steps = [int(line.split(",")[0]) for line in lines[1:]]
@@ -137,7 +145,9 @@ def test_a_signal_saves_ends_with_75_and_the_run_goes_on_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_two_processes_do_the_schedule_within_a_time(recipe: Path, tmp_path: Path) -> None:
+def test_two_processes_do_the_schedule_within_a_time(
+    recipe: Path, tmp_path: Path
+) -> None:
     process = start(recipe, tmp_path / "run", "--seconds", "15")
     _, words = process.communicate(timeout=500)
     assert process.returncode == 0, words
@@ -156,8 +166,17 @@ def test_two_processes_that_read_ahead_give_the_bits_of_two_that_do_not(
     content = yaml.safe_load(recipe.read_text()) | {"scheme": "tissue4"}
     runs = [tmp_path / "ahead-0", tmp_path / "ahead-2"]
     for workers, run in zip((0, 2), runs, strict=True):
-        source = {"path": str(store), "split": str(all_train(store)), "workers": workers}
-        content["data"] = {"store": source, "rows": 16, "columns": 16, "epoch_slices": 64}
+        source = {
+            "path": str(store),
+            "split": str(all_train(store)),
+            "workers": workers,
+        }
+        content["data"] = {
+            "store": source,
+            "rows": 16,
+            "columns": 16,
+            "epoch_slices": 64,
+        }
         (tmp_path / "stored.yaml").write_text(yaml.safe_dump(content))
         process = start(tmp_path / "stored.yaml", run)
         _, words = process.communicate(timeout=500)
@@ -195,7 +214,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["nproc", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "way", ["nproc", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
 def test_an_error_in_every_step_is_one_line_and_not_tried_again(
     recipe: Path, tmp_path: Path, way: str
 ) -> None:
@@ -205,7 +226,13 @@ def test_an_error_in_every_step_is_one_line_and_not_tried_again(
     command = [sys.executable, script]
     many = ["--nproc", "2"]
     if way == "torchrun":
-        command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=2", script]
+        command = [
+            *TORCHRUN,
+            "--standalone",
+            "--nproc-per-node=2",
+            "--max-restarts=2",
+            script,
+        ]
         many = []
     done = subprocess.run(
         [*command, "train", recipe, "--out", tmp_path / "run", "--quiet", *many],
@@ -233,7 +260,9 @@ class FromTwoError(Exception):
         super().__init__(f"{what}: {why}")
 
 
-def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceback() -> None:
+def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceback() -> (
+    None
+):
     try:
         raise FromTwoError("no kernel", "too old")
     except FromTwoError as error:
@@ -250,7 +279,15 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [
-        *(*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
+        *(
+            *TORCHRUN,
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+            "--rdzv-backend",
+            "c10d",
+        ),
         *("--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
         *("-m", "trinat", "train", str(recipe), "--out", str(tmp_path / "run")),
     ]
@@ -259,7 +296,12 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
     half = partial(os.sched_setaffinity, 0, cores[: max(1, len(cores) // 2)])
     machines = [
         subprocess.Popen(
-            command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=half
+            command,
+            env=ENVIRONMENT,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=half,
         )
         for _ in range(2)
     ]
@@ -272,7 +314,10 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
 def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'oblique' is no view"):
         launch(
-            read_recipe(str(recipe)), tmp_path / "run", lambda: nullcontext(SILENT), view="oblique"
+            read_recipe(str(recipe)),
+            tmp_path / "run",
+            lambda: nullcontext(SILENT),
+            view="oblique",
         )
 
 
@@ -282,14 +327,18 @@ def test_whom_torchrun_started_starts_no_others(
     for name in PLACE:
         monkeypatch.setenv(name, "0" if name.endswith("RANK") else "2")
     with pytest.raises(ConfigError, match="leave --nproc out"):
-        launch(read_recipe(str(recipe)), tmp_path, lambda: nullcontext(SILENT), processes=2)
+        launch(
+            read_recipe(str(recipe)), tmp_path, lambda: nullcontext(SILENT), processes=2
+        )
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda"])
 def test_processes_of_one_machine_do_not_share_a_gpu(
     recipe: Path, tmp_path: Path, device: str
 ) -> None:
-    with pytest.raises(TrinatError, match=r"cannot share cuda:0|devices for 99 processes"):
+    with pytest.raises(
+        TrinatError, match=r"cannot share cuda:0|devices for 99 processes"
+    ):
         launch(
             read_recipe(str(recipe)),
             tmp_path / "run",
@@ -309,7 +358,11 @@ def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
         views=["coronal", "axial", "sagittal"],
         stages=[
             {"name": "first", "schedule": {"steps": 4}},
-            {"name": "second", "views": ["axial", "sagittal"], "schedule": {"steps": 4}},
+            {
+                "name": "second",
+                "views": ["axial", "sagittal"],
+                "schedule": {"steps": 4},
+            },
         ],
     )
     # As many threads alone as each of two gets: sums of other parts differ in their last bits.
@@ -324,11 +377,16 @@ def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
             timeout=500,
         )
         assert done.returncode == 0, done.stderr
-    alone, apart = (load_model(tmp_path / name / "model") for name in ("alone", "apart"))
+    alone, apart = (
+        load_model(tmp_path / name / "model") for name in ("alone", "apart")
+    )
     assert set(apart.networks) == set(View)
     for view, network in alone.networks.items():
         for name, value in network.state_dict().items():
-            assert torch.equal(value, apart.networks[view].state_dict()[name]), (view, name)
+            assert torch.equal(value, apart.networks[view].state_dict()[name]), (
+                view,
+                name,
+            )
     for job in ("first/coronal", "first/axial", "first/sagittal", "second/sagittal"):
         assert read_latest(tmp_path / "apart" / job)[0] is not None
 
@@ -352,7 +410,9 @@ def test_several_devices_and_several_processes_a_view_are_refused(
         pytest.param(
             "mps",
             "this torch has no MPS device",
-            marks=pytest.mark.skipif(torch.backends.mps.is_available(), reason="has one"),
+            marks=pytest.mark.skipif(
+                torch.backends.mps.is_available(), reason="has one"
+            ),
         ),
         ("cpu,cuda:77", "cuda:77"),
         ("xpu", "not supported"),

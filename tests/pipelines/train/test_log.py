@@ -39,21 +39,33 @@ def test_scores_stand_once_for_each_step_and_defined_structure(tmp_path: Path) -
     for step, dice in ((10, 0.25), (20, 0.5), (20, 0.75)):
         append_scores(tmp_path, step, scores(dice), SCHEME)
     found = [(row["step"], row["dice"]) for row in rows(tmp_path / "validations.csv")]
-    assert found == [("10", "0.2500"), ("10", "0.5000"), ("20", "0.7500"), ("20", "0.5000")]
+    assert found == [
+        ("10", "0.2500"),
+        ("10", "0.5000"),
+        ("20", "0.7500"),
+        ("20", "0.5000"),
+    ]
 
 
-def test_metrics_after_the_state_that_a_run_goes_on_from_are_dropped(tmp_path: Path) -> None:
+def test_metrics_after_the_state_that_a_run_goes_on_from_are_dropped(
+    tmp_path: Path,
+) -> None:
     for step in (3, 6):
         Metrics(tmp_path, step - 3).add(report(step, 1.0), last=True)
     Metrics(tmp_path, 3).add(report(6, 2.0), last=True)
-    found = [(row["step"], float(row["loss"])) for row in rows(tmp_path / "metrics.csv")]
+    found = [
+        (row["step"], float(row["loss"])) for row in rows(tmp_path / "metrics.csv")
+    ]
     assert found == [("3", 1.0), ("6", 2.0)]
 
 
 @pytest.mark.parametrize(
-    "torn", ["6,0,2.0", "6,0,2.0,0.1,1,8", "\r\n", "\0\0\0\0", "6,0,2.\0\0\0\0\0", "\xff\r\n"]
+    "torn",
+    ["6,0,2.0", "6,0,2.0,0.1,1,8", "\r\n", "\0\0\0\0", "6,0,2.\0\0\0\0\0", "\xff\r\n"],
 )
-def test_a_line_that_a_power_cut_has_torn_is_left_out(tmp_path: Path, torn: str) -> None:
+def test_a_line_that_a_power_cut_has_torn_is_left_out(
+    tmp_path: Path, torn: str
+) -> None:
     Metrics(tmp_path, 0).add(report(3, 1.0), last=True)
     path = tmp_path / "metrics.csv"
     path.write_bytes(path.read_bytes() + torn.encode("latin-1"))
@@ -69,7 +81,9 @@ def test_metrics_that_a_power_cut_has_emptied_begin_anew(tmp_path: Path) -> None
     assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["12"]
 
 
-def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(tmp_path: Path) -> None:
+def test_a_line_is_the_mean_of_the_steps_since_the_last_and_skips_bad_ones(
+    tmp_path: Path,
+) -> None:
     metrics = Metrics(tmp_path, 0)
     for step, loss in ((1, 1.0), (2, float("nan")), (3, 2.0)):
         metrics.add(report(step, loss), last=step == 3)
@@ -92,7 +106,9 @@ def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 2
 
 
-def test_without_validation_there_are_two_curves_in_place_of_four(tmp_path: Path) -> None:
+def test_without_validation_there_are_two_curves_in_place_of_four(
+    tmp_path: Path,
+) -> None:
     heights = []
     for _ in range(2):
         write_page(tmp_path, "a run", SCHEME)

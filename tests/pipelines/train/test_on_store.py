@@ -17,7 +17,9 @@ from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.space.views import View
 
 
-def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(tmp_path: Path) -> None:
+def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
+    tmp_path: Path,
+) -> None:
     store = small_store(tmp_path / "store", {"a": (24, 24, 24), "b": (24, 24, 24)})
     all_train(store)
     info = json.loads((store / "store.json").read_text())
@@ -44,7 +46,9 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_sided: bool, flip: float
 ) -> None:
     store = small_store(tmp_path / "store", {"a": (24, 24, 24), "b": (24, 24, 24)})
-    split = Split(store=Store(store).fingerprint, seed=0, train=("a",), validation=("b",))
+    split = Split(
+        store=Store(store).fingerprint, seed=0, train=("a",), validation=("b",)
+    )
     split.write(store / SPLIT)
     monkeypatch.setattr(LabelScheme, "has_unpartnered_sides", one_sided)
     plain = tiny_recipe(tmp_path)

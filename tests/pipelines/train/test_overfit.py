@@ -26,7 +26,9 @@ def brain_of(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Image, white matter at about 1, and classes of a phantom, cut to the box of its brain."""
     image, truth = phantom(seed, spacing_mm=(SPACING_MM,) * 3)
     classes = SCHEME.from_freesurfer(truth.data).astype(np.uint8)
-    box = tuple(slice(int(hit.min()), int(hit.max()) + 1) for hit in np.nonzero(classes))
+    box = tuple(
+        slice(int(hit.min()), int(hit.max()) + 1) for hit in np.nonzero(classes)
+    )
     scaled = image.data / np.percentile(image.data[image.data > 0], 99)
     return scaled[box].astype(np.float32), classes[box]
 
@@ -37,11 +39,16 @@ def two_scans(view: View) -> list[Scan]:
     shape = np.max([image.shape for image, _ in brains], axis=0)
     scans = []
     for number, brain in enumerate(brains):
-        missing = [(0, int(want - have)) for want, have in zip(shape, brain[0].shape, strict=True)]
+        missing = [
+            (0, int(want - have))
+            for want, have in zip(shape, brain[0].shape, strict=True)
+        ]
         image, classes = (np.pad(array, missing) for array in brain)
         if view is View.SAGITTAL:
             classes = SCHEME.merged.to_merged[classes].astype(np.uint8)
-        slices = (to_slices(torch.from_numpy(array), view) for array in (image, classes))
+        slices = (
+            to_slices(torch.from_numpy(array), view) for array in (image, classes)
+        )
         scans.append(Scan(str(number), *(s.contiguous() for s in slices)))
     return scans
 
@@ -53,7 +60,9 @@ def trainer_of(view: View, scans: list[Scan], *settings: str) -> Trainer:
     recipe = read_recipe(
         "smoke", [f"views=[{view.value}]", f"schedule.steps={steps}", rate, *settings]
     )
-    images, labels = (torch.cat([getattr(s, name) for s in scans]) for name in ("images", "labels"))
+    images, labels = (
+        torch.cat([getattr(s, name) for s in scans]) for name in ("images", "labels")
+    )
     classes = len(SCHEME.seen_in(view))
     torch.manual_seed(recipe.seed)
     return Trainer(
@@ -67,11 +76,15 @@ def trainer_of(view: View, scans: list[Scan], *settings: str) -> Trainer:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)  # about three minutes of one processor, which others may want, too
+@pytest.mark.timeout(
+    7200
+)  # about three minutes of one processor, which others may want, too
 @pytest.mark.parametrize(
     "view",
     [
-        pytest.param(view, marks=pytest.mark.important) if view is View.CORONAL else view
+        pytest.param(view, marks=pytest.mark.important)
+        if view is View.CORONAL
+        else view
         for view in View
     ],
     ids=[view.value for view in View],

@@ -18,13 +18,23 @@ import h5py
 import pytest
 import torch
 from helpers.small_store import all_train, small_store
-from helpers.tiny_training import SILENT, tiny_recipe, weights, write_long_recipe, write_recipe
+from helpers.tiny_training import (
+    SILENT,
+    tiny_recipe,
+    weights,
+    write_long_recipe,
+    write_recipe,
+)
 
 from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.pipelines.train.job import Job, Watcher
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.data.store import subject_path
-from trinat.segmentation.errors import IntegrityError, InterruptedRunError, TrainingError
+from trinat.segmentation.errors import (
+    IntegrityError,
+    InterruptedRunError,
+    TrainingError,
+)
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
@@ -43,8 +53,12 @@ def test_a_damaged_best_state_is_said_and_the_last_one_taken(tmp_path: Path) -> 
     train(recipe, run, SILENT)
     best = run / "train/coronal/best.state"
     best.write_bytes(best.read_bytes()[:-1])
-    model = load_model(train(recipe, run, Watcher(said.append, lambda *_: None), resume=True))
-    assert any("best.state" in line and "the last state is used" in line for line in said)
+    model = load_model(
+        train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
+    )
+    assert any(
+        "best.state" in line and "the last state is used" in line for line in said
+    )
     state, _ = read_latest(best.parent)
     assert state is not None
     name = "encoders.0.layers.0.convolution.weight"
@@ -75,7 +89,9 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
 
 def assert_same(first: Path, second: Path) -> None:
     assert weights(first, "train/coronal") == weights(second, "train/coronal")
-    models = [(run / "model/coronal.safetensors").read_bytes() for run in (first, second)]
+    models = [
+        (run / "model/coronal.safetensors").read_bytes() for run in (first, second)
+    ]
     assert models[0] == models[1]
     with (first / "train/coronal/metrics.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
@@ -83,7 +99,11 @@ def assert_same(first: Path, second: Path) -> None:
 
 
 def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
-    path, broken, straight = write_long_recipe(tmp_path), tmp_path / "broken", tmp_path / "straight"
+    path, broken, straight = (
+        write_long_recipe(tmp_path),
+        tmp_path / "broken",
+        tmp_path / "straight",
+    )
     process = subprocess.Popen(
         [*TRINAT, "train", path, "--out", broken],
         env=ENVIRONMENT,
@@ -91,7 +111,9 @@ def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not list(broken.glob("train/coronal/state-*")) and time.monotonic() < deadline:
+    while (
+        not list(broken.glob("train/coronal/state-*")) and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
@@ -121,7 +143,9 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
         train(recipe, broken, Watcher(say=lambda line: None, step=interrupt))
     assert exit_code(caught.value) == Exit.INTERRUPTED == 75
     seen: list[int] = []
-    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    note = Watcher(
+        say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
+    )
     train(recipe, broken, note, resume=True)
     assert seen == list(range(4, 31))
     train(recipe, tmp_path / "straight", SILENT)
@@ -134,7 +158,10 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
 def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    settings = ["views=[coronal]", "validation={every_epochs: 1, patience: 9, scans: 1}"]
+    settings = [
+        "views=[coronal]",
+        "validation={every_epochs: 1, patience: 9, scans: 1}",
+    ]
     recipe = tiny_recipe(tmp_path, *settings)
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     train(recipe, straight, SILENT)
@@ -161,14 +188,20 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     assert (state.counters.step, state.counters.validation_due) == (4, True)
     train(recipe, broken, SILENT, resume=True)
     assert_same(broken, straight)
-    scores = [(run / job / "validations.csv").read_bytes() for run in (broken, straight)]
+    scores = [
+        (run / job / "validations.csv").read_bytes() for run in (broken, straight)
+    ]
     assert scores[0] == scores[1]
-    ends = [json.loads((run / job / "done.json").read_text()) for run in (broken, straight)]
+    ends = [
+        json.loads((run / job / "done.json").read_text()) for run in (broken, straight)
+    ]
     assert ends[0] | {"seconds": 0} == ends[1] | {"seconds": 0}
     assert ends[0]["validation_due"] is False
 
 
-def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(tmp_path: Path) -> None:
+def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
+    tmp_path: Path,
+) -> None:
     recipe = tiny_recipe(tmp_path, "views=[coronal]", "validation={scans: 1}")
     run = tmp_path / "run"
 
@@ -180,7 +213,9 @@ def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(tmp_path: 
         train(recipe, run, Watcher(lambda line: None, interrupt))
     assert not (run / "train/coronal/done.json").exists()
     seen: list[int] = []
-    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    note = Watcher(
+        say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
+    )
     train(recipe, run, note, resume=True)
     assert seen == []
     with (run / "train/coronal/validations.csv").open() as file:
@@ -231,7 +266,9 @@ def test_a_run_that_was_killed_out_of_patience_stays_so(tmp_path: Path) -> None:
     assert json.loads(done.read_text())["step"] == 8
     done.unlink()
     seen: list[int] = []
-    note = Watcher(say=lambda line: None, step=lambda job, report, p: seen.append(report.step))
+    note = Watcher(
+        say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
+    )
     train(recipe, run, note, resume=True)
     assert seen == []
     assert done.is_file()
@@ -276,7 +313,9 @@ def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
     with pytest.raises(TrainingError, match="--resume --seconds N"):
         train(recipe, run, SILENT, resume=True)
     shares: list[float] = []
-    watcher = Watcher(lambda line: None, lambda job, report, progress: shares.append(progress))
+    watcher = Watcher(
+        lambda line: None, lambda job, report, progress: shares.append(progress)
+    )
     train(recipe, run, watcher, resume=True, seconds=4)
     # The first step of a call is no progress, and none is lost.
     assert shares[0] == before.counters.share
@@ -321,15 +360,22 @@ def test_a_store_that_was_changed_after_a_kill_is_refused_in_one_line(
     before = path.read_bytes()
     with h5py.File(path, "r+") as file:
         file["axial/labels"][12] = 1
-    with pytest.raises(IntegrityError, match=r"^[^\n]*b\.h5: .* changed since the store was made"):
+    with pytest.raises(
+        IntegrityError, match=r"^[^\n]*b\.h5: .* changed since the store was made"
+    ):
         train(recipe, run, SILENT, resume=True)
     # Nor does another store pass for it, whose files are what it says.
     (store / "store.json").write_text(
         (store / "store.json")
         .read_text()
-        .replace(hashlib.sha256(before).hexdigest(), hashlib.sha256(path.read_bytes()).hexdigest())
+        .replace(
+            hashlib.sha256(before).hexdigest(),
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
     )
-    with pytest.raises(TrainingError, match=r"began with other settings \(store\.sha256"):
+    with pytest.raises(
+        TrainingError, match=r"began with other settings \(store\.sha256"
+    ):
         train(recipe, run, SILENT, resume=True)
 
 
@@ -350,12 +396,16 @@ def test_a_store_that_was_changed_starts_no_run(
 def test_timings_of_a_training_name_the_parts_of_a_step(tmp_path: Path) -> None:
     recipe, out = str(write_recipe(tmp_path)), str(tmp_path / "run")
     command = (*TRINAT, "train", recipe, "--view", "coronal", "--out", out, "--timings")
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=ENVIRONMENT
+    )
     table = done.stderr.split("processor s\n")[1].splitlines()
     walls = {line[:12].strip(): float(line[12:].split()[0]) for line in table}
     parts = {"start", "batches", "transfer", "forward", "backward", "optimiser", "save"}
     assert parts <= walls.keys()
-    assert walls.pop("total") == pytest.approx(sum(walls.values()), abs=0.01 * len(walls))
+    assert walls.pop("total") == pytest.approx(
+        sum(walls.values()), abs=0.01 * len(walls)
+    )
     refused = subprocess.run((*command, "--nproc", "2"), capture_output=True, text=True)
     assert refused.returncode == Exit.USAGE
     assert "--timings with --nproc 2" in refused.stderr

@@ -59,7 +59,11 @@ def test_the_published_recipe_is_what_it_says() -> None:
     """64 filters of 5x5, both excitations, an average, compiled, three views, half stored."""
     recipe = read_recipe("quicknat")
     stage = recipe.stages[0]
-    assert (recipe.network.filters, recipe.network.kernel, recipe.network.depth) == (64, 5, 4)
+    assert (recipe.network.filters, recipe.network.kernel, recipe.network.depth) == (
+        64,
+        5,
+        4,
+    )
     assert recipe.network.excitation == "both"
     assert (stage.precision, stage.compile, stage.ema > 0) == ("auto", True, True)
     assert (stage.data.rows, stage.data.columns) == (256, 256)
@@ -76,7 +80,9 @@ def test_settings_reach_into_the_recipe(tmp_path: Path) -> None:
 
 
 def test_settings_reach_into_a_stage() -> None:
-    assert with_settings({"stages": [{"a": 1}]}, ["stages.0.a=2"]) == {"stages": [{"a": 2}]}
+    assert with_settings({"stages": [{"a": 1}]}, ["stages.0.a=2"]) == {
+        "stages": [{"a": 2}]
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,9 @@ def test_a_start_that_is_no_model_is_refused_before_any_scan_is_read() -> None:
 
 def test_a_model_to_start_from_may_have_a_number_for_a_name() -> None:
     with pytest.raises(ModelError, match="2024: no such model"):
-        CliRunner().invoke(app, ["train", "finetune", "--start", "2024"], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["train", "finetune", "--start", "2024"], catch_exceptions=False
+        )
 
 
 def test_folds_are_of_a_store() -> None:
@@ -161,20 +169,31 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
 
 
-def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(tmp_path: Path) -> None:
+def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(
+    tmp_path: Path,
+) -> None:
     """The CSF of tissue4 has the ventricles, which label maps show."""
-    recipe = tiny_recipe(tmp_path, scheme="tissue4", views=["axial"], schedule={"steps": 1})
+    recipe = tiny_recipe(
+        tmp_path, scheme="tissue4", views=["axial"], schedule={"steps": 1}
+    )
     assert read_info(train(recipe, tmp_path / "run", SILENT)).not_predicted == ()
 
 
-def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(tmp_path: Path) -> None:
+def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(
+    tmp_path: Path,
+) -> None:
     table = tmp_path / "mine.tsv"
     shipped = Path(__file__).parents[3] / "configs/labels/tissue4.tsv"
     table.write_text(shipped.read_text().replace("Grey-Matter", "Grey"))
     changes = {"scheme": str(table), "views": ["axial"], "schedule": {"steps": 1}}
     model = train(tiny_recipe(tmp_path, **changes), tmp_path / "run", SILENT)
     table.unlink()
-    assert load_model(model).scheme.names == ("background", "CSF", "Grey", "White-Matter")
+    assert load_model(model).scheme.names == (
+        "background",
+        "CSF",
+        "Grey",
+        "White-Matter",
+    )
 
 
 def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
@@ -188,25 +207,42 @@ def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
     assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
 
 
-def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(tmp_path: Path) -> None:
+def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(
+    tmp_path: Path,
+) -> None:
     still = {"rate": 1e-30, "weight_decay": 0, "parts": FROZEN}
     stages = [
         {"name": "first", "views": ["coronal"], "schedule": {"steps": 2}},
-        {"name": "others", "views": ["axial"], "schedule": {"steps": 1}, "optimiser": still},
+        {
+            "name": "others",
+            "views": ["axial"],
+            "schedule": {"steps": 1},
+            "optimiser": still,
+        },
     ]
     views, network = ["coronal", "axial"], NETWORK | {"unshuffle": 2}
     recipe = tiny_recipe(tmp_path, views=views, network=network, ema=0, stages=stages)
     model = load_model(train(recipe, tmp_path / "run", SILENT))
-    assert [job.name for job in summarise(tmp_path / "run")] == ["first/coronal", "others/axial"]
-    coronal, axial = (model.networks[view].state_dict() for view in (View.CORONAL, View.AXIAL))
+    assert [job.name for job in summarise(tmp_path / "run")] == [
+        "first/coronal",
+        "others/axial",
+    ]
+    coronal, axial = (
+        model.networks[view].state_dict() for view in (View.CORONAL, View.AXIAL)
+    )
     counters = {name for name in coronal if name.endswith("num_batches_tracked")}
-    assert [k for k in coronal.keys() - counters if not torch.equal(coronal[k], axial[k])] == []
+    assert [
+        k for k in coronal.keys() - counters if not torch.equal(coronal[k], axial[k])
+    ] == []
 
 
 def test_a_view_alone_whose_stage_starts_from_another_starts_from_random_weights(
     tmp_path: Path,
 ) -> None:
-    stages = [{"name": "first", "views": ["coronal"]}, {"name": "others", "views": ["axial"]}]
+    stages = [
+        {"name": "first", "views": ["coronal"]},
+        {"name": "others", "views": ["axial"]},
+    ]
     views = ["coronal", "axial"]
     recipe = tiny_recipe(tmp_path, views=views, stages=stages, schedule={"steps": 1})
     said: list[str] = []
@@ -216,7 +252,9 @@ def test_a_view_alone_whose_stage_starts_from_another_starts_from_random_weights
     assert "others: axial starts from random weights: no other view is here" in said
 
 
-def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(tmp_path: Path) -> None:
+def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="a view that the recipe does not name"):
         tiny_recipe(tmp_path, views=["coronal"], stages=[{"views": ["axial"]}])
 
@@ -228,16 +266,21 @@ def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
     recipe = tiny(start=str(start), optimiser={"parts": FROZEN}, network=None)
     tuned = load_model(train(recipe, tmp_path / "tuned", SILENT))
     first, second = (
-        model.networks[View.CORONAL].state_dict() for model in (load_model(start), tuned)
+        model.networks[View.CORONAL].state_dict()
+        for model in (load_model(start), tuned)
     )
     assert {name for name in first if not torch.equal(first[name], second[name])} == {
         "classifier.weight",
         "classifier.bias",
     }
-    assert tuned.info.training.data == "synthetic scans, from the weights of first/model"
+    assert (
+        tuned.info.training.data == "synthetic scans, from the weights of first/model"
+    )
 
 
-def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(tmp_path: Path) -> None:
+def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(1)
     coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
     seen = Training(data="nothing")
@@ -254,11 +297,17 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(tmp_path
         start=str(tmp_path / "random"),
     )
     said: list[str] = []
-    model = load_model(train(recipe, tmp_path / "run", Watcher(said.append, lambda *_: None)))
-    assert any("axial starts with the model's weights for 33 of 33 classes" in x for x in said)
+    model = load_model(
+        train(recipe, tmp_path / "run", Watcher(said.append, lambda *_: None))
+    )
+    assert any(
+        "axial starts with the model's weights for 33 of 33 classes" in x for x in said
+    )
     given, taken = coronal.state_dict(), model.networks[View.AXIAL].state_dict()
     counters = {name for name in given if name.endswith("num_batches_tracked")}
-    assert [k for k in given.keys() - counters if not torch.equal(given[k], taken[k])] == []
+    assert [
+        k for k in given.keys() - counters if not torch.equal(given[k], taken[k])
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -266,7 +315,10 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(tmp_path
     [
         ({"data": {"synthetic": {"heads": "nowhere"}}}, "nowhere: no label maps"),
         ({"start": "nowhere"}, "nowhere: no such model"),
-        ({"data": {"store": {"path": "nowhere", "split": "s.json"}}}, "nowhere: not a slice store"),
+        (
+            {"data": {"store": {"path": "nowhere", "split": "s.json"}}},
+            "nowhere: not a slice store",
+        ),
     ],
     ids=["heads", "start", "store"],
 )
@@ -299,7 +351,9 @@ def test_a_refused_start_leaves_the_place_free(
     train(tiny_recipe(tmp_path, views=["coronal"]), run, SILENT)
 
 
-def test_a_run_that_was_killed_before_its_first_state_begins_again(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_before_its_first_state_begins_again(
+    tmp_path: Path,
+) -> None:
     recipe, run = tiny_recipe(tmp_path, views=["coronal"]), tmp_path / "run"
     run.mkdir()
     # What a killed one leaves.
@@ -312,7 +366,9 @@ def test_a_run_that_was_killed_before_its_first_state_begins_again(tmp_path: Pat
         train(recipe, run, SILENT)
 
 
-def test_a_file_of_the_users_in_the_place_of_a_view_refuses_the_start(tmp_path: Path) -> None:
+def test_a_file_of_the_users_in_the_place_of_a_view_refuses_the_start(
+    tmp_path: Path,
+) -> None:
     recipe, run = tiny_recipe(tmp_path, views=["coronal"]), tmp_path / "run"
     theirs = run / recipe.stages[0].name / "coronal" / "metrics.csv"
     theirs.parent.mkdir(parents=True)
@@ -325,15 +381,23 @@ def test_a_file_of_the_users_in_the_place_of_a_view_refuses_the_start(tmp_path: 
 def test_a_split_in_which_nobody_validates_is_refused_at_once(tmp_path: Path) -> None:
     store = small_store(tmp_path / "store", {"a": (20, 20, 20)})
     data = {"store": {"path": str(store), "split": str(all_train(store))}, "rows": 16}
-    recipe = tiny_recipe(tmp_path, scheme="tissue4", views=["axial"], data=data, validation={})
-    with pytest.raises(DatasetError, match=r"split\.json: has no subject for validation"):
+    recipe = tiny_recipe(
+        tmp_path, scheme="tissue4", views=["axial"], data=data, validation={}
+    )
+    with pytest.raises(
+        DatasetError, match=r"split\.json: has no subject for validation"
+    ):
         train(recipe, tmp_path / "run", SILENT)
 
 
 def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    settings = ["events=true", "views=[axial]", "validation={every_epochs: 1, scans: 1}"]
+    settings = [
+        "events=true",
+        "views=[axial]",
+        "validation={every_epochs: 1, scans: 1}",
+    ]
     train(tiny_recipe(tmp_path, *settings), tmp_path / "run", SILENT)
     events = EventAccumulator(str(tmp_path / "run/train/axial/events")).Reload()
     assert [event.step for event in events.Scalars("loss")][-1] == 8
@@ -357,7 +421,9 @@ def test_an_unknown_recipe_is_refused() -> None:
 def test_runs_are_compared_by_settings_and_curves(tmp_path: Path) -> None:
     for name, settings in (("a", []), ("b", ["batch=2"])):
         train(tiny_recipe(tmp_path, *settings), tmp_path / name, SILENT)
-    changed, summaries = compare([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
+    changed, summaries = compare(
+        [tmp_path / "a", tmp_path / "b"], tmp_path / "page.html"
+    )
     assert [line for line in changed if "batch: 4 -> 2" in line]
     assert [job.steps for jobs in summaries.values() for job in jobs] == [8, 8, 8, 8]
     page = (tmp_path / "page.html").read_text()

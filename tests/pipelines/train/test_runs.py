@@ -53,7 +53,11 @@ def only(job: Path) -> JobSummary:
 def test_a_finished_job_has_its_time_last_loss_and_best_dice(job: Path) -> None:
     finish(job, Counters(step=30, seconds=5400))
     summary = only(job)
-    assert (summary.name, summary.steps, summary.hours) == ("train/coronal-axial", 30, 1.5)
+    assert (summary.name, summary.steps, summary.hours) == (
+        "train/coronal-axial",
+        30,
+        1.5,
+    )
     assert summary.final_loss == 1
     # At step 20, where the Dice is best.
     assert (summary.best_dice, summary.iou) == (pytest.approx(0.6), pytest.approx(0.3))
@@ -68,6 +72,8 @@ def test_a_job_that_was_stopped_has_the_time_of_its_last_sound_state(job: Path) 
     assert (only(job).steps, only(job).hours) == (20, 0.5)
 
 
-def test_a_job_before_its_first_state_and_validation_has_steps_and_a_loss(job: Path) -> None:
+def test_a_job_before_its_first_state_and_validation_has_steps_and_a_loss(
+    job: Path,
+) -> None:
     (job / "validations.csv").unlink()
     assert only(job) == JobSummary("train/coronal-axial", 30, None, 1.0, None, None)

@@ -44,7 +44,9 @@ def test_a_log_file_gets_a_line_a_minute_with_the_time_left(
     ]
 
 
-def test_each_epoch_is_a_line_that_counts_skipped_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_epoch_is_a_line_that_counts_skipped_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     now, coronal = 0.0, job(View.CORONAL)
     with training_progress(False, lambda: now) as watcher:
         for step in range(1, 9):

@@ -36,7 +36,9 @@ class Client:
 
     async def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self._app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://page") as asking:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://page"
+        ) as asking:
             return await asking.request(method, path, **content)
 
 
@@ -63,7 +65,9 @@ def test_the_page_and_its_files_are_there(out: Path) -> None:
         assert answer.headers["content-type"].startswith(kind)
 
 
-def test_a_rating_is_saved_with_who_when_and_the_hash_of_what_was_judged(out: Path) -> None:
+def test_a_rating_is_saved_with_who_when_and_the_hash_of_what_was_judged(
+    out: Path,
+) -> None:
     page = client(out)
     number = [s["name"] for s in page.get("/v1/study").json()["scans"]].index("a")
     answer = rate(page, number, remark="-cut\toff\n")
@@ -75,12 +79,16 @@ def test_a_rating_is_saved_with_who_when_and_the_hash_of_what_was_judged(out: Pa
     assert saved.rated.endswith("+00:00")
 
 
-def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(out: Path) -> None:
+def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(
+    out: Path,
+) -> None:
     rate(client(out, "berta"), rating="reject")
     for verdict in ("look", "pass"):
         rate(client(out), rating=verdict)
     rate(client(out), structure="Left-Thalamus", rating="reject")
-    found = {(r.rater, r.structure): r.rating for r in read_ratings(out / "ratings.tsv")}
+    found = {
+        (r.rater, r.structure): r.rating for r in read_ratings(out / "ratings.tsv")
+    }
     assert found == {
         ("berta", ""): "reject",
         ("anna", ""): "pass",
@@ -147,7 +155,8 @@ def test_what_has_changed_since_it_was_shown_is_not_judged_unseen(out: Path) -> 
         b'{"structure": "", "rating": "pass"}',
         b'{"structure": "", "rating": ["pass"], "remark": ""}',
         b'{"structure": "../..", "rating": "pass", "remark": "", "sha256": "0"}',
-        b'{"structure": "", "rating": "pass", "remark": "%s", "sha256": "0"}' % (b"x" * 2001),
+        b'{"structure": "", "rating": "pass", "remark": "%s", "sha256": "0"}'
+        % (b"x" * 2001),
     ],
 )
 def test_what_is_no_rating_is_refused_in_one_line_and_nothing_is_written(

@@ -29,14 +29,20 @@ def address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[str]:
     count = getattr(request, "param", 20)
-    out = write_study(tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, count))])
+    out = write_study(
+        tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, count))]
+    )
     servers, said = [], Queue[str]()
     server = start.uvicorn.Server
     monkeypatch.setattr(
-        start.uvicorn, "Server", lambda config: servers.append(server(config)) or servers[-1]
+        start.uvicorn,
+        "Server",
+        lambda config: servers.append(server(config)) or servers[-1],
     )
     app = make_app(Study(out, "anna"))
-    thread = threading.Thread(target=start.answer, args=(app, "secret"), kwargs={"say": said.put})
+    thread = threading.Thread(
+        target=start.answer, args=(app, "secret"), kwargs={"say": said.put}
+    )
     thread.start()
     yield said.get(timeout=60)
     servers[0].should_exit = True
@@ -58,7 +64,9 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         assert page.evaluate("document.querySelectorAll('.scan').length") == 20
         first = page.evaluate("document.getElementById('name').firstChild.textContent")
         page.press("n")
-        page.wait("window.trinatShown.number === 1 && window.trinatShown.step === 0", 240)
+        page.wait(
+            "window.trinatShown.number === 1 && window.trinatShown.step === 0", 240
+        )
         second = page.evaluate("document.getElementById('name').firstChild.textContent")
         assert second != first
         # A structure by its name; the cross-hair goes there.
@@ -66,7 +74,9 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
             "(() => { const i = document.getElementById('structure-search'); i.value = 'thal r';"
             " i.dispatchEvent(new Event('input')); })()"
         )
-        shown = "[...document.querySelectorAll('#structure-list li:not([hidden]) .name')]"
+        shown = (
+            "[...document.querySelectorAll('#structure-list li:not([hidden]) .name')]"
+        )
         assert page.evaluate(f"{shown}.map((x) => x.textContent)") == ["Thalamus R"]
         page.evaluate(
             "document.querySelector('#structure-list li:not([hidden]) .structure').click()"
@@ -78,18 +88,24 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         page.press("BracketRight")
         assert page.evaluate("document.getElementById('opacity').value") == "0.6"
         page.press("Digit3")
-        page.wait("!!document.querySelector('#judge [data-grade=reject][aria-pressed=true]')")
+        page.wait(
+            "!!document.querySelector('#judge [data-grade=reject][aria-pressed=true]')"
+        )
         page.press("Digit2", shift=True)
         look = "#structure-card [data-grade=look][aria-pressed=true]"
         page.wait(f"!!document.querySelector({look!r})")
         found = {
-            (r.scan, r.structure, r.rating) for r in read_ratings(tmp_path / "out/ratings.tsv")
+            (r.scan, r.structure, r.rating)
+            for r in read_ratings(tmp_path / "out/ratings.tsv")
         }
         assert found == {(second, "", "reject"), (second, "Right-Thalamus", "look")}
         page.open(address.partition("?")[0])
         page.wait("window.trinatShown?.step === 0", 240)
         assert page.evaluate("document.getElementById('raters-open').hidden")
-        theirs = [replace(r, rater="berta") for r in read_ratings(tmp_path / "out/ratings.tsv")]
+        theirs = [
+            replace(r, rater="berta")
+            for r in read_ratings(tmp_path / "out/ratings.tsv")
+        ]
         for rating in theirs:
             save_rating(tmp_path / "out/ratings.tsv", rating, lock=tmp_path / "lock")
         page.open(address.partition("?")[0])
@@ -147,5 +163,7 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
     finally:
         page.close()
     load, scans = os.getloadavg()[0], len(study.items)
-    print(f"{scans} scans: first picture {first_s:.1f} s, all {all_s:.1f} s, load {load:.1f}")
+    print(
+        f"{scans} scans: first picture {first_s:.1f} s, all {all_s:.1f} s, load {load:.1f}"
+    )
     assert first_s < 20

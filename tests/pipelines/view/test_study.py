@@ -22,7 +22,9 @@ def out(tmp_path: Path) -> Path:
     return write_study(tmp_path / "out", ["a", "b", "c", "d"])
 
 
-def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(out: Path) -> None:
+def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(
+    out: Path,
+) -> None:
     # Grades go pass, look, reject, pass; agreement falls from a to d.
     assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
 
@@ -49,7 +51,9 @@ def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
     assert moved.image(item) == tmp_path / "moved" / "scan2.nii.gz"
 
 
-def test_an_output_outside_the_folder_is_none_whatever_the_ledger_says(out: Path) -> None:
+def test_an_output_outside_the_folder_is_none_whatever_the_ledger_says(
+    out: Path,
+) -> None:
     (out.parent / "secret_dseg.nii.gz").write_bytes(b"secret")
     with Ledger(out / "run.jsonl") as ledger:
         for _, entry in list(entries_in(out)):
@@ -76,10 +80,14 @@ def test_labels_come_as_places_in_the_table_on_axes_that_run_as_ras(out: Path) -
     data = data.reshape((20, 24, 18), order="F")
     assert data[4, 9, 7] == place
     assert (data == place).sum() == 64
-    assert (np.frombuffer(Voxels(study).content(number, "labels", 2), np.uint8) == place).sum() == 8
+    assert (
+        np.frombuffer(Voxels(study).content(number, "labels", 2), np.uint8) == place
+    ).sum() == 8
 
 
-def test_another_label_map_comes_on_the_grid_of_the_scan(out: Path, tmp_path: Path) -> None:
+def test_another_label_map_comes_on_the_grid_of_the_scan(
+    out: Path, tmp_path: Path
+) -> None:
     truth = np.zeros((24, 20, 18), np.int16)
     truth[9, 4, 7] = 10  # at (16, 36, 28) mm, as the scan's voxel 4, 9, 7
     axes = np.array([[0.0, 4, 0, 0], [4, 0, 0, 0], [0, 0, 4, 0], [0, 0, 0, 1]])
@@ -89,7 +97,9 @@ def test_another_label_map_comes_on_the_grid_of_the_scan(out: Path, tmp_path: Pa
     number = [item.name for item in study.items].index("a")
     data = np.frombuffer(Voxels(study).content(number, "against", 1), np.uint8)
     data = data.reshape((20, 24, 18), order="F")
-    assert data[4, 9, 7] == [x.name for x in study.structures].index("Left-Thalamus") + 1
+    assert (
+        data[4, 9, 7] == [x.name for x in study.structures].index("Left-Thalamus") + 1
+    )
     assert np.count_nonzero(data) == 1
     others = [item for item in study.items if study.other(item)]
     assert [item.name for item in others] == ["a"]

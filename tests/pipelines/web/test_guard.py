@@ -43,10 +43,14 @@ def url() -> Iterator[str]:
     patched.setattr(guard, "_PATIENCE_S", 0.3)
     servers = []
     patched.setattr(
-        start.uvicorn.Server, "__init__", _remember(servers, start.uvicorn.Server.__init__)
+        start.uvicorn.Server,
+        "__init__",
+        _remember(servers, start.uvicorn.Server.__init__),
     )
     thread = threading.Thread(
-        target=start.answer, args=(app, TOKEN), kwargs={"max_body": 1000, "say": said.put}
+        target=start.answer,
+        args=(app, TOKEN),
+        kwargs={"max_body": 1000, "say": said.put},
     )
     thread.start()
     parts = urlsplit(said.get(timeout=10))
@@ -67,7 +71,9 @@ def _remember(servers, init):  # type: ignore[no-untyped-def]
 
 def talk(url: str, data: bytes) -> bytes:
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+    with socket.create_connection(
+        (parts.hostname, parts.port), timeout=10
+    ) as connection:
         connection.sendall(data)
         answer = b""
         while block := connection.recv(4096):
@@ -110,7 +116,9 @@ def test_without_the_token_nothing_is_told(url: str, headers: dict[str, str]) ->
 
 def test_health_needs_no_token_but_the_right_host(url: str) -> None:
     assert httpx.get(f"{url}/healthz").status_code == 200
-    assert httpx.get(f"{url}/healthz", headers={"Host": "evil.example"}).status_code == 421
+    assert (
+        httpx.get(f"{url}/healthz", headers={"Host": "evil.example"}).status_code == 421
+    )
 
 
 def test_the_page_exchanges_the_token_for_a_cookie(url: str) -> None:
@@ -126,7 +134,9 @@ def test_the_page_exchanges_the_token_for_a_cookie(url: str) -> None:
         # A page on another port of this machine is the same site to the cookie.
         sites = {"same-origin": 200, "none": 200, "same-site": 403, "cross-site": 403}
         for site, status in sites.items():
-            assert client.get("/", headers={"Sec-Fetch-Site": site}).status_code == status
+            assert (
+                client.get("/", headers={"Sec-Fetch-Site": site}).status_code == status
+            )
 
 
 def test_the_token_in_an_address_is_taken_on_pages_alone(url: str) -> None:
@@ -140,21 +150,41 @@ def test_the_token_in_an_address_is_taken_on_pages_alone(url: str) -> None:
 def test_a_foreign_origin_is_refused(url: str) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
         answer = httpx.get(url, headers=BEARER | {"Origin": origin})
-        assert (answer.status_code, reason(answer)) == (403, "asked by a page of another site")
+        assert (answer.status_code, reason(answer)) == (
+            403,
+            "asked by a page of another site",
+        )
     assert httpx.get(url, headers=BEARER | {"Origin": url}).status_code == 200
 
 
 def test_hosts_by_hand() -> None:
     here = Names("127.0.0.1", 80, ["seg.example.org"])
-    for host in ("127.0.0.1", "localhost:80", "[::1]:80", "LOCALHOST", "seg.example.org:443"):
+    for host in (
+        "127.0.0.1",
+        "localhost:80",
+        "[::1]:80",
+        "LOCALHOST",
+        "seg.example.org:443",
+    ):
         assert host in here
-    for host in ("", "127.0.0.1:81", "127.0.0.1.evil.example", "10.0.0.1", "a@localhost", "[::1"):
+    for host in (
+        "",
+        "127.0.0.1:81",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "a@localhost",
+        "[::1",
+    ):
         assert host not in here
     everywhere = Names("0.0.0.0", 8)
     assert "10.1.2.3:8" in everywhere
     assert f"{socket.gethostname()}:8" in everywhere
     assert "evil.example:8" not in everywhere
-    assert [is_loopback(host) for host in ("::1", "localhost", "0.0.0.0")] == [True, True, False]
+    assert [is_loopback(host) for host in ("::1", "localhost", "0.0.0.0")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_large_body_is_refused_before_and_while_it_comes(url: str) -> None:
@@ -162,9 +192,8 @@ def test_a_large_body_is_refused_before_and_while_it_comes(url: str) -> None:
     unknown = httpx.post(url, headers=BEARER, content=iter([bytes(600), bytes(600)]))
     assert [known.status_code, unknown.status_code] == [413, 413]
     assert reason(known) == reason(unknown) == "more than 1000 bytes"
-    waiting = (
-        f"POST / HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nAuthorization: Bearer {TOKEN}\r\n"
-    )
+    waiting = f"POST / HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
+    waiting += f"Authorization: Bearer {TOKEN}\r\n"
     waiting += "Content-Length: 9999\r\nExpect: 100-continue\r\n\r\n"
     assert talk(url, waiting.encode()).startswith(b"HTTP/1.1 413")
 

@@ -9,14 +9,30 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from trinat.segmentation.data.augmentation import Artefact, AugmentationConfig, Augmenter
+from trinat.segmentation.data.augmentation import (
+    Artefact,
+    AugmentationConfig,
+    Augmenter,
+)
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 
 QUICKNAT = load_scheme("quicknat33")
-LEFT, RIGHT = (QUICKNAT.names.index(f"{side}-Hippocampus") for side in ("Left", "Right"))
-KINDS = ("flip", "affine", "elastic", "gain", "bias", "gamma", "blur", "low_resolution", "noise")
+LEFT, RIGHT = (
+    QUICKNAT.names.index(f"{side}-Hippocampus") for side in ("Left", "Right")
+)
+KINDS = (
+    "flip",
+    "affine",
+    "elastic",
+    "gain",
+    "bias",
+    "gamma",
+    "blur",
+    "low_resolution",
+    "noise",
+)
 
 
 def only(kind: str = "", share: float = 1.0, **settings: object) -> AugmentationConfig:
@@ -80,7 +96,9 @@ def test_each_kind_can_be_switched_off_and_changes_something_when_on(kind: str) 
     images, labels = batch()
     changed, new_labels = apply(only(kind), images, labels)
     assert not torch.equal(changed, images)
-    assert torch.equal(new_labels, labels) == (kind not in {"flip", "affine", "elastic"})
+    assert torch.equal(new_labels, labels) == (
+        kind not in {"flip", "affine", "elastic"}
+    )
     same, same_labels = apply(only(), images, labels)
     assert torch.equal(same, images)
     assert torch.equal(same_labels, labels)
@@ -98,7 +116,9 @@ def test_inputs_are_never_changed(kind: str) -> None:
 def test_the_seed_decides() -> None:
     images, labels = batch(8)
     everything = AugmentationConfig(**dict.fromkeys(KINDS, 0.5))
-    first, again, other = (apply(everything, images, labels, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        apply(everything, images, labels, seed=seed) for seed in (1, 1, 2)
+    )
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
@@ -146,7 +166,9 @@ def test_shifts_stay_within_their_bound() -> None:
     config = only("affine", rotation_deg=0, scaling=0, shearing=0, shift=5)
     _, moved = apply(config, image, labels)
     places = moved.nonzero()[:, 1:] - 16
-    assert len(places) == 200, "a shift by whole and part voxels keeps one nearest voxel"
+    assert len(places) == 200, (
+        "a shift by whole and part voxels keeps one nearest voxel"
+    )
     assert places.abs().max() == 5
     assert places.min() == -5
 
@@ -192,14 +214,20 @@ def test_a_bias_field_is_smooth_and_positive() -> None:
 
 
 def test_noise_has_the_strength_that_was_asked_for() -> None:
-    images, labels = torch.ones(2, 1, 128, 128), torch.zeros(2, 128, 128, dtype=torch.uint8)
+    images, labels = (
+        torch.ones(2, 1, 128, 128),
+        torch.zeros(2, 128, 128, dtype=torch.uint8),
+    )
     noisy, _ = apply(only("noise", noise_std=(0.05, 0.05)), images, labels)
     assert float((noisy - 1).std()) == pytest.approx(0.05, rel=0.03)
     assert float((noisy - 1).mean()) == pytest.approx(0, abs=0.001)
 
 
 def test_blur_is_a_gaussian_of_its_sigma() -> None:
-    images, labels = torch.zeros(1, 1, 41, 41), torch.zeros(1, 41, 41, dtype=torch.uint8)
+    images, labels = (
+        torch.zeros(1, 1, 41, 41),
+        torch.zeros(1, 41, 41, dtype=torch.uint8),
+    )
     images[0, 0, 20, 20] = 1
     blurred, _ = apply(only("blur", blur_sigma=(2.0, 2.0)), images, labels)
     offsets = torch.arange(41.0) - 20
@@ -266,7 +294,8 @@ def test_training_runs_without_torchio() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"flip": 1.5}, {"rotate": 1}, {"artefacts": {"sparkle": 1}}, {"scaling": -1}]
+    "wrong",
+    [{"flip": 1.5}, {"rotate": 1}, {"artefacts": {"sparkle": 1}}, {"scaling": -1}],
 )
 def test_a_wrong_setting_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -282,7 +311,9 @@ def test_a_gpu_draws_the_same_parameters() -> None:
     assert torch.allclose(there[0].cpu(), here[0], atol=1e-3)
     assert (there[1].cpu() == here[1]).float().mean() > 0.999
     # A generator that lives there is as good.
-    augment = Augmenter(AugmentationConfig(**dict.fromkeys(KINDS, 1.0)), View.AXIAL, QUICKNAT)
+    augment = Augmenter(
+        AugmentationConfig(**dict.fromkeys(KINDS, 1.0)), View.AXIAL, QUICKNAT
+    )
     generator = torch.Generator("cuda").manual_seed(0)
     moved, _ = augment(images.cuda(), labels.cuda(), generator)
     assert moved.isfinite().all()

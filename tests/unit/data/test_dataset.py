@@ -43,7 +43,9 @@ def volume(number: int) -> tuple[np.ndarray, np.ndarray]:
     return image, labels
 
 
-def make_store(root: Path, names: tuple[str, ...] = ("a", "b"), **missing: str) -> Store:
+def make_store(
+    root: Path, names: tuple[str, ...] = ("a", "b"), **missing: str
+) -> Store:
     """`missing` names what a subject lacks: image or labels."""
     (root / "subjects").mkdir(parents=True)
     stored = {}
@@ -67,9 +69,9 @@ def make_store(root: Path, names: tuple[str, ...] = ("a", "b"), **missing: str) 
         )
     write_participants(root, [Subject(name, name, None, None) for name in names])
     views = (View.AXIAL, View.SAGITTAL)
-    StoreInfo(source="pairs", scheme=scheme_table(TISSUE4), views=views, subjects=stored).write(
-        root
-    )
+    StoreInfo(
+        source="pairs", scheme=scheme_table(TISSUE4), views=views, subjects=stored
+    ).write(root)
     return Store(root)
 
 
@@ -106,7 +108,9 @@ def test_an_item_is_a_slice_and_its_labels(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("keep_all")
-def test_thick_slices_have_their_neighbours_and_background_beyond_the_ends(store: Store) -> None:
+def test_thick_slices_have_their_neighbours_and_background_beyond_the_ends(
+    store: Store,
+) -> None:
     dataset = SliceDataset(store, ["a"], View.AXIAL, thick=5)
 
     def levels(index: int) -> list[float]:
@@ -120,7 +124,9 @@ def test_thick_slices_have_their_neighbours_and_background_beyond_the_ends(store
 
 
 @pytest.mark.parametrize("thick", [0, 2, 9])
-def test_slices_without_a_middle_or_too_thick_are_refused(store: Store, thick: int) -> None:
+def test_slices_without_a_middle_or_too_thick_are_refused(
+    store: Store, thick: int
+) -> None:
     with pytest.raises(ConfigError, match="thick"):
         SliceDataset(store, ["a"], View.AXIAL, thick=thick)
 
@@ -137,7 +143,12 @@ def test_every_eighth_empty_slice_is_kept(store: Store) -> None:
 def test_voxels_per_class_are_those_of_the_items(store: Store) -> None:
     dataset = SliceDataset(store, ["a", "b"], View.AXIAL)
     # Twelve slices of 256 voxels; in ten 16 of class 3, in one 1 of class 1, in three 2 of class 2.
-    assert dataset.class_counts.sum(axis=0).tolist() == [2 * (3072 - 160 - 1 - 6), 2, 12, 320]
+    assert dataset.class_counts.sum(axis=0).tolist() == [
+        2 * (3072 - 160 - 1 - 6),
+        2,
+        12,
+        320,
+    ]
 
 
 def test_sagittal_slices_have_the_merged_scheme(store: Store) -> None:
@@ -228,7 +239,9 @@ def test_batches_are_the_items_whoever_reads_them(store: Store, workers: int) ->
         sampler.set_epoch(epoch)
         order = list(sampler)
         assert len(loader) == -(-len(order) // 4)
-        for first, (images, labels) in zip(range(0, len(order), 4), loader, strict=True):
+        for first, (images, labels) in zip(
+            range(0, len(order), 4), loader, strict=True
+        ):
             items = [dataset[index] for index in order[first : first + 4]]
             assert torch.equal(images, torch.stack([image for image, _ in items]))
             assert torch.equal(labels, torch.stack([one for _, one in items]))
@@ -247,7 +260,9 @@ def test_a_split_part_opens_as_a_dataset(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> None:
-    Split(store=store.fingerprint, seed=0, train=("a",), test=("b",)).write(tmp_path / "s.json")
+    Split(store=store.fingerprint, seed=0, train=("a",), test=("b",)).write(
+        tmp_path / "s.json"
+    )
     table = store.root / "participants.tsv"
     header, *rows = table.read_text().splitlines()
     rows = [row.replace("n/a\tn/a\tn/a\tn/a", "n/a\ttwins\tn/a\tn/a") for row in rows]
@@ -260,7 +275,9 @@ def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> 
     ("text", "reason"),
     [(None, "no store.json"), ("{", "is damaged"), ("{}", "is damaged")],
 )
-def test_what_is_no_store_is_told(tmp_path: Path, text: str | None, reason: str) -> None:
+def test_what_is_no_store_is_told(
+    tmp_path: Path, text: str | None, reason: str
+) -> None:
     if text is not None:
         (tmp_path / "store.json").write_text(text)
     with pytest.raises(DatasetError, match=reason):

@@ -63,7 +63,9 @@ def test_another_table_is_refused(tmp_path: Path, text: str, complaint: str) -> 
         read_participants(tmp_path / "p.csv")
 
 
-@pytest.mark.parametrize(("name", "package"), [("IXI.xls", "xlrd"), ("IXI.xlsx", "openpyxl")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("IXI.xls", "xlrd"), ("IXI.xlsx", "openpyxl")]
+)
 def test_excel_names_the_package_that_reads_it(
     tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +73,9 @@ def test_excel_names_the_package_that_reads_it(
     # As every .xls and .xlsx begins: pandas looks at it to choose a reader.
     old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504)
     (tmp_path / name).write_bytes(old if name.endswith("xls") else _empty_xlsx())
-    with pytest.raises(DatasetError, match=f"needs the package {package}: pip install {package}"):
+    with pytest.raises(
+        DatasetError, match=f"needs the package {package}: pip install {package}"
+    ):
         read_participants(tmp_path / name)
 
 

@@ -54,7 +54,9 @@ def test_threads_give_what_is_read_here_in_the_order_asked(store: Path) -> None:
     two.close()
 
 
-def test_many_threads_share_few_open_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_share_few_open_files(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trinat.segmentation.data.dataset._OPEN_FILES", 1)
     readers, places = readers_of(store, 8), 40 * PLACES
     found = [read() for read in readers.order(places)]
@@ -69,7 +71,11 @@ def test_slices_are_what_hdf5_itself_reads(store: Path, name: str) -> None:
     mine = SubjectFile(store / "subjects/a.h5")
     with h5py.File(mine.path, "r") as file:
         expected = file[f"axial/{name}"][3:7]
-    found = mine.codes(View.AXIAL, 3, 7).codes if name == "image" else mine.labels(View.AXIAL, 3, 7)
+    found = (
+        mine.codes(View.AXIAL, 3, 7).codes
+        if name == "image"
+        else mine.labels(View.AXIAL, 3, 7)
+    )
     assert found.dtype == expected.dtype
     assert np.array_equal(found, expected)
 
@@ -95,7 +101,9 @@ def test_a_damaged_slice_is_named_and_the_others_still_read(tmp_path: Path) -> N
     damage(store / "subjects/b.h5", View.AXIAL, "image", 4)
     readers = readers_of(store, 1)
     bad, good = readers.order([Place(1, View.AXIAL, middle, 1) for middle in (4, 5)])
-    with pytest.raises(IntegrityError, match=r"b\.h5: damaged: axial image of slices 4 to 4"):
+    with pytest.raises(
+        IntegrityError, match=r"b\.h5: damaged: axial image of slices 4 to 4"
+    ):
         bad()
     assert good().labels.shape == (15, 17)
     readers.close()

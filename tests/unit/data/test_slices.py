@@ -38,7 +38,9 @@ def image() -> np.ndarray:
     return np.random.default_rng(1).random(SHAPE).astype(np.float32) * 1.7
 
 
-def write(path: Path, *, views: tuple[View, ...] = tuple(View), **changes: object) -> SubjectFile:
+def write(
+    path: Path, *, views: tuple[View, ...] = tuple(View), **changes: object
+) -> SubjectFile:
     arguments: dict = {
         "image": quantise(image()),
         "labels": labels(),
@@ -94,7 +96,9 @@ def test_statistics_are_those_of_the_volume(tmp_path: Path) -> None:
     classes = np.zeros(SHAPE, np.uint8)
     values[:2], classes[:2] = 0.5, 1  # 2 x 12 x 14 voxels
     values[2, 0, :2], classes[2, 0, :2] = (0.2, 0.6), 2
-    statistics = write(tmp_path / "s.h5", image=quantise(values), labels=classes).statistics
+    statistics = write(
+        tmp_path / "s.h5", image=quantise(values), labels=classes
+    ).statistics
     assert statistics.voxels[:4] == (1680 - 338, 336, 2, 0)
     assert statistics.class_means[1:4] == pytest.approx((0.5, 0.4, 0), abs=2e-4)
     assert statistics.percentiles["p50"] == pytest.approx(0.5, abs=2e-4)
@@ -103,7 +107,9 @@ def test_statistics_are_those_of_the_volume(tmp_path: Path) -> None:
     assert [n for n, count in enumerate(statistics.histogram) if count] == [8, 21, 25]
 
 
-def test_a_file_of_an_older_version_with_more_statistics_still_opens(tmp_path: Path) -> None:
+def test_a_file_of_an_older_version_with_more_statistics_still_opens(
+    tmp_path: Path,
+) -> None:
     expected = write(tmp_path / "s.h5").statistics
     with h5py.File(tmp_path / "s.h5", "r+") as file:
         older = {**json.loads(file.attrs["statistics"]), "class_stds": [0.1, 0.2]}

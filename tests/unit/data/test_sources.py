@@ -16,7 +16,12 @@ from helpers.miniatures import (
     write_nifti,
 )
 
-from trinat.segmentation.data.sources.base import Listing, SourceOptions, Subject, safe_name
+from trinat.segmentation.data.sources.base import (
+    Listing,
+    SourceOptions,
+    Subject,
+    safe_name,
+)
 from trinat.segmentation.data.sources.freesurfer import person_and_session
 from trinat.segmentation.data.sources.neurite import SEG35
 from trinat.segmentation.data.sources.oasis import TISSUES, wanted_member
@@ -47,10 +52,17 @@ def test_oasis_sessions_of_one_person_keep_the_person(tmp_path: Path) -> None:
     oasis_session(tmp_path / "disc12", "OAS1_0010_MR2", n=3)
     listing = list_subjects("oasis1", tmp_path, TISSUE4)
     assert ids(listing) == ["OAS1_0002_MR1", "OAS1_0010_MR1", "OAS1_0010_MR2"]
-    assert [s.person for s in listing.subjects] == ["OAS1_0002", "OAS1_0010", "OAS1_0010"]
+    assert [s.person for s in listing.subjects] == [
+        "OAS1_0002",
+        "OAS1_0010",
+        "OAS1_0010",
+    ]
     assert [s.session for s in listing.subjects] == ["MR1", "MR1", "MR2"]
     assert [(s.age, s.sex) for s in listing.subjects[:2]] == [(55, "M"), (74, "F")]
-    assert listing.subjects[2].image.name == "OAS1_0010_MR2_mpr_n3_anon_111_t88_masked_gfc.hdr"
+    assert (
+        listing.subjects[2].image.name
+        == "OAS1_0010_MR2_mpr_n3_anon_111_t88_masked_gfc.hdr"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +78,9 @@ def test_each_kind_of_oasis_image_has_its_documented_axes(
     tmp_path: Path, kind: str, axes: str, labelled: bool
 ) -> None:
     oasis_session(tmp_path, "OAS1_0001_MR1")
-    (subject,) = list_subjects("oasis1", tmp_path, SourceOptions("tissue4", image=kind)).subjects
+    (subject,) = list_subjects(
+        "oasis1", tmp_path, SourceOptions("tissue4", image=kind)
+    ).subjects
     assert subject.image_axes == axes
     assert bool(subject.labels) == labelled
     image = Volume.read(subject.image, axes=subject.image_axes)
@@ -78,7 +92,9 @@ def test_each_kind_of_oasis_image_has_its_documented_axes(
 
 def test_oasis_tissue_numbers_become_the_classes_of_the_same_tissues() -> None:
     scheme = load_scheme("tissue4")
-    classes = scheme.from_freesurfer(np.array([[[0, 1, 2, 3]]], np.int16), extra=TISSUES)
+    classes = scheme.from_freesurfer(
+        np.array([[[0, 1, 2, 3]]], np.int16), extra=TISSUES
+    )
     assert [scheme.names[k] for k in classes.ravel()] == [
         "background", "CSF", "Grey-Matter", "White-Matter",
     ]  # fmt: skip
@@ -131,7 +147,10 @@ def test_an_unknown_kind_of_oasis_image_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("disc1/OAS1_0001_MR1/FSL_SEG/OAS1_0001_MR1_mpr_n4_anon_111_t88_masked_gfc_fseg.img", True),
+        (
+            "disc1/OAS1_0001_MR1/FSL_SEG/OAS1_0001_MR1_mpr_n4_anon_111_t88_masked_gfc_fseg.img",
+            True,
+        ),
         ("disc1/OAS1_0001_MR1/PROCESSED/MPRAGE/T88_111/x.hdr", True),
         ("disc1/OAS1_0001_MR1/OAS1_0001_MR1.txt", True),
         ("disc1/OAS1_0001_MR1/mri/aseg.mgz", True),
@@ -150,10 +169,23 @@ def test_only_files_of_use_are_unpacked_from_a_disc(name: str, wanted: bool) -> 
 def test_neurite_numbers_have_the_names_of_their_table() -> None:
     assert sorted(SEG35) == list(range(1, 36))
     # Spot checks against the dataset's own table.
-    expected = {7: 10, 13: 16, 14: 17, 17: 28, 18: 30, 19: 31, 20: 41, 30: 53, 34: 62, 35: 63}
+    expected = {
+        7: 10,
+        13: 16,
+        14: 17,
+        17: 28,
+        18: 30,
+        19: 31,
+        20: 41,
+        30: 53,
+        34: 62,
+        35: 63,
+    }
     assert {number: SEG35[number] for number in expected} == expected
     scheme = load_scheme("quicknat33")
-    classes = scheme.from_freesurfer(np.arange(36, dtype=np.int16).reshape(1, 1, 36), extra=SEG35)
+    classes = scheme.from_freesurfer(
+        np.arange(36, dtype=np.int16).reshape(1, 1, 36), extra=SEG35
+    )
     names = [scheme.names[k] for k in classes.ravel()]
     assert (names[14], names[30]) == ("Left-Hippocampus", "Right-Hippocampus")
     assert names[18] == names[34] == "background"
@@ -166,7 +198,9 @@ def test_neurite_sessions_are_found_and_lost_labels_told(tmp_path: Path) -> None
     (neurite_session(tmp_path, "OAS1_0002_MR1") / "seg35.nii.gz").unlink()
     (tmp_path / "OASIS_OAS1_0003").mkdir()
     listing = list_subjects("neurite", tmp_path, DEFAULT)
-    assert [(s.id, s.person) for s in listing.subjects] == [("OAS1_0001_MR1", "OAS1_0001")]
+    assert [(s.id, s.person) for s in listing.subjects] == [
+        ("OAS1_0001_MR1", "OAS1_0001")
+    ]
     assert reasons(listing) == {
         "OASIS_OAS1_0002_MR1": "no seg35.nii.gz",
         "OASIS_OAS1_0003": "not named as a session",
@@ -179,13 +213,25 @@ def test_neurite_sessions_are_found_and_lost_labels_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("part", ["training", ""])
-def test_the_challenges_scans_are_found_in_both_layouts(tmp_path: Path, part: str) -> None:
+def test_the_challenges_scans_are_found_in_both_layouts(
+    tmp_path: Path, part: str
+) -> None:
     image = malc_scan(tmp_path, "1000", part=part)
     malc_scan(tmp_path, "1036", part=part)
     malc_table(tmp_path, "1000,OAS1_0061,F,20")
     first, second = list_subjects("malc", tmp_path, DEFAULT).subjects
-    assert (first.id, first.person, first.age, first.sex) == ("1000", "OAS1_0061", 20, "F")
-    assert (second.id, second.person, second.age, second.sex) == ("1036", "1036", None, None)
+    assert (first.id, first.person, first.age, first.sex) == (
+        "1000",
+        "OAS1_0061",
+        20,
+        "F",
+    )
+    assert (second.id, second.person, second.age, second.sex) == (
+        "1036",
+        "1036",
+        None,
+        None,
+    )
     assert first.image == image
     assert first.labels is not None
     assert first.labels.name.endswith("_glm.nii.gz")
@@ -197,7 +243,12 @@ def test_the_challenges_scans_are_found_in_both_layouts(tmp_path: Path, part: st
 
 @pytest.mark.parametrize(
     "rows",
-    [(), ("1003,OAS1_0101,M,30",), ("1023,OAS1_0101,M,30",), ("1003,A,M,30", "1023,B,M,30")],
+    [
+        (),
+        ("1003,OAS1_0101,M,30",),
+        ("1023,OAS1_0101,M,30",),
+        ("1003,A,M,30", "1023,B,M,30"),
+    ],
 )
 def test_a_second_scan_is_of_the_same_person_whatever_the_table_has(
     tmp_path: Path, rows: tuple[str, ...]
@@ -254,8 +305,12 @@ def test_a_scan_in_two_places_is_refused(tmp_path: Path) -> None:
 # IXI ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["IXI002", "IXI002-Guys-0828", "IXI002-Guys-0828-T1"])
-def test_ixi_labels_are_found_under_any_of_the_usual_names(tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["IXI002", "IXI002-Guys-0828", "IXI002-Guys-0828-T1"]
+)
+def test_ixi_labels_are_found_under_any_of_the_usual_names(
+    tmp_path: Path, folder: str
+) -> None:
     ixi_scan(tmp_path / "ixi", "IXI002-Guys-0828")
     ixi_scan(tmp_path / "ixi", "IXI012-HH-1211")
     freesurfer_subject(tmp_path / "fs", folder, labels="aparc+aseg.mgz")
@@ -264,7 +319,9 @@ def test_ixi_labels_are_found_under_any_of_the_usual_names(tmp_path: Path, folde
     (subject,) = listing.subjects
     assert (subject.id, subject.person) == ("IXI002-Guys-0828", "IXI002")
     assert subject.labels == tmp_path / "fs" / folder / "mri" / "aparc+aseg.mgz"
-    assert subject.image.name == "orig.mgz", "the labels lie on FreeSurfer's grid, not the scan's"
+    assert subject.image.name == "orig.mgz", (
+        "the labels lie on FreeSurfer's grid, not the scan's"
+    )
     assert reasons(listing) == {"IXI012-HH-1211": "no labels"}
 
 
@@ -286,7 +343,9 @@ def test_a_subjects_dir_gives_its_persons_and_not_its_templates(tmp_path: Path) 
     freesurfer_subject(tmp_path, "sub-10")
     freesurfer_subject(tmp_path, "sub-2_ses-1", image="brainmask.mgz")
     freesurfer_subject(tmp_path, "fsaverage")
-    freesurfer_subject(tmp_path, "p7.long.p7base", image="T1.mgz", labels="aparc+aseg.mgz")
+    freesurfer_subject(
+        tmp_path, "p7.long.p7base", image="T1.mgz", labels="aparc+aseg.mgz"
+    )
     (freesurfer_subject(tmp_path, "p7base") / "base-tps").write_text("p7\n")
     (freesurfer_subject(tmp_path, "empty") / "mri" / "orig.mgz").unlink()
     (tmp_path / "logs").mkdir()
@@ -320,7 +379,9 @@ def bids_scan(root: Path, name: str, *folders: str) -> Path:
     return write_nifti(root.joinpath(*folders, name), np.ones((4, 4, 4), np.int16))
 
 
-def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(tmp_path: Path) -> None:
+def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
+    tmp_path: Path,
+) -> None:
     for session, run in (("a", 1), ("a", 2), ("b", 1)):
         bids_scan(
             tmp_path,
@@ -345,7 +406,9 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(tmp_path: Pa
         "sub-01_ses-a_run-1": "no labels",
         "sub-01_ses-b_run-1": "no labels",
     }
-    assert not any(exclusion.broken for exclusion in listing.exclusions), "that is usual in BIDS"
+    assert not any(exclusion.broken for exclusion in listing.exclusions), (
+        "that is usual in BIDS"
+    )
     first = listing.subjects[0]
     assert (first.person, first.session, first.age, first.sex, first.family) == (
         "sub-01", "a", 89, "F", "F3",
@@ -369,7 +432,12 @@ def test_bids_with_two_pipelines_wants_to_be_told_which(tmp_path: Path) -> None:
     bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
     for pipeline in ("a", "b"):
         bids_scan(
-            tmp_path, "sub-01_desc-aseg_dseg.nii.gz", "derivatives", pipeline, "sub-01", "anat"
+            tmp_path,
+            "sub-01_desc-aseg_dseg.nii.gz",
+            "derivatives",
+            pipeline,
+            "sub-01",
+            "anat",
         )
     listing = list_subjects("bids", tmp_path, DEFAULT)
     assert reasons(listing)["sub-01_T1w"].startswith("several label maps")
@@ -400,7 +468,9 @@ def test_two_folders_are_paired_by_name(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "images").mkdir()
     with pytest.raises(DatasetError, match="no image"):
         list_subjects("pairs", tmp_path, DEFAULT)
@@ -444,7 +514,9 @@ def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
         ("image,age\na.nii,old\n", "line 2: age 'old' is no number"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_table_that_cannot_be_read_is_refused(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     (tmp_path / "a.nii").touch()
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DatasetError, match=reason):
@@ -456,16 +528,22 @@ def test_label_maps_alone_have_no_image(tmp_path: Path) -> None:
     (tmp_path / "seg_10.nii.gz").touch()
     (tmp_path / "README.md").touch()
     listing = list_subjects("labelmaps", tmp_path, DEFAULT)
-    assert [(s.id, s.image) for s in listing.subjects] == [("seg_2", None), ("seg_10", None)]
+    assert [(s.id, s.image) for s in listing.subjects] == [
+        ("seg_2", None),
+        ("seg_10", None),
+    ]
 
 
 # All of them --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "source", ["oasis1", "neurite", "ixi", "malc", "freesurfer", "bids", "pairs", "labelmaps"]
+    "source",
+    ["oasis1", "neurite", "ixi", "malc", "freesurfer", "bids", "pairs", "labelmaps"],
 )
-def test_an_empty_folder_is_an_error_not_an_empty_dataset(tmp_path: Path, source: str) -> None:
+def test_an_empty_folder_is_an_error_not_an_empty_dataset(
+    tmp_path: Path, source: str
+) -> None:
     with pytest.raises(DatasetError):
         list_subjects(source, tmp_path, DEFAULT)
     with pytest.raises(DatasetError, match="no such file or folder"):
@@ -481,7 +559,9 @@ def test_a_dataset_whose_numbers_are_known_takes_no_folding_table(
         list_subjects(source, tmp_path, options)
 
 
-def test_numbers_for_generation_mean_nothing_in_another_numbering(tmp_path: Path) -> None:
+def test_numbers_for_generation_mean_nothing_in_another_numbering(
+    tmp_path: Path,
+) -> None:
     """24 is fluid outside the brain there; 136 lines a ventricle, and is a manual parcel."""
     write_nifti(tmp_path / "a.nii.gz", np.ones((4, 4, 4), np.uint8))
     options = SourceOptions(fold=load_folding("neuromorphometrics"))
@@ -505,7 +585,12 @@ def test_names_that_would_collide_on_disk_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [("../../etc/passwd", "etc_passwd"), ("a b\n", "a_b_"), ("x" * 90, "x" * 64), ("-rf", "rf")],
+    [
+        ("../../etc/passwd", "etc_passwd"),
+        ("a b\n", "a_b_"),
+        ("x" * 90, "x" * 64),
+        ("-rf", "rf"),
+    ],
 )
 def test_names_are_made_safe(given: str, name: str) -> None:
     assert safe_name(given) == name
@@ -552,5 +637,7 @@ def test_bids_gives_a_persons_freesurfer_folder_to_one_session(tmp_path: Path) -
         ("NIMH_MRC0017", "NIMH_MRC0017", None),
     ],
 )
-def test_only_what_names_a_session_is_one(name: str, person: str, session: str | None) -> None:
+def test_only_what_names_a_session_is_one(
+    name: str, person: str, session: str | None
+) -> None:
     assert person_and_session(name) == (person, session)

@@ -55,7 +55,9 @@ def test_names_are_listed_in_natural_order() -> None:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=60),
     st.integers(0, 5),
 )
-def test_persons_and_families_stay_together(links: list[tuple[int, int]], seed: int) -> None:
+def test_persons_and_families_stay_together(
+    links: list[tuple[int, int]], seed: int
+) -> None:
     subjects = [
         Participant(f"s{i}", f"p{person}", family=f"f{family}" if family < 6 else None)
         for i, (person, family) in enumerate(links)
@@ -112,7 +114,9 @@ def test_each_person_is_tested_once_over_the_folds() -> None:
         split.check(people(23), "S")
         assert len(split.train) + len(split.validation) + len(split.test) == 23
         assert len(split.test) in (4, 5)
-    assert [split.validation for split in splits] == [s.test for s in splits[1:] + splits[:1]]
+    assert [split.validation for split in splits] == [
+        s.test for s in splits[1:] + splits[:1]
+    ]
 
 
 def test_two_folds_cannot_test_and_validate() -> None:
@@ -149,8 +153,12 @@ def test_a_part_of_the_dataset_keeps_the_published_division() -> None:
 
 
 @given(st.integers(1, 14), st.integers(0, 5))
-def test_so_many_of_the_published_training_persons_validate(count: int, seed: int) -> None:
-    split = make_published_split(CHALLENGE, TRAINING, validation=count, seed=seed, store="S")
+def test_so_many_of_the_published_training_persons_validate(
+    count: int, seed: int
+) -> None:
+    split = make_published_split(
+        CHALLENGE, TRAINING, validation=count, seed=seed, store="S"
+    )
     assert len(split.validation) == count
     assert {*split.train, *split.validation} == set(TRAINING)
     assert len(split.train) == 15 - count
@@ -165,12 +173,18 @@ def test_persons_for_validation_are_spread_over_ages() -> None:
 
 
 def test_somebody_is_left_to_train() -> None:
-    with pytest.raises(DatasetError, match="15 persons for validation leave none of 15 to train"):
+    with pytest.raises(
+        DatasetError, match="15 persons for validation leave none of 15 to train"
+    ):
         make_published_split(CHALLENGE, TRAINING, validation=15, seed=0, store="S")
 
 
 def test_a_split_that_shares_a_person_is_refused() -> None:
-    sessions = [Participant("a_ses-1", "a"), Participant("a_ses-2", "a"), Participant("b", "b")]
+    sessions = [
+        Participant("a_ses-1", "a"),
+        Participant("a_ses-2", "a"),
+        Participant("b", "b"),
+    ]
     split = Split(store="S", seed=0, train=("a_ses-1", "b"), test=("a_ses-2",))
     with pytest.raises(DatasetError, match="person or family a is in train and test"):
         split.check(sessions, "S")
@@ -190,7 +204,9 @@ def test_a_split_that_shares_a_family_is_refused() -> None:
         (Split(store="S", seed=0, train=("s0", "s0")), "s0 is listed twice"),
     ],
 )
-def test_a_split_that_does_not_fit_the_store_is_refused(split: Split, reason: str) -> None:
+def test_a_split_that_does_not_fit_the_store_is_refused(
+    split: Split, reason: str
+) -> None:
     with pytest.raises(DatasetError, match=reason):
         split.check(people(3), "S")
 
@@ -201,7 +217,9 @@ def test_a_split_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_split(tmp_path / "split.json") == split
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"store": "S"}', '{"store":"S","seed":0,"trian":[]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"store": "S"}', '{"store":"S","seed":0,"trian":[]}']
+)
 def test_what_is_no_split_file_is_told_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(DatasetError, match="not a split file"):

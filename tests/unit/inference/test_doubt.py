@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from trinat.segmentation.inference.segmentation import Segmentation, clean_up, with_classes
+from trinat.segmentation.inference.segmentation import (
+    Segmentation,
+    clean_up,
+    with_classes,
+)
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     dice_of_maps,
@@ -28,7 +32,11 @@ def label(index: int, name: str, partner: int | None = None, side=None) -> Label
 
 SCHEME = LabelScheme(
     "three",
-    (label(0, "background"), label(1, "Left-A", 2, "left"), label(2, "Right-A", 1, "right")),
+    (
+        label(0, "background"),
+        label(1, "Left-A", 2, "left"),
+        label(2, "Right-A", 1, "right"),
+    ),
 )
 
 
@@ -107,7 +115,9 @@ def test_all_that_a_cleaned_segmentation_shows_is_cleaned() -> None:
     grid = Grid(labels.shape, np.eye(4))
     image = Volume(labels.astype(np.float32), grid.affine)
     plan = ConformPlan(grid, (1, 1), grid)
-    found, changed = Segmentation(fused, SCHEME, plan, image, (), None, None, ()).cleaned()
+    found, changed = Segmentation(
+        fused, SCHEME, plan, image, (), None, None, ()
+    ).cleaned()
     assert changed == {"Left-A": pytest.approx(1 / 65)}
     assert found.voxels["Left-A"] == 64
     assert found.labels.data[9, 3, 3] == 0

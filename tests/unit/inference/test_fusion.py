@@ -47,8 +47,12 @@ def test_three_views_by_hand() -> None:
         0.12 + 0.2 * 0.125,
         0.4 * 0.2 + 0.2 * 0.3,
     ]
-    torch.testing.assert_close(fused[1, 2, 3].float(), torch.tensor(expected), atol=1e-3, rtol=0)
-    torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        fused[1, 2, 3].float(), torch.tensor(expected), atol=1e-3, rtol=0
+    )
+    torch.testing.assert_close(
+        fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0
+    )
 
 
 def test_where_the_others_see_no_side_the_sagittal_view_is_halved() -> None:
@@ -65,11 +69,16 @@ def test_where_the_others_see_no_side_the_sagittal_view_is_halved() -> None:
     )
 
 
-@pytest.mark.parametrize("views", [(View.CORONAL,), (View.AXIAL,), (View.CORONAL, View.AXIAL)])
+@pytest.mark.parametrize(
+    "views", [(View.CORONAL,), (View.AXIAL,), (View.CORONAL, View.AXIAL)]
+)
 def test_any_subset_of_sided_views_is_renormalised(views) -> None:
     fused = fuse(views, {view: [0.25, 0.5, 0.125, 0.125] for view in views})
     torch.testing.assert_close(
-        fused[0, 0, 0].float(), torch.tensor([0.25, 0.5, 0.125, 0.125]), atol=1e-3, rtol=0
+        fused[0, 0, 0].float(),
+        torch.tensor([0.25, 0.5, 0.125, 0.125]),
+        atol=1e-3,
+        rtol=0,
     )
 
 
@@ -109,7 +118,9 @@ def test_sides_of_a_structure_share_one_weight() -> None:
         (View.CORONAL, View.AXIAL),
         {View.CORONAL: [1.0, 3, 1, 1], View.AXIAL: [1.0, 1, 1, 1]},
     )
-    torch.testing.assert_close(weights[View.CORONAL], torch.tensor([1 / 2, 2 / 3, 2 / 3, 1 / 2]))
+    torch.testing.assert_close(
+        weights[View.CORONAL], torch.tensor([1 / 2, 2 / 3, 2 / 3, 1 / 2])
+    )
 
 
 def test_slices_land_where_they_came_from() -> None:
@@ -126,7 +137,11 @@ def test_slices_land_where_they_came_from() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "columns"),
-    [(slice(1, 3), slice(0, 1)), (slice(1, 3), slice(0, 2)), (slice(0, 4), slice(0, 1))],
+    [
+        (slice(1, 3), slice(0, 1)),
+        (slice(1, 3), slice(0, 2)),
+        (slice(0, 4), slice(0, 1)),
+    ],
 )
 def test_beyond_the_given_rows_and_columns_a_geometric_mean_is_that_with_background(
     rows: slice, columns: slice
@@ -173,7 +188,9 @@ def test_weights_that_leave_a_class_out_are_refused() -> None:
 
 
 def test_the_real_scheme_merges_to_nineteen_classes() -> None:
-    assert len(Fusion((1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)).scheme) == 19
+    assert (
+        len(Fusion((1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)).scheme) == 19
+    )
 
 
 def test_a_geometric_mean_by_hand() -> None:
@@ -196,8 +213,12 @@ def test_a_geometric_mean_of_views_that_agree_is_what_they_say() -> None:
         {View.CORONAL: values, View.AXIAL: values, View.SAGITTAL: [0.1, 0.65, 0.25]},
         mean="geometric",
     )
-    torch.testing.assert_close(fused[0, 0, 0].float(), torch.tensor(values), atol=4e-3, rtol=0)
-    torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        fused[0, 0, 0].float(), torch.tensor(values), atol=4e-3, rtol=0
+    )
+    torch.testing.assert_close(
+        fused.float().sum(-1), torch.ones(SHAPE), atol=2e-3, rtol=0
+    )
 
 
 def test_a_geometric_mean_divides_sides_as_the_views_before_tell_them() -> None:

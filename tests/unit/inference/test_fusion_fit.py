@@ -8,7 +8,12 @@ import torch
 from helpers.fourclass import SCHEME
 
 from trinat.segmentation.inference.fusion import Fusion
-from trinat.segmentation.inference.fusion_fit import Contested, Evidence, contest, fit_weights
+from trinat.segmentation.inference.fusion_fit import (
+    Contested,
+    Evidence,
+    contest,
+    fit_weights,
+)
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import View, to_slices
 
@@ -54,7 +59,11 @@ def test_a_view_of_noise_is_hardly_believed(bad: View) -> None:
     scans = []
     for seed in range(4):
         truth = truth_of(seed)
-        views = {C: sure(truth, 4, 0.7), A: sure(truth, 4, 0.7), S: sure(MERGED[truth], 3, 0.7)}
+        views = {
+            C: sure(truth, 4, 0.7),
+            A: sure(truth, 4, 0.7),
+            S: sure(MERGED[truth], 3, 0.7),
+        }
         views[bad] = noise(views[bad].shape[-1], seed)
         scans.append(evidence(views, truth))
     overall, by_class = fit_weights(scans, SCHEME)
@@ -80,7 +89,9 @@ def test_a_view_that_is_blind_to_one_structure_loses_weight_there_alone() -> Non
 
 def test_the_prior_by_hand() -> None:
     # One voxel, background or B; only the coronal view sees B, where the axial one sees none.
-    likelihoods = (np.zeros((2, 0), np.float32),) * 2 + (np.array([[1.0], [0.01]], np.float32),)
+    likelihoods = (np.zeros((2, 0), np.float32),) * 2 + (
+        np.array([[1.0], [0.01]], np.float32),
+    )
     overall, by_class = fit_weights([Evidence((C, A), likelihoods)], SCHEME)
     # w = (share + 0.1 / 2) / 1.1, with share = w / (w + 0.01 (1 - w)): w = 0.954, share 0.9995.
     assert overall[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
@@ -101,7 +112,11 @@ def test_classes_that_were_never_taught_say_nothing() -> None:
 def random_views(seed: int) -> dict[View, torch.Tensor]:
     """Views that mostly agree and are mostly certain, as networks are."""
     truth = truth_of(seed)
-    right = {C: sure(truth, 4, 0.97), A: sure(truth, 4, 0.97), S: sure(MERGED[truth], 3, 0.97)}
+    right = {
+        C: sure(truth, 4, 0.97),
+        A: sure(truth, 4, 0.97),
+        S: sure(MERGED[truth], 3, 0.97),
+    }
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(SHAPE, generator=generator) < 0.3
     for number, (view, given) in enumerate(right.items()):
@@ -119,7 +134,9 @@ def random_views(seed: int) -> dict[View, torch.Tensor]:
     ],
 )
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
-def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights, mean: Mean) -> None:
+def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(
+    weights, mean: Mean
+) -> None:
     views, truth = random_views(0), truth_of(0)
     contested = contest(truth, views, SCHEME)
     assert 0 < len(contested.truth) < 0.6 * truth.size
@@ -127,7 +144,9 @@ def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights, mean: M
     for view, given in views.items():
         fusion.add(view, 0, to_slices(given.float(), view, trailing=1))
     fused = fusion.finish()
-    torch.testing.assert_close(fused.float().sum(-1), torch.ones(SHAPE), atol=4e-3, rtol=0)
+    torch.testing.assert_close(
+        fused.float().sum(-1), torch.ones(SHAPE), atol=4e-3, rtol=0
+    )
     expected = np.zeros((4, 4), np.int64)
     np.add.at(expected, (truth, fused.argmax(-1).numpy()), 1)
     np.testing.assert_array_equal(contested.joint(SCHEME, weights, mean), expected)
@@ -136,7 +155,11 @@ def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(weights, mean: M
 def test_what_all_views_are_sure_of_is_counted_and_not_kept() -> None:
     truth = np.array([[[0, 1, 3, 3]]], np.uint8)
     seen = np.array([[[0, 1, 3, 1]]], np.uint8)
-    views = {C: sure(seen, 4, 0.9), A: sure(seen, 4, 0.9), S: sure(MERGED[seen], 3, 0.9)}
+    views = {
+        C: sure(seen, 4, 0.9),
+        A: sure(seen, 4, 0.9),
+        S: sure(MERGED[seen], 3, 0.9),
+    }
     # Not sure enough of the second voxel; on the other side in the third view's eyes or not.
     views[A][0, 0, 1] = torch.tensor([0.1, 0.2, 0.7, 0.0])
     contested = contest(truth, views, SCHEME)

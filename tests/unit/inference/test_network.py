@@ -18,7 +18,9 @@ AXES = slice_axes(View.CORONAL)
 @pytest.fixture(scope="module")
 def network() -> ViewNetwork:
     model = load_model(random_model(), [View.CORONAL])
-    return ViewNetwork(model.networks[View.CORONAL], torch.device("cpu"), torch.float32, batch=4)
+    return ViewNetwork(
+        model.networks[View.CORONAL], torch.device("cpu"), torch.float32, batch=4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def volume() -> torch.Tensor:
 
 def test_parts_with_nothing_to_look_at_are_float32_like_all_others(volume) -> None:
     model = load_model(random_model())
-    half = ViewNetwork(model.networks[View.CORONAL], torch.device("cpu"), torch.bfloat16, batch=4)
+    half = ViewNetwork(
+        model.networks[View.CORONAL], torch.device("cpu"), torch.bfloat16, batch=4
+    )
     within = torch.zeros(SHAPE, dtype=torch.bool)
     parts = list(half.probabilities(volume, AXES, within=within))
     assert {part.probabilities.dtype for part in parts} == {torch.float32}
@@ -48,8 +52,14 @@ def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> N
         assert side.stop - side.start < most - least + multiple
     assert second.rows.stop == 56  # not beyond the end
     cut = to_slices(volume[second.columns, :, second.rows], AXES)
-    whole = next(iter(network.probabilities(volume[second.columns, 4:8, second.rows], AXES)))
-    assert whole.probabilities.shape == second.probabilities.shape == (4, *cut.shape[1:], 33)
+    whole = next(
+        iter(network.probabilities(volume[second.columns, 4:8, second.rows], AXES))
+    )
+    assert (
+        whole.probabilities.shape
+        == second.probabilities.shape
+        == (4, *cut.shape[1:], 33)
+    )
     # The slices within: at the ends of four slices neighbours are missing.
     torch.testing.assert_close(second.probabilities[1:3], whole.probabilities[1:3])
 
@@ -60,7 +70,9 @@ def test_a_mask_of_everything_changes_nothing(network, volume) -> None:
     masked = list(network.probabilities(volume, AXES, within=everything))
     assert [part[:3] for part in plain] == [part[:3] for part in masked]
     for one, other in zip(plain, masked, strict=True):
-        torch.testing.assert_close(one.probabilities, other.probabilities, rtol=0, atol=0)
+        torch.testing.assert_close(
+            one.probabilities, other.probabilities, rtol=0, atol=0
+        )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +84,9 @@ def wide() -> QuickNat:
 def test_a_network_made_ready_gives_what_it_gave(wide, volume) -> None:
     network = ViewNetwork(wide, torch.device("cpu"), torch.float32, batch=6)
     with torch.inference_mode():
-        expected = wide(to_slices(volume, AXES)[:6, None]).softmax(1).permute(0, 2, 3, 1)
+        expected = (
+            wide(to_slices(volume, AXES)[:6, None]).softmax(1).permute(0, 2, 3, 1)
+        )
     found = next(iter(network.probabilities(volume, AXES))).probabilities
     # Two values that differ by rounding alone may be pooled the other way, on any processor.
     assert (found - expected).abs().quantile(0.9) < 1e-5
@@ -84,7 +98,9 @@ def test_a_mirrored_mean_of_a_mirrored_volume_is_the_mirrored_mean(view: View) -
     """Also where a sagittal network tells sides, as one of thick slices may."""
     torch.manual_seed(0)
     config = QuickNatConfig(classes=3, channels=3, filters=16)
-    network = ViewNetwork(QuickNat(config), torch.device("cpu"), torch.float32, batch=16)
+    network = ViewNetwork(
+        QuickNat(config), torch.device("cpu"), torch.float32, batch=16
+    )
     volume, axes = torch.rand(16, 16, 16), slice_axes(view)
     partners = torch.tensor([0, 2, 1])
 
@@ -93,4 +109,6 @@ def test_a_mirrored_mean_of_a_mirrored_volume_is_the_mirrored_mean(view: View) -
         return torch.cat([part.probabilities for part in parts])
 
     side = (axes.along, axes.rows, axes.columns).index(0)
-    torch.testing.assert_close(mean(volume.flip(0)), mean(volume).flip(side)[..., partners])
+    torch.testing.assert_close(
+        mean(volume.flip(0)), mean(volume).flip(side)[..., partners]
+    )

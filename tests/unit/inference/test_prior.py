@@ -11,7 +11,11 @@ from torch import Tensor
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.inference import prior as module
-from trinat.segmentation.inference.prior import apply_prior, build_template, default_prior
+from trinat.segmentation.inference.prior import (
+    apply_prior,
+    build_template,
+    default_prior,
+)
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.synthetic.heads import aim, phantom_heads
@@ -106,11 +110,17 @@ def test_doubt_between_two_structures_is_decided_by_place(
     assert torch.equal(fused, before)
 
 
-def test_a_head_that_lies_askew_and_is_larger_is_found(template: Template, classes: Tensor) -> None:
+def test_a_head_that_lies_askew_and_is_larger_is_found(
+    template: Template, classes: Tensor
+) -> None:
     # The same voxels, 1.2 mm apart, turned by 20 degrees and moved.
     angle = np.radians(20)
     turn = np.array(
-        [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+        [
+            [np.cos(angle), -np.sin(angle), 0],
+            [np.sin(angle), np.cos(angle), 0],
+            [0, 0, 1],
+        ]
     )
     affine = np.eye(4)
     affine[:3, :3], affine[:3, 3] = 1.2 * turn, (40, -30, 12)
@@ -120,7 +130,9 @@ def test_a_head_that_lies_askew_and_is_larger_is_found(template: Template, class
     assert fused[at].argmax() == THALAMUS
 
 
-def test_ventricles_wider_than_the_template_s_stay(template: Template, classes: Tensor) -> None:
+def test_ventricles_wider_than_the_template_s_stay(
+    template: Template, classes: Tensor
+) -> None:
     fused = sure(classes)
     # White matter of the template that the networks take for ventricle, without being sure.
     widened = (classes == WHITE).nonzero()[::50]

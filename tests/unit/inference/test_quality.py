@@ -104,7 +104,10 @@ def test_one_rejected_structure_is_named_for_a_person_to_look_at() -> None:
 
 def test_many_rejected_structures_reject_the_scan() -> None:
     verdict = grade(by_hand([0.99, 0.58, 0.58]), replace(HAND, agreement=(0.7, 0.6)))
-    assert (verdict.name, verdict.reasons) == ("reject", ("views disagree on cortex, stem",))
+    assert (verdict.name, verdict.reasons) == (
+        "reject",
+        ("views disagree on cortex, stem",),
+    )
 
 
 def test_contrast_is_white_matter_over_cortex() -> None:
@@ -199,12 +202,18 @@ def test_half_a_head_is_rejected_by_its_missing_side(found: Segmentation) -> Non
     assert any("one side has" in reason for reason in verdict.reasons)
 
 
-def test_noise_that_is_no_head_fails_with_the_shipped_limits(segmenter: Segmenter) -> None:
+def test_noise_that_is_no_head_fails_with_the_shipped_limits(
+    segmenter: Segmenter,
+) -> None:
     noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
     assert grade(segmenter.segment(Volume(noise, np.eye(4)))).name == "reject"
 
 
-SMALL_FIELD = (96, 112, 96)  # where the brain's size is no reason: it counts for nothing below
+SMALL_FIELD = (
+    96,
+    112,
+    96,
+)  # where the brain's size is no reason: it counts for nothing below
 
 
 def ball() -> np.ndarray:
@@ -254,7 +263,9 @@ def shipped_grade(image: np.ndarray, affine: np.ndarray) -> Grade:
 @pytest.mark.parametrize("thing", [ball, box, trunk, noise])
 def test_what_is_no_head_fails_whatever_its_size(thing) -> None:
     clean = thing()
-    air = 0.03 * np.random.default_rng(0).standard_normal((2, *SMALL_FIELD)).astype(np.float32)
+    air = 0.03 * np.random.default_rng(0).standard_normal((2, *SMALL_FIELD)).astype(
+        np.float32
+    )
     image = np.hypot(clean + air[0], air[1])
     assert shipped_grade(image, np.eye(4)).name == "reject"
 

@@ -43,24 +43,36 @@ def test_the_mask_leaves_out_corners_of_the_box() -> None:
 
 
 def test_specks_do_not_widen_the_room_but_separate_large_parts_do() -> None:
-    speck = (slice(68, 75), slice(70, 79), slice(68, 75))  # 49 of 800 voxels in two slices: 6 %
+    speck = (
+        slice(68, 75),
+        slice(70, 79),
+        slice(68, 75),
+    )  # 49 of 800 voxels in two slices: 6 %
     smaller = (slice(68, 75), slice(70, 79), slice(68, 73))  # thinner than 7 voxels
     assert room_around(seen(CUBE, smaller), LOOKED, axis=1).box[0] == slice(18, 62)
     assert room_around(seen(CUBE, speck), LOOKED, axis=1).box[0] == slice(18, 80)
-    large = (slice(25, 55), slice(25, 55), slice(25, 55))  # 900 voxels in each of four slices
+    large = (
+        slice(25, 55),
+        slice(25, 55),
+        slice(25, 55),
+    )  # 900 voxels in each of four slices
     assert room_around(seen(large, speck), LOOKED, axis=1).box[0] == slice(13, 67)
 
 
 def test_of_a_thin_neck_only_three_voxels_widen_the_room() -> None:
     neck = (slice(38, 44), slice(36, 46), slice(5, 30))
-    assert room_around(seen(CUBE, neck), LOOKED, axis=1).box[2] == slice(30 - 3 - 12, 62)
+    assert room_around(seen(CUBE, neck), LOOKED, axis=1).box[2] == slice(
+        30 - 3 - 12, 62
+    )
 
 
 def test_a_thin_end_in_the_next_slice_that_is_looked_at_is_brain() -> None:
     end = (slice(38, 43), slice(50, 55), slice(38, 43))  # seen in slice 52
     assert room_around(seen(CUBE, end), LOOKED, axis=1).box[1] == slice(24, 52 + 12 + 1)
     beyond = (slice(38, 43), slice(50, 61), slice(38, 43))  # and in slice 60
-    assert room_around(seen(CUBE, beyond), LOOKED, axis=1).box[1] == slice(24, 52 + 12 + 1)
+    assert room_around(seen(CUBE, beyond), LOOKED, axis=1).box[1] == slice(
+        24, 52 + 12 + 1
+    )
 
 
 def test_where_nothing_was_seen_brain_may_be_anywhere() -> None:

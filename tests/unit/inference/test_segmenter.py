@@ -18,14 +18,21 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.hardware import choose_device
-from trinat.segmentation.models.model_info import Description, Fusion, Mean, Preprocessing
+from trinat.segmentation.models.model_info import (
+    Description,
+    Fusion,
+    Mean,
+    Preprocessing,
+)
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
 
 SCHEME = load_scheme("quicknat33")
 LARGE = (2, 3, 41, 42)  # white matter and cortex of either side
 ORIENTATIONS = [
-    "".join(axes) for order in permutations(("LR", "PA", "IS")) for axes in product(*order)
+    "".join(axes)
+    for order in permutations(("LR", "PA", "IS"))
+    for axes in product(*order)
 ]
 
 
@@ -40,7 +47,9 @@ def dice(found: np.ndarray, truth: np.ndarray, number: int) -> float:
 
 
 @pytest.mark.parametrize("axes", ORIENTATIONS[::5])
-def test_sides_and_places_are_right_in_any_orientation(segmenter: Segmenter, axes: str) -> None:
+def test_sides_and_places_are_right_in_any_orientation(
+    segmenter: Segmenter, axes: str
+) -> None:
     scan, truth = miniature(axes, seed=1)
     labels = segmenter.segment(scan).labels
     assert labels.shape == scan.shape
@@ -71,10 +80,15 @@ def test_an_oblique_thick_sliced_scan_loses_little(segmenter: Segmenter) -> None
     affine[2, 3] = -(len(keep) - 1) / 2 * 1.5
     found = segmenter.segment(Volume(image[:, :, keep], affine))
     assert found.labels.shape == (40, 48, len(keep))
-    assert min(dice(found.labels.data, truth[:, :, keep], number) for number in LARGE) > 0.8
+    assert (
+        min(dice(found.labels.data, truth[:, :, keep], number) for number in LARGE)
+        > 0.8
+    )
 
 
-def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(segmenter) -> None:
+def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(
+    segmenter,
+) -> None:
     scan, _ = miniature(seed=4)
     flipped = Volume(np.ascontiguousarray(scan.data[::-1]), scan.affine)
     plain = segmenter.segment(scan, mirror=True).indices.data
@@ -84,7 +98,9 @@ def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(segmente
     assert agree > 0.9995
 
 
-def test_probabilities_lie_in_the_scans_space_and_peak_in_the_structure(segmenter) -> None:
+def test_probabilities_lie_in_the_scans_space_and_peak_in_the_structure(
+    segmenter,
+) -> None:
     scan, truth = miniature("LIA", seed=1)
     found = segmenter.segment(scan)
     map_ = found.probabilities("Left-Cerebral-White-Matter")
@@ -106,10 +122,14 @@ def test_volumes_are_in_cubic_millimetres_of_the_scan(segmenter) -> None:
     affine = affine @ np.diag([1, 1, 1.25, 1])
     found = segmenter.segment(Volume(image, affine))
     name = "Left-Cerebral-White-Matter"
-    assert found.volumes_mm3[name] == pytest.approx(1.25 * (found.labels.data == 2).sum())
+    assert found.volumes_mm3[name] == pytest.approx(
+        1.25 * (found.labels.data == 2).sum()
+    )
 
 
-def test_structures_that_the_model_never_saw_have_no_volume_and_no_voxel(segmenter) -> None:
+def test_structures_that_the_model_never_saw_have_no_volume_and_no_voxel(
+    segmenter,
+) -> None:
     found = segmenter.segment(miniature(seed=1)[0])
     assert "CSF" not in found.volumes_mm3
     assert not (found.labels.data == 24).any()
@@ -137,18 +157,26 @@ def test_subsets_of_views_segment(views) -> None:
     assert min(dice(labels, truth.data, number) for number in LARGE) > 0.85
 
 
-def test_views_are_joined_by_the_mean_that_the_model_names(segmenter, tmp_path: Path) -> None:
+def test_views_are_joined_by_the_mean_that_the_model_names(
+    segmenter, tmp_path: Path
+) -> None:
     model = load_model(overfitted_model())
     fusion = Fusion(mean="geometric")
-    description = Description(name="m", fusion=fusion, not_predicted=model.info.not_predicted)
+    description = Description(
+        name="m", fusion=fusion, not_predicted=model.info.not_predicted
+    )
     save_model(tmp_path / "m", description, model.networks)
     scan, truth = miniature(seed=1)
     one, other = (
-        s.segment(scan) for s in (segmenter, Segmenter.load(tmp_path / "m", device="cpu"))
+        s.segment(scan)
+        for s in (segmenter, Segmenter.load(tmp_path / "m", device="cpu"))
     )
     assert (one.fused - other.fused).abs().max() > 0.1
     torch.testing.assert_close(
-        other.fused.float().sum(-1), torch.ones(other.fused.shape[:3]), atol=4e-3, rtol=0
+        other.fused.float().sum(-1),
+        torch.ones(other.fused.shape[:3]),
+        atol=4e-3,
+        rtol=0,
     )
     assert min(dice(other.labels.data, truth.data, number) for number in LARGE) > 0.85
 
@@ -156,7 +184,9 @@ def test_views_are_joined_by_the_mean_that_the_model_names(segmenter, tmp_path: 
 def test_float32_and_bfloat16_agree() -> None:
     scan, _ = miniature(seed=1)
     one, other = (
-        Segmenter.load(overfitted_model(), device="cpu", precision=name).segment(scan).indices.data
+        Segmenter.load(overfitted_model(), device="cpu", precision=name)
+        .segment(scan)
+        .indices.data
         for name in ("float32", "bfloat16")
     )
     assert (one == other).mean() > 0.99
@@ -165,7 +195,9 @@ def test_float32_and_bfloat16_agree() -> None:
 def test_batches_do_not_change_the_result() -> None:
     scan, _ = miniature(seed=1)
     one, other = (
-        Segmenter.load(overfitted_model(), device="cpu", precision="float32", batch=size)
+        Segmenter.load(
+            overfitted_model(), device="cpu", precision="float32", batch=size
+        )
         .segment(scan)
         .fused
         for size in (1, 7)
@@ -202,7 +234,9 @@ def test_the_brain_is_cropped_but_never_cut(segmenter) -> None:
     assert min(dice(labels, truth.data, number) for number in LARGE) > 0.8
 
 
-def test_an_image_without_any_brain_is_segmented_as_background_or_told(segmenter) -> None:
+def test_an_image_without_any_brain_is_segmented_as_background_or_told(
+    segmenter,
+) -> None:
     noise = np.random.default_rng(0).normal(100, 1, (32, 32, 32)).astype(np.float32)
     assert segmenter.segment(Volume(noise, np.eye(4))).labels.shape == (32, 32, 32)
 
@@ -217,9 +251,12 @@ def test_unknown_devices_and_models_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "mean"), [("negative variance", "arithmetic"), ("huge weights", "geometric")]
+    ("damage", "mean"),
+    [("negative variance", "arithmetic"), ("huge weights", "geometric")],
 )
-def test_networks_that_give_no_numbers_are_told(tmp_path: Path, damage: str, mean: Mean) -> None:
+def test_networks_that_give_no_numbers_are_told(
+    tmp_path: Path, damage: str, mean: Mean
+) -> None:
     networks = dict(load_model(random_model()).networks)
     broken = copy.deepcopy(networks[View.SAGITTAL])
     for name, tensor in broken.state_dict().items():
@@ -228,8 +265,12 @@ def test_networks_that_give_no_numbers_are_told(tmp_path: Path, damage: str, mea
         elif damage == "huge weights" and tensor.ndim == 4:
             tensor.fill_(3e4)
     networks[View.SAGITTAL] = broken
-    save_model(tmp_path / "m", Description(name="m", fusion=Fusion(mean=mean)), networks)
-    with pytest.raises(ModelError, match="networks give values that are not numbers") as caught:
+    save_model(
+        tmp_path / "m", Description(name="m", fusion=Fusion(mean=mean)), networks
+    )
+    with pytest.raises(
+        ModelError, match="networks give values that are not numbers"
+    ) as caught:
         Segmenter.load(tmp_path / "m", device="cpu").segment(miniature()[0])
     assert caught.value.where == str(tmp_path / "m")
 
@@ -242,10 +283,14 @@ def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:
         Segmenter.load(tmp_path / "m", views=["axial"], device="cpu")
 
 
-def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Path) -> None:
+def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(
+    tmp_path: Path,
+) -> None:
     model = load_model(random_model())
     wanted = Preprocessing(axes="LIA", shape=(40, 44, 48), scaling="minimum-maximum")
-    save_model(tmp_path / "m", Description(name="m", preprocessing=wanted), model.networks)
+    save_model(
+        tmp_path / "m", Description(name="m", preprocessing=wanted), model.networks
+    )
     scan, _ = miniature()  # RAS, 40×48×44
     seen = Segmenter.load(tmp_path / "m", device="cpu").prepare(scan).volume
     assert (seen.axcodes, seen.shape) == ("LIA", (40, 44, 48))
@@ -254,7 +299,9 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(tmp_path: Pa
     np.testing.assert_allclose(seen.data, as_lia, atol=1e-5)
 
 
-def test_what_is_no_structure_is_background_out_to_the_rims(segmenter: Segmenter) -> None:
+def test_what_is_no_structure_is_background_out_to_the_rims(
+    segmenter: Segmenter,
+) -> None:
     scan, _ = miniature("LIA", seed=1)
     found = segmenter.segment(Volume(np.pad(scan.data, 40), scan.affine))
     maps = [found.probabilities(name).data for name in SCHEME.names]

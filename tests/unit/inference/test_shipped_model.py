@@ -26,7 +26,9 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
 ORIENTATIONS = [
-    "".join(axes) for order in permutations(("LR", "PA", "IS")) for axes in product(*order)
+    "".join(axes)
+    for order in permutations(("LR", "PA", "IS"))
+    for axes in product(*order)
 ]
 SPACINGS_MM = ((0.94, 0.94, 1.2), (0.8, 1.5, 0.8), (1.25, 1.0, 1.0))
 FIELD_MM = (80, 96, 80)  # around the thalamus: parts of most structures
@@ -48,7 +50,9 @@ def middle(scan: Volume, truth: Volume) -> Head:
     world = nib.io_orientation(scan.affine)[:, 0].astype(int)
     centre = np.argwhere(np.isin(truth.data, THALAMUS)).mean(axis=0)
     half = np.array(FIELD_MM)[world] / scan.spacing_mm / 2
-    box = tuple(slice(round(c - h), round(c + h)) for c, h in zip(centre, half, strict=True))
+    box = tuple(
+        slice(round(c - h), round(c + h)) for c, h in zip(centre, half, strict=True)
+    )
     affine = scan.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
     return Volume(scan.data[box], affine), Volume(truth.data[box], affine)
@@ -63,10 +67,17 @@ def middle(scan: Volume, truth: Volume) -> Head:
     ],
     ids=ORIENTATIONS,
 )
-def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(number: int, axes: str) -> None:
+def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(
+    number: int, axes: str
+) -> None:
     spacing_mm = SPACINGS_MM[number % len(SPACINGS_MM)]
     scan, truth = middle(
-        *phantom(number % 2, spacing_mm=spacing_mm, orientation=axes, oblique_deg=5 + number % 16)
+        *phantom(
+            number % 2,
+            spacing_mm=spacing_mm,
+            orientation=axes,
+            oblique_deg=5 + number % 16,
+        )
     )
     found = segmenter().segment(scan)
     to_working = GridMap.between(truth.grid, found.plan.working)
@@ -81,7 +92,8 @@ def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(number: int, ax
     kept = [
         label.index
         for label in SCHEME.labels[1:]
-        if own[label.index].sum() * voxel_mm3 > ENOUGH_MM3 and label.name not in found.not_predicted
+        if own[label.index].sum() * voxel_mm3 > ENOUGH_MM3
+        and label.name not in found.not_predicted
     ]
     assert len(kept) > 20
     assert dice(own)[kept].mean() == pytest.approx(dice(working)[kept].mean(), abs=0.01)
@@ -91,7 +103,11 @@ def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(number: int, ax
 
 def shifted(scan: Volume, truth: Volume) -> Head:
     """The head in a corner of a wider field of noise."""
-    wide = np.random.default_rng(1).rayleigh(5, np.array(scan.shape) * 5 // 4).astype(np.int16)
+    wide = (
+        np.random.default_rng(1)
+        .rayleigh(5, np.array(scan.shape) * 5 // 4)
+        .astype(np.int16)
+    )
     where = np.zeros(wide.shape, truth.data.dtype)
     corner = tuple(slice(0, n) for n in scan.shape)
     wide[corner], where[corner] = scan.data, truth.data
@@ -109,7 +125,9 @@ def cut(scan: Volume, truth: Volume) -> Head:
     """The top quarter of the brain beyond the end of the scan."""
     side = occupied_box(truth.data > 0)[2]
     kept = side.stop - (side.stop - side.start) // 4
-    return Volume(scan.data[..., :kept], scan.affine), Volume(truth.data[..., :kept], scan.affine)
+    return Volume(scan.data[..., :kept], scan.affine), Volume(
+        truth.data[..., :kept], scan.affine
+    )
 
 
 def stripped(scan: Volume, truth: Volume) -> Head:
@@ -121,10 +139,15 @@ def stripped(scan: Volume, truth: Volume) -> Head:
     [
         rotated,
         pytest.param(cut, marks=[pytest.mark.slow, pytest.mark.important]),
-        *(pytest.param(change, marks=pytest.mark.slow) for change in (shifted, stripped)),
+        *(
+            pytest.param(change, marks=pytest.mark.slow)
+            for change in (shifted, stripped)
+        ),
     ],
 )
-def test_the_networks_box_never_cuts_brain(change: Callable[[Volume, Volume], Head]) -> None:
+def test_the_networks_box_never_cuts_brain(
+    change: Callable[[Volume, Volume], Head],
+) -> None:
     scan, truth = change(*phantom(3, spacing_mm=(2.0, 2.0, 2.0)))
     seen = segmenter().prepare(scan)
     brain = conform(truth, labels=True, plan=seen.plan).volume.data > 0
@@ -160,9 +183,13 @@ def widened_ventricles(anatomy: Anatomy) -> Anatomy:
 
 def thinned_cortex(anatomy: Anatomy) -> Anatomy:
     """The outermost millimetre of the cortex becomes the fluid around it."""
-    cortex = np.isin(anatomy.truth, [SCHEME.names.index(f"{s}-Cerebral-Cortex") for s in SIDES])
+    cortex = np.isin(
+        anatomy.truth, [SCHEME.names.index(f"{s}-Cerebral-Cortex") for s in SIDES]
+    )
     outside = anatomy.truth == 0
-    fluid = np.bincount(anatomy.tissues[ndimage.binary_dilation(cortex) & outside]).argmax()
+    fluid = np.bincount(
+        anatomy.tissues[ndimage.binary_dilation(cortex) & outside]
+    ).argmax()
     rim = cortex & ndimage.binary_dilation(outside)
     return with_tissues(anatomy, np.where(rim, np.uint8(fluid), anatomy.tissues))
 
@@ -176,7 +203,9 @@ def thinned_cortex(anatomy: Anatomy) -> Anatomy:
             thinned_cortex,
             "Cerebral-Cortex",
             # A limit of the model, told in its card.
-            marks=pytest.mark.xfail(reason="thin cortex is found 1.17 times its volume"),
+            marks=pytest.mark.xfail(
+                reason="thin cortex is found 1.17 times its volume"
+            ),
         ),
     ],
 )

@@ -26,7 +26,9 @@ def room() -> Room:
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(segmenter, mirror) -> None:
+def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(
+    segmenter, mirror
+) -> None:
     copies, done = [], []
     for batch in (32, 8):
         for network in segmenter._networks.values():
@@ -59,4 +61,6 @@ def test_a_first_look_takes_slices_together(segmenter) -> None:
     image = torch.zeros(SIDE, SIDE, SIDE, device="meta")
     parts = list(network.probabilities(image, axes, every=8))
     assert [len(part.probabilities) for part in parts] == [4, 4, 4]
-    assert [k for part in parts for k in range(SIDE)[part.slices]] == list(range(4, SIDE, 8))
+    assert [k for part in parts for k in range(SIDE)[part.slices]] == list(
+        range(4, SIDE, 8)
+    )

@@ -58,9 +58,9 @@ def small(axes: str = "LPS", kind: type = np.int16) -> Volume:
 def oblique() -> Volume:
     volume = small()
     a, b = np.radians(17), np.radians(-8)
-    turn = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]]) @ np.array(
-        [[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]]
-    )
+    turn = np.array(
+        [[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]]
+    ) @ np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
     affine = volume.affine.copy()
     affine[:3, :3] = turn @ affine[:3, :3]
     return Volume(volume.data, affine)
@@ -76,7 +76,9 @@ def same(found: Volume, truth: Volume) -> None:
 
 @pytest.mark.parametrize("axes", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("kind", ["classic", "enhanced"])
-def test_a_series_is_the_volume_it_was_made_of(tmp_path: Path, axes: str, kind: str) -> None:
+def test_a_series_is_the_volume_it_was_made_of(
+    tmp_path: Path, axes: str, kind: str
+) -> None:
     if kind == "classic":
         write_classic(tmp_path, small(axes))
     else:
@@ -93,7 +95,9 @@ def test_an_oblique_series_keeps_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [small, oblique])
-def test_simpleitk_reads_the_same_voxels_at_the_same_places(tmp_path: Path, make) -> None:
+def test_simpleitk_reads_the_same_voxels_at_the_same_places(
+    tmp_path: Path, make
+) -> None:
     import SimpleITK as sitk  # noqa: N813 - as its documents do
 
     write_classic(tmp_path, make())
@@ -128,7 +132,8 @@ def test_a_disc_with_its_table_of_contents_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "syntax", [ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, RLELossless]
+    "syntax",
+    [ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, RLELossless],
 )
 @pytest.mark.parametrize("kind", [np.uint8, np.int16])
 def test_frames_in_any_order_are_placed_by_their_positions(
@@ -174,7 +179,9 @@ def test_an_enhanced_file_is_a_scan_by_itself(tmp_path: Path) -> None:
     "syntax", [ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian]
 )
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint16, np.int32])
-def test_every_byte_order_and_type_is_read(tmp_path: Path, syntax: str, kind: type) -> None:
+def test_every_byte_order_and_type_is_read(
+    tmp_path: Path, syntax: str, kind: type
+) -> None:
     volume = small(kind=kind)
     for number in range(SLICES):
         image = classic(volume, number)
@@ -208,7 +215,9 @@ def test_one_slope_and_intercept_scale_as_in_nifti(tmp_path: Path) -> None:
 
 def test_each_slice_may_have_a_slope_of_its_own(tmp_path: Path) -> None:
     for number in range(SLICES):
-        image = classic(small(), number, RescaleSlope=number + 1, RescaleIntercept=number)
+        image = classic(
+            small(), number, RescaleSlope=number + 1, RescaleIntercept=number
+        )
         save(image, tmp_path / str(number))
     slopes = np.arange(SLICES)
     np.testing.assert_array_equal(
@@ -242,18 +251,28 @@ def packed(folder: Path, path: Path) -> Path:
 # What is found ------------------------------------------------------------------------------
 
 
-def test_series_are_told_apart_by_uid_and_named_without_the_patient(tmp_path: Path) -> None:
+def test_series_are_told_apart_by_uid_and_named_without_the_patient(
+    tmp_path: Path,
+) -> None:
     write_classic(tmp_path / "p", small())
     for number in range(SLICES):
         image = classic(small(), number, "second", SeriesNumber=12)
         save(image, tmp_path / "p" / f"second{number}")
     save(enhanced(small(), "third", SeriesNumber=None), tmp_path / "q" / "x")
-    write_classic(tmp_path / "q", small(), "loc", ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
+    write_classic(
+        tmp_path / "q", small(), "loc", ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]
+    )
     (tmp_path / "q" / "notes.txt").write_text("no DICOM")
     found = find_cases([tmp_path])
     names = [case.id for case in found.cases]
-    assert [name.rpartition("-")[0] for name in names] == ["p/series-5", "p/series-12", "q/series"]
-    reasons = {r.shown.rpartition("-")[0]: (r.reason, r.harmless) for r in found.refusals}
+    assert [name.rpartition("-")[0] for name in names] == [
+        "p/series-5",
+        "p/series-12",
+        "q/series",
+    ]
+    reasons = {
+        r.shown.rpartition("-")[0]: (r.reason, r.harmless) for r in found.refusals
+    }
     assert reasons == {
         "q/series-5": ("left out: a localiser", True),
         "": ("left out: files that are neither DICOM nor scans: 1", True),
@@ -264,8 +283,12 @@ def test_series_are_told_apart_by_uid_and_named_without_the_patient(tmp_path: Pa
         assert volume.source_sha256 == sha256_of(*case.files)
 
 
-@pytest.mark.parametrize("words", ["Sag T1 FLAIR", "3D headcoil", "MPRAGE after BOLD", None])
-def test_a_description_that_names_no_other_contrast_is_no_reason(tmp_path: Path, words) -> None:
+@pytest.mark.parametrize(
+    "words", ["Sag T1 FLAIR", "3D headcoil", "MPRAGE after BOLD", None]
+)
+def test_a_description_that_names_no_other_contrast_is_no_reason(
+    tmp_path: Path, words
+) -> None:
     write_classic(tmp_path, small(), SeriesDescription=words)
     assert len(find_cases([tmp_path]).cases) == 1
 
@@ -273,10 +296,15 @@ def test_a_description_that_names_no_other_contrast_is_no_reason(tmp_path: Path,
 def test_scans_beside_dicom_are_found_as_before(tmp_path: Path) -> None:
     write_classic(tmp_path / "d", small())
     small().write(tmp_path / "a.nii.gz")
-    assert [case.id.partition("-")[0] for case in find_cases([tmp_path]).cases] == ["a", "d/series"]
+    assert [case.id.partition("-")[0] for case in find_cases([tmp_path]).cases] == [
+        "a",
+        "d/series",
+    ]
 
 
-def test_files_of_a_series_may_be_named_by_a_pattern_or_one_by_one(tmp_path: Path) -> None:
+def test_files_of_a_series_may_be_named_by_a_pattern_or_one_by_one(
+    tmp_path: Path,
+) -> None:
     paths = write_classic(tmp_path, small())
     (by_pattern,) = find_cases([f"{tmp_path}/IM*"]).cases
     (one_by_one,) = find_cases(paths).cases
@@ -284,14 +312,18 @@ def test_files_of_a_series_may_be_named_by_a_pattern_or_one_by_one(tmp_path: Pat
     assert len(by_pattern.series) == SLICES
 
 
-def test_one_zip_is_named_after_itself_and_not_after_what_is_in_it(tmp_path: Path) -> None:
+def test_one_zip_is_named_after_itself_and_not_after_what_is_in_it(
+    tmp_path: Path,
+) -> None:
     write_classic(tmp_path / "in", small())
     (case,) = find_cases([packed(tmp_path / "in", tmp_path / "upload.zip")]).cases
     assert case.id.startswith("upload/series-5-")
     assert case.files == (tmp_path / "upload.zip",)
 
 
-def test_without_the_extra_one_line_says_how_to_install_it(tmp_path: Path, monkeypatch) -> None:
+def test_without_the_extra_one_line_says_how_to_install_it(
+    tmp_path: Path, monkeypatch
+) -> None:
     write_classic(tmp_path, small())
     monkeypatch.setitem(sys.modules, "pydicom", None)
     (refusal,) = find_cases([tmp_path]).refusals
@@ -352,7 +384,9 @@ def other_sides(images: Images) -> None:
 
 
 def colours(images: Images) -> None:
-    each(PhotometricInterpretation="RGB", SamplesPerPixel=3, PlanarConfiguration=0)(images)
+    each(PhotometricInterpretation="RGB", SamplesPerPixel=3, PlanarConfiguration=0)(
+        images
+    )
     each(PixelData=bytes(18 * 20 * 2 * 3))(images)
 
 
@@ -372,10 +406,16 @@ def empty(images: Images) -> None:
 
 T2 = ["ORIGINAL", "PRIMARY", "M"]
 CHANGED = {
-    "a localiser": (each(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), "a localiser"),
+    "a localiser": (
+        each(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]),
+        "a localiser",
+    ),
     "a scout by its name": (each(SeriesDescription="AAHead_Scout"), "a localiser"),
     "a reformat": (each(ImageType=["DERIVED", "SECONDARY", "MPR"]), "derived"),
-    "a phase image": (each(ImageType=["ORIGINAL", "PRIMARY", "P", "ND"]), "no magnitude"),
+    "a phase image": (
+        each(ImageType=["ORIGINAL", "PRIMARY", "P", "ND"]),
+        "no magnitude",
+    ),
     "a mosaic": (each(ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]), "a mosaic"),
     "2D": (each(MRAcquisitionType="2D"), "a 2D acquisition"),
     "echo-planar": (each(ScanningSequence=["EP", "GR"]), "echo-planar"),
@@ -383,38 +423,71 @@ CHANGED = {
     "a long echo time": (each(EchoTime=388), "its echo time is above 25 ms"),
     "T2 by its name": (each(SeriesDescription="t2_space"), "another contrast"),
     "another contrast": (each(AcquisitionContrast="T2"), "its contrast is not T1"),
-    "CT": (each(Modality="CT", SOPClassUID="1.2.840.10008.5.1.4.1.1.2"), "no MR image (CT)"),
-    "another kind that says MR": (each(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"), "no MR image"),
+    "CT": (
+        each(Modality="CT", SOPClassUID="1.2.840.10008.5.1.4.1.1.2"),
+        "no MR image (CT)",
+    ),
+    "another kind that says MR": (
+        each(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"),
+        "no MR image",
+    ),
     "a name for a modality": (each(Modality="CANARY"), "no MR image"),
-    "few slices": (lambda images: images.__delitem__(slice(0, 5)), "12 images, fewer than 16"),
+    "few slices": (
+        lambda images: images.__delitem__(slice(0, 5)),
+        "12 images, fewer than 16",
+    ),
     "slices missing": (
         lambda images: images.__delitem__(slice(7, 8)),
         "slices are missing within it: 1",
     ),
     "uneven spacing": (uneven, "unequal spacing of slices, 1.5 to 1.9 mm"),
     "two echoes": (twice, "17 slices where another is"),
-    "two orientations": (one(ImageOrientationPatient=[0, 1, 0, 0, 0, -1]), "several orientations"),
+    "two orientations": (
+        one(ImageOrientationPatient=[0, 1, 0, 0, 0, -1]),
+        "several orientations",
+    ),
     "a slice to the side": (sideways, "not in a line"),
     "a tilted gantry": (tilted, "shifted sideways"),
     "two pixel sizes": (one(PixelSpacing=[1, 1]), "several pixel sizes"),
     "other rows": (other_sides, "Rows differs"),
-    "two frames of reference": (one(FrameOfReferenceUID="1.2.3"), "FrameOfReferenceUID differs"),
-    "no position": (one(ImagePositionPatient=None), "its place, orientation or spacing is missing"),
+    "two frames of reference": (
+        one(FrameOfReferenceUID="1.2.3"),
+        "FrameOfReferenceUID differs",
+    ),
+    "no position": (
+        one(ImagePositionPatient=None),
+        "its place, orientation or spacing is missing",
+    ),
     "no orientation": (one(ImageOrientationPatient=None), "its place, orientation"),
     "no pixel size": (each(PixelSpacing=None), "its place, orientation or spacing"),
     "a pixel size of 0": (each(PixelSpacing=[0, 0]), "impossible voxel size"),
     "far away": (nowhere, "its place, orientation"),
-    "sheared axes": (each(ImageOrientationPatient=[1, 0, 0, 0.6, 0.8, 0]), "right angles"),
-    "no unit vectors": (each(ImageOrientationPatient=[2, 0, 0, 0, 2, 0]), "right angles"),
+    "sheared axes": (
+        each(ImageOrientationPatient=[1, 0, 0, 0.6, 0.8, 0]),
+        "right angles",
+    ),
+    "no unit vectors": (
+        each(ImageOrientationPatient=[2, 0, 0, 0, 2, 0]),
+        "right angles",
+    ),
     "colours": (colours, "not grey values"),
     "several frames of no place": (several_frames, "not a place for each frame"),
-    "64 bits": (each(BitsAllocated=64, PixelData=bytes(18 * 20 * 8)), "voxels of 64 bits"),
+    "64 bits": (
+        each(BitsAllocated=64, PixelData=bytes(18 * 20 * 8)),
+        "voxels of 64 bits",
+    ),
     "huge": (each(Rows=60000, Columns=60000), "its pixels end early"),
-    "too large a side": (each(Rows=1, Columns=2000, PixelData=bytes(4000)), "more than 1500"),
+    "too large a side": (
+        each(Rows=1, Columns=2000, PixelData=bytes(4000)),
+        "more than 1500",
+    ),
     "short pixels": (one(PixelData=b"\0" * 40), "its pixels end early"),
     "no pixels": (one(PixelData=None), "no pixels"),
     "nothing in it": (empty, "all voxels are 0"),
-    "values at high bits": (each(BitsStored=12, HighBit=15), "do not end at the lowest bit"),
+    "values at high bits": (
+        each(BitsStored=12, HighBit=15),
+        "do not end at the lowest bit",
+    ),
     "values by a table": (each(ModalityLUTSequence=[Dataset()]), "places in a table"),
     "no series": (each(SeriesInstanceUID=None), "damaged DICOM file"),
     "words for numbers": (one(Rows=None), "damaged DICOM file"),
@@ -436,7 +509,9 @@ def reason(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("change", "why"), CHANGED.values(), ids=CHANGED)
-def test_a_broken_series_is_refused_with_its_reason(tmp_path: Path, change, why: str) -> None:
+def test_a_broken_series_is_refused_with_its_reason(
+    tmp_path: Path, change, why: str
+) -> None:
     images = [classic(small(), number) for number in range(SLICES)]
     change(images)
     for number, image in enumerate(images):
@@ -444,7 +519,9 @@ def test_a_broken_series_is_refused_with_its_reason(tmp_path: Path, change, why:
     assert why in reason(tmp_path)
 
 
-def test_slices_that_lie_a_little_off_in_turn_are_read_with_a_note(tmp_path: Path) -> None:
+def test_slices_that_lie_a_little_off_in_turn_are_read_with_a_note(
+    tmp_path: Path,
+) -> None:
     affine = small().affine.copy()
     affine[2, 2] = 4
     volume = Volume(small().data, affine)
@@ -465,7 +542,9 @@ def test_padding_becomes_background(tmp_path: Path) -> None:
     data[5] = -1989
     volume = Volume(data, small().affine)
     given = {"RescaleSlope": 2, "RescaleIntercept": 100}
-    write_classic(tmp_path, volume, PixelPaddingValue=-2000, PixelPaddingRangeLimit=-1990, **given)
+    write_classic(
+        tmp_path, volume, PixelPaddingValue=-2000, PixelPaddingRangeLimit=-1990, **given
+    )
     found = Volume.read(tmp_path)
     truth = volume.data.astype(np.float32) * 2 + 100
     truth[:5] = 0
@@ -474,7 +553,9 @@ def test_padding_becomes_background(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-def test_padding_is_known_in_each_syntax_and_whole_numbers_stay(tmp_path: Path, syntax) -> None:
+def test_padding_is_known_in_each_syntax_and_whole_numbers_stay(
+    tmp_path: Path, syntax
+) -> None:
     data = small().data.copy()
     data[:4] = -2000
     volume = Volume(data, small().affine)
@@ -487,7 +568,9 @@ def test_padding_is_known_in_each_syntax_and_whole_numbers_stay(tmp_path: Path, 
     np.testing.assert_array_equal(found.data[4:], volume.data[4:])
 
 
-def test_a_folder_without_a_scan_is_refused_by_the_names_of_its_files(tmp_path: Path) -> None:
+def test_a_folder_without_a_scan_is_refused_by_the_names_of_its_files(
+    tmp_path: Path,
+) -> None:
     write_classic(tmp_path, small(), MRAcquisitionType="2D")
     (tmp_path / "torn.dcm").write_bytes(bytes(128) + b"DICM" + bytes(20))
     with pytest.raises(InputError) as caught:
@@ -517,7 +600,9 @@ def long_echo(image: Dataset) -> None:
         (long_echo, "its echo time"),
     ],
 )
-def test_a_broken_enhanced_file_is_refused_with_its_reason(tmp_path, change, why: str) -> None:
+def test_a_broken_enhanced_file_is_refused_with_its_reason(
+    tmp_path, change, why: str
+) -> None:
     image = enhanced(small())
     change(image)
     save(image, tmp_path / "a.dcm")
@@ -540,13 +625,19 @@ def _lossless_jpeg(folder: Path) -> None:
         length = struct.unpack_from("<H", raw, at + 6)[0]
         meta = raw[144:at] + b"\x02\0\x10\0UI" + struct.pack("<H", len(syntax)) + syntax
         meta += raw[at + 8 + length : 144 + size]
-        path.write_bytes(raw[:140] + struct.pack("<I", len(meta)) + meta + raw[144 + size :])
+        path.write_bytes(
+            raw[:140] + struct.pack("<I", len(meta)) + meta + raw[144 + size :]
+        )
         assert old != new
 
 
 def _deflated(folder: Path) -> None:
     for number in range(SLICES):
-        save(classic(small(), number), folder / str(number), DeflatedExplicitVRLittleEndian)
+        save(
+            classic(small(), number),
+            folder / str(number),
+            DeflatedExplicitVRLittleEndian,
+        )
 
 
 def _items(folder: Path) -> None:
@@ -554,7 +645,9 @@ def _items(folder: Path) -> None:
     path = write_classic(folder, small())[8]
     raw = path.read_bytes()
     start = raw.index(b"\x08\0\x16\0UI")
-    bomb = b"\x08\0\x15\x11SQ\0\0" + b"\xff" * 4 + b"\xfe\xff\x00\xe0\0\0\0\0" * 2_000_000
+    bomb = (
+        b"\x08\0\x15\x11SQ\0\0" + b"\xff" * 4 + b"\xfe\xff\x00\xe0\0\0\0\0" * 2_000_000
+    )
     path.write_bytes(raw[:start] + bomb + b"\xfe\xff\xdd\xe0\0\0\0\0" + raw[start:])
 
 
@@ -563,7 +656,9 @@ def _nested(folder: Path) -> None:
     path = write_classic(folder, small())[8]
     raw = path.read_bytes()
     start = raw.index(b"\x08\0\x16\0UI")
-    deep = (b"\x08\0\x15\x11SQ\0\0" + b"\xff" * 4 + b"\xfe\xff\x00\xe0" + b"\xff" * 4) * 5000
+    deep = (
+        b"\x08\0\x15\x11SQ\0\0" + b"\xff" * 4 + b"\xfe\xff\x00\xe0" + b"\xff" * 4
+    ) * 5000
     path.write_bytes(raw[:start] + deep + raw[start:])
 
 
@@ -582,7 +677,10 @@ def _junk(folder: Path) -> None:
 
 FOLDERS = {
     "nothing": (lambda folder: None, "no scan in this folder"),
-    "texts": (lambda folder: (folder / "a.txt").write_text("x"), "no scan in this folder"),
+    "texts": (
+        lambda folder: (folder / "a.txt").write_text("x"),
+        "no scan in this folder",
+    ),
     "a pipe": (_pipes, "no scan in this folder"),
     "junk after the magic": (_junk, "damaged DICOM file"),
     "a cut header": (_truncated, "damaged DICOM file"),
@@ -594,7 +692,9 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize(("make", "why"), FOLDERS.values(), ids=FOLDERS)
-def test_a_broken_folder_is_refused_with_its_reason(tmp_path: Path, make, why: str) -> None:
+def test_a_broken_folder_is_refused_with_its_reason(
+    tmp_path: Path, make, why: str
+) -> None:
     make(tmp_path)
     assert why in reason(tmp_path)
 
@@ -630,20 +730,26 @@ ZIPS = {
 
 
 @pytest.mark.parametrize(("content", "why"), ZIPS.values(), ids=ZIPS)
-def test_a_broken_zip_is_refused_with_its_reason(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_broken_zip_is_refused_with_its_reason(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(content)
     assert why in reason(path)
 
 
-def test_a_damaged_file_of_a_zip_is_not_named_as_the_hospital_names_it(tmp_path: Path) -> None:
+def test_a_damaged_file_of_a_zip_is_not_named_as_the_hospital_names_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(zipped(**{MARK: bytes(128) + b"DICM" + b"\xff" * 4000}))
     (refusal,) = find_cases([path]).refusals
     assert refusal.shown == "a/file-1"
 
 
-def test_a_damaged_file_beside_a_scan_may_be_a_part_of_it_and_has_failed(tmp_path: Path) -> None:
+def test_a_damaged_file_beside_a_scan_may_be_a_part_of_it_and_has_failed(
+    tmp_path: Path,
+) -> None:
     write_classic(tmp_path, small())
     _junk(tmp_path)
     found = find_cases([tmp_path])

@@ -78,13 +78,27 @@ def test_pydicom_finds_every_voxel_where_it_is(tmp_path: Path, kind: str) -> Non
     np.testing.assert_array_equal(found, indices(scan()).data)
 
 
-def test_what_3d_slicer_reads_with_finds_every_voxel_where_it_is(tmp_path: Path) -> None:
+def test_what_3d_slicer_reads_with_finds_every_voxel_where_it_is(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path, "classic")
     tool = Path(sysconfig.get_path("scripts")) / "segimage2itkimage"
     if not tool.exists():
         pytest.skip("dcmqi is not installed")
-    line = [tool, "--inputDICOM", path, "--outputDirectory", tmp_path, "-p", "x", "-t", "nii"]
-    done = subprocess.run([*line, "--mergeSegments"], capture_output=True, text=True, check=False)
+    line = [
+        tool,
+        "--inputDICOM",
+        path,
+        "--outputDirectory",
+        tmp_path,
+        "-p",
+        "x",
+        "-t",
+        "nii",
+    ]
+    done = subprocess.run(
+        [*line, "--mergeSegments"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-500:]
     found = np.zeros(scan().shape, np.uint8)
     for file in tmp_path.glob("x*.nii*"):
@@ -96,10 +110,17 @@ def test_what_3d_slicer_reads_with_finds_every_voxel_where_it_is(tmp_path: Path)
     np.testing.assert_array_equal(found, indices(scan()).data)
 
 
-def test_a_segmentation_belongs_to_patient_study_and_frame_of_its_series(tmp_path: Path) -> None:
+def test_a_segmentation_belongs_to_patient_study_and_frame_of_its_series(
+    tmp_path: Path,
+) -> None:
     seg = pydicom.dcmread(written(tmp_path, "classic"))
     source = classic(scan(), 0)
-    for keyword in ("PatientName", "PatientID", "StudyInstanceUID", "FrameOfReferenceUID"):
+    for keyword in (
+        "PatientName",
+        "PatientID",
+        "StudyInstanceUID",
+        "FrameOfReferenceUID",
+    ):
         assert seg[keyword].value == source[keyword].value
     assert seg.Modality == "SEG"
     assert seg.SegmentationType == "BINARY"
@@ -127,7 +148,9 @@ def test_segments_are_coded_coloured_and_have_their_side(tmp_path: Path) -> None
     )
 
 
-def test_the_same_labels_get_the_same_identifiers_and_others_get_others(tmp_path: Path) -> None:
+def test_the_same_labels_get_the_same_identifiers_and_others_get_others(
+    tmp_path: Path,
+) -> None:
     first, again = (written(tmp_path / name, "classic") for name in ("a", "b"))
     other = written(tmp_path / "c", "classic", series="other")
     uids = [pydicom.dcmread(path).SOPInstanceUID for path in (first, again, other)]
@@ -135,12 +158,16 @@ def test_the_same_labels_get_the_same_identifiers_and_others_get_others(tmp_path
 
 
 def test_a_file_made_anonymous_has_a_segmentation_too(tmp_path: Path) -> None:
-    gone = dict.fromkeys(("PatientName", "PatientID", "StudyDate", "AccessionNumber", "StudyID"))
+    gone = dict.fromkeys(
+        ("PatientName", "PatientID", "StudyDate", "AccessionNumber", "StudyID")
+    )
     seg = pydicom.dcmread(written(tmp_path, "classic", **gone))
     assert not seg.PatientName
 
 
-def test_names_in_no_usual_form_are_neither_refused_nor_printed(tmp_path: Path, capfd) -> None:
+def test_names_in_no_usual_form_are_neither_refused_nor_printed(
+    tmp_path: Path, capfd
+) -> None:
     changes = {"PatientName": "canary without carets", "SoftwareVersions": "x"}
     assert pydicom.dcmread(written(tmp_path, "classic", **changes)).PatientName
     assert "canary" not in "".join(capfd.readouterr())
@@ -161,7 +188,9 @@ def test_structures_that_a_model_was_not_taught_are_left_out(tmp_path: Path) -> 
         left_out=[SCHEME.names[1]],
     )
     found = by_pydicom(tmp_path / "a.dcm", scan())
-    np.testing.assert_array_equal(found, np.where(indices(read).data == 1, 0, indices(read).data))
+    np.testing.assert_array_equal(
+        found, np.where(indices(read).data == 1, 0, indices(read).data)
+    )
     assert len(pydicom.dcmread(tmp_path / "a.dcm").SegmentSequence) == 31
 
 
@@ -172,8 +201,12 @@ def test_a_zip_of_one_series_needs_no_names(tmp_path: Path) -> None:
             archive.write(file, file.name)
     read = Volume.read(path)
     digest = read.source_sha256 or ""
-    write_seg(tmp_path / "a.dcm", indices(read), SCHEME, path, (), digest=digest, model="tiny")
-    np.testing.assert_array_equal(by_pydicom(tmp_path / "a.dcm", scan()), indices(scan()).data)
+    write_seg(
+        tmp_path / "a.dcm", indices(read), SCHEME, path, (), digest=digest, model="tiny"
+    )
+    np.testing.assert_array_equal(
+        by_pydicom(tmp_path / "a.dcm", scan()), indices(scan()).data
+    )
 
 
 def test_no_frame_of_reference_is_refused(tmp_path: Path) -> None:
@@ -190,7 +223,15 @@ def test_a_series_that_has_changed_is_refused(tmp_path: Path) -> None:
     write_classic(tmp_path, scan())
     names = [f"IM{n:04d}" for n in range(17)]
     with pytest.raises(IntegrityError, match="was changed"):
-        write_seg(tmp_path / "a", indices(scan()), SCHEME, tmp_path, names, digest="x", model="m")
+        write_seg(
+            tmp_path / "a",
+            indices(scan()),
+            SCHEME,
+            tmp_path,
+            names,
+            digest="x",
+            model="m",
+        )
 
 
 def test_another_grid_is_refused(tmp_path: Path) -> None:
@@ -201,7 +242,9 @@ def test_another_grid_is_refused(tmp_path: Path) -> None:
     affine[0, 3] += 0.5
     elsewhere, digest = Volume(indices(read).data, affine), read.source_sha256 or ""
     with pytest.raises(GeometryError, match="another grid"):
-        write_seg(tmp_path / "a", elsewhere, SCHEME, tmp_path, names, digest=digest, model="m")
+        write_seg(
+            tmp_path / "a", elsewhere, SCHEME, tmp_path, names, digest=digest, model="m"
+        )
 
 
 @pytest.mark.parametrize("scheme", ["quicknat33", "tissue4"])
@@ -210,6 +253,7 @@ def test_every_code_is_one_of_the_standard(scheme: str) -> None:
         for code in code_of(label):
             known = getattr(codes, code.scheme)
             meanings = {
-                getattr(known, word).value: word for word in known.dir(code.meaning.split()[0])
+                getattr(known, word).value: word
+                for word in known.dir(code.meaning.split()[0])
             }
             assert code.value in meanings, (label.name, code)

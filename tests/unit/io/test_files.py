@@ -18,7 +18,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from trinat.segmentation.errors import DatasetError, DiskFullError, InputError, OutputError
+from trinat.segmentation.errors import (
+    DatasetError,
+    DiskFullError,
+    InputError,
+    OutputError,
+)
 from trinat.segmentation.io.files import (
     append_whole,
     atomic_path,
@@ -72,7 +77,9 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_library_that_wants_a_path_gets_one_in_the_same_folder(tmp_path: Path) -> None:
+def test_a_library_that_wants_a_path_gets_one_in_the_same_folder(
+    tmp_path: Path,
+) -> None:
     with atomic_path(tmp_path / "a") as temporary:
         assert temporary.parent == tmp_path
         temporary.write_bytes(b"1")
@@ -131,7 +138,10 @@ def test_what_could_be_appended_only_in_part_is_cut_off_again(tmp_path: Path) ->
 
 def test_a_full_disk_has_an_error_of_its_own() -> None:
     path = Path("/dev/full")
-    with open_to_append(path) as file, pytest.raises(DiskFullError, match="/dev/full: cannot"):
+    with (
+        open_to_append(path) as file,
+        pytest.raises(DiskFullError, match="/dev/full: cannot"),
+    ):
         append_whole(file, b"line", path)
 
 
@@ -151,12 +161,19 @@ def test_a_name_of_255_characters_can_be_written(tmp_path: Path) -> None:
 
 
 def test_an_error_about_another_file_stays_itself(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="elsewhere"), atomic_write(tmp_path / "a"):
+    with (
+        pytest.raises(FileNotFoundError, match="elsewhere"),
+        atomic_write(tmp_path / "a"),
+    ):
         (tmp_path / "elsewhere").read_bytes()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="strace-like tracing by audit hooks of Linux")
-def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="strace-like tracing by audit hooks of Linux"
+)
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path,
+) -> None:
     # The order of the calls is what a power cut tests; a subprocess, since hooks cannot be undone.
     probe = (
         "import os, sys\n"
@@ -173,7 +190,10 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_p
         "print(*calls)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", probe, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", probe, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["file", "rename", "folder"]
 
@@ -183,7 +203,11 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_p
     [("", errno.EINVAL, False), ("", errno.EIO, True), ("file", errno.EINVAL, True)],
 )
 def test_only_a_folder_may_be_one_that_cannot_be_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: int, is_told: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    reason: int,
+    is_told: bool,
 ) -> None:
     (tmp_path / "file").touch()
 
@@ -191,7 +215,11 @@ def test_only_a_folder_may_be_one_that_cannot_be_synced(
         raise OSError(reason, "no fsync here")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="no fsync") if is_told else contextlib.nullcontext():
+    with (
+        pytest.raises(OSError, match="no fsync")
+        if is_told
+        else contextlib.nullcontext()
+    ):
         sync(tmp_path / name)
 
 
@@ -222,7 +250,9 @@ def test_what_is_written_whole_is_read_and_hashed(tmp_path: Path) -> None:
 
 def test_an_excel_table_has_its_columns(tmp_path: Path) -> None:
     pytest.importorskip("openpyxl")
-    pd.DataFrame({"id": ["a", "b"], "age": [31, None]}).to_excel(tmp_path / "t.xlsx", index=False)
+    pd.DataFrame({"id": ["a", "b"], "age": [31, None]}).to_excel(
+        tmp_path / "t.xlsx", index=False
+    )
     rows = read_rows(tmp_path / "t.xlsx", required=("id", "age"))
     assert [row["id"] for row in rows] == ["a", "b"]
     with pytest.raises(DatasetError, match="no column 'sex'"):
@@ -234,7 +264,9 @@ def test_a_folder_is_called_one(tmp_path: Path) -> None:
         open_regular(tmp_path)
 
 
-def test_what_was_being_written_is_removed_and_what_a_link_leads_to_stays(tmp_path: Path) -> None:
+def test_what_was_being_written_is_removed_and_what_a_link_leads_to_stays(
+    tmp_path: Path,
+) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "file").touch()
@@ -265,7 +297,11 @@ def test_rows_of_a_table_are_read_with_what_is_not_known_empty(
 ) -> None:
     path = tmp_path / name
     path.write_text(f"\ufeffid{mark}age\na{mark} 31 \nb{mark}N/A\nc\n", "utf-8")
-    expected = [{"id": "a", "age": "31"}, {"id": "b", "age": ""}, {"id": "c", "age": ""}]
+    expected = [
+        {"id": "a", "age": "31"},
+        {"id": "b", "age": ""},
+        {"id": "c", "age": ""},
+    ]
     assert read_rows(path, required=("id",)) == expected
     with pytest.raises(DatasetError, match="no column 'sex'"):
         read_rows(path, required=("id", "sex"))

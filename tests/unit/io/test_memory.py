@@ -18,7 +18,9 @@ from trinat.segmentation.io.volume import Volume
 MACHINE = psutil.virtual_memory().total
 
 
-def group(folder: Path, names: tuple[str, str, str], most: str, used: int, cache: int) -> None:
+def group(
+    folder: Path, names: tuple[str, str, str], most: str, used: int, cache: int
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     limit, use, given_back = names
     (folder / limit).write_text(f"{most}\n")
@@ -77,7 +79,9 @@ def test_a_scan_that_needs_more_than_there_is_is_refused_before_its_voxels_are_r
     )
 
 
-def test_a_usual_scan_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_scan_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "usual.nii.gz"
     data = np.zeros((32, 32, 32), np.int16)
     data[8:24, 8:24, 8:24] = 100

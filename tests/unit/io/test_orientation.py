@@ -19,7 +19,9 @@ from trinat.segmentation.io.volume import Volume
 SHAPE = (18, 17, 16)
 
 
-def turned(degrees: float, axis: int = 2, sizes: tuple[float, ...] = (-1, 1, 1)) -> NDArray[Any]:
+def turned(
+    degrees: float, axis: int = 2, sizes: tuple[float, ...] = (-1, 1, 1)
+) -> NDArray[Any]:
     """An affine of these voxel sizes, rotated around one world axis."""
     one, two = (i for i in range(3) if i != axis)
     angle = math.radians(degrees)
@@ -56,7 +58,9 @@ def read(
     return Volume.read(path, **options)
 
 
-def test_either_form_alone_is_taken_and_its_code_written_for_both(tmp_path: Path) -> None:
+def test_either_form_alone_is_taken_and_its_code_written_for_both(
+    tmp_path: Path,
+) -> None:
     for form in ("qform", "sform"):
         volume = read(tmp_path, **{form: (turned(10), 2)})
         np.testing.assert_allclose(volume.affine, turned(10), atol=1e-6)
@@ -77,7 +81,9 @@ def test_forms_that_differ_a_little_take_the_s_form_and_leave_a_note(
     volume = read(tmp_path, qform=(turned(10), 1), sform=(moved, 4))
     np.testing.assert_allclose(volume.affine, moved, atol=1e-6)
     assert volume.codes == (4, 4)
-    assert volume.notes == (f"q- and s-form differ by up to {apart_mm} mm; the s-form is used",)
+    assert volume.notes == (
+        f"q- and s-form differ by up to {apart_mm} mm; the s-form is used",
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,9 +96,13 @@ def test_forms_that_differ_a_little_take_the_s_form_and_leave_a_note(
         pytest.param(turned(61), id="more than 60 degrees apart"),
     ],
 )
-def test_forms_that_disagree_on_the_left_are_refused(tmp_path: Path, other: NDArray[Any]) -> None:
+def test_forms_that_disagree_on_the_left_are_refused(
+    tmp_path: Path, other: NDArray[Any]
+) -> None:
     forms: dict[str, Any] = {"qform": (turned(0), 1), "sform": (other, 1)}
-    with pytest.raises(GeometryError, match="disagree about which side is left") as caught:
+    with pytest.raises(
+        GeometryError, match="disagree about which side is left"
+    ) as caught:
         read(tmp_path, **forms)
     assert "--trust-affine" in caught.value.remedy
     for trust, expected in (("qform", turned(0)), ("sform", other), ("header", other)):
@@ -103,14 +113,20 @@ def test_forms_that_disagree_on_the_left_are_refused(tmp_path: Path, other: NDAr
 def test_the_size_of_voxels_does_not_bring_directions_nearer(tmp_path: Path) -> None:
     sizes = (-2, 1, 1)
     with pytest.raises(GeometryError, match="disagree about which side is left"):
-        read(tmp_path, qform=(turned(0, sizes=sizes), 1), sform=(turned(70, sizes=sizes), 1))
+        read(
+            tmp_path,
+            qform=(turned(0, sizes=sizes), 1),
+            sform=(turned(70, sizes=sizes), 1),
+        )
 
 
 def test_forms_60_degrees_apart_still_agree(tmp_path: Path) -> None:
     assert read(tmp_path, qform=(turned(0), 1), sform=(turned(59), 1)).notes
 
 
-def test_a_scan_without_orientation_is_refused_unless_someone_vouches(tmp_path: Path) -> None:
+def test_a_scan_without_orientation_is_refused_unless_someone_vouches(
+    tmp_path: Path,
+) -> None:
     pixdim = (("pixdim", 1, 2.0), ("pixdim", 2, 3.0), ("pixdim", 3, 4.0))
     with pytest.raises(GeometryError, match="no orientation in its header"):
         read(tmp_path, changes=pixdim)
@@ -124,7 +140,9 @@ def test_a_scan_without_orientation_is_refused_unless_someone_vouches(tmp_path: 
 
     header = read(tmp_path, changes=pixdim, trust_affine="header")
     assert header.axcodes == "LAS"
-    np.testing.assert_allclose(header.affine @ [8.5, 8, 7.5, 1], [0, 0, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(
+        header.affine @ [8.5, 8, 7.5, 1], [0, 0, 0, 1], atol=1e-6
+    )
 
 
 def test_forms_without_a_code_can_be_trusted_by_name(tmp_path: Path) -> None:
@@ -145,7 +163,9 @@ def test_axes_that_the_header_contradicts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("axes", ["RA", "RAR", "XRA", "RAX", "RASL", "ras", "RLS"])
-def test_axes_that_are_none_are_a_mistake_of_the_caller(tmp_path: Path, axes: str) -> None:
+def test_axes_that_are_none_are_a_mistake_of_the_caller(
+    tmp_path: Path, axes: str
+) -> None:
     with pytest.raises(ValueError, match="must name three axes"):
         read(tmp_path, axes=axes)
 

@@ -17,7 +17,8 @@ def test_plain_values_come_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: 1\nb: 2\na: 1", "x: {a: 1, 'a': 2}", "- [{b: 1},\n {a: 1, a: 2}]", "? a\n? a"]
+    "text",
+    ["a: 1\nb: 2\na: 1", "x: {a: 1, 'a': 2}", "- [{b: 1},\n {a: 1, a: 2}]", "? a\n? a"],
 )
 def test_a_key_that_stands_twice_is_named_with_its_line(text: str) -> None:
     line = text.count("\n") + 1

@@ -16,7 +16,9 @@ from trinat.segmentation.io.streams import Source, refuse_bomb
 CONTENT = bytes(range(256)) * 40
 
 
-def read_whole(path: Path, *, packed: bool, limit: int = 0, zeros: bool = True) -> bytes:
+def read_whole(
+    path: Path, *, packed: bool, limit: int = 0, zeros: bool = True
+) -> bytes:
     """The first 10,240 bytes, once the whole file has been seen."""
     with Source(path, packed=packed) as source:
         content = source.take(len(CONTENT))
@@ -45,7 +47,9 @@ def test_gzip_in_several_members_is_one_stream(tmp_path: Path) -> None:
 
 
 def test_zeros_after_gzip_are_padding(tmp_path: Path) -> None:
-    assert read_whole(written(tmp_path, gzip.compress(CONTENT) + bytes(512)), packed=True)
+    assert read_whole(
+        written(tmp_path, gzip.compress(CONTENT) + bytes(512)), packed=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,44 +57,64 @@ def test_zeros_after_gzip_are_padding(tmp_path: Path) -> None:
     [
         (b"", "empty, 0 bytes"),
         (CONTENT, "not gzip, though its name says so"),
-        (b"\x1f\x8b\x08\x20" + gzip.compress(CONTENT, mtime=0)[4:], "damaged gzip header"),
+        (
+            b"\x1f\x8b\x08\x20" + gzip.compress(CONTENT, mtime=0)[4:],
+            "damaged gzip header",
+        ),
         (b"\x1f\x8b\x08", "truncated: its gzip stream ends early"),
         (gzip.compress(CONTENT, mtime=0)[:-1], "truncated: its gzip stream ends early"),
         (gzip.compress(CONTENT, mtime=0)[:-9], "truncated: its gzip stream ends early"),
-        (gzip.compress(CONTENT[:-1], mtime=0), "truncated: ends after 10239 bytes where 10240"),
+        (
+            gzip.compress(CONTENT[:-1], mtime=0),
+            "truncated: ends after 10239 bytes where 10240",
+        ),
         (gzip.compress(CONTENT, mtime=0)[:-8] + bytes(8), "gzip checksum failed"),
         (gzip.compress(CONTENT, mtime=0) + b"garbage", "garbage after its gzip stream"),
         (gzip.compress(CONTENT, mtime=0)[:10] + b"\xff" * 50, "damaged gzip stream"),
         (
-            gzip.compress(CONTENT, mtime=0) + gzip.compress(b"", mtime=0)[:-8] + b"12345678",
+            gzip.compress(CONTENT, mtime=0)
+            + gzip.compress(b"", mtime=0)[:-8]
+            + b"12345678",
             "gzip checksum failed",
         ),
     ],
 )
-def test_damage_is_found_wherever_it_is(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_damage_is_found_wherever_it_is(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
     with pytest.raises(IntegrityError, match=problem):
         read_whole(written(tmp_path, content), packed=True)
 
 
 def test_a_plain_file_that_ends_early_is_truncated(tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="truncated: ends after 99 bytes where 10240"):
+    with pytest.raises(
+        IntegrityError, match="truncated: ends after 99 bytes where 10240"
+    ):
         read_whole(written(tmp_path, CONTENT[:99]), packed=False)
 
 
 def test_gzip_under_a_plain_name_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="gzip inside, though its name does not say so"):
+    with pytest.raises(
+        FormatError, match="gzip inside, though its name does not say so"
+    ):
         read_whole(written(tmp_path, gzip.compress(CONTENT)), packed=False)
 
 
-@pytest.mark.parametrize(("extra", "zeros"), [(b"\0" * 101, True), (b"\0" * 101, False)])
+@pytest.mark.parametrize(
+    ("extra", "zeros"), [(b"\0" * 101, True), (b"\0" * 101, False)]
+)
 def test_more_than_the_padding_allowed_is_refused(
     tmp_path: Path, extra: bytes, zeros: bool
 ) -> None:
     with pytest.raises(IntegrityError, match="more data than its header announces"):
-        read_whole(written(tmp_path, CONTENT + extra), packed=False, limit=100, zeros=zeros)
+        read_whole(
+            written(tmp_path, CONTENT + extra), packed=False, limit=100, zeros=zeros
+        )
 
 
-def test_padding_other_than_zeros_is_refused_where_zeros_are_asked_for(tmp_path: Path) -> None:
+def test_padding_other_than_zeros_is_refused_where_zeros_are_asked_for(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path, CONTENT + b"\0" * 99 + b"\x01")
     assert read_whole(path, packed=False, limit=100, zeros=False)
     with pytest.raises(IntegrityError, match="more data than its header announces"):
@@ -122,7 +146,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("times", "is_refused"), [(500, False), (501, True)])
-def test_a_large_scan_unpacks_to_500_times_its_size_at_most(times: int, is_refused: bool) -> None:
+def test_a_large_scan_unpacks_to_500_times_its_size_at_most(
+    times: int, is_refused: bool
+) -> None:
     with pytest.raises(FormatError) if is_refused else contextlib.nullcontext():
         refuse_bomb(times * 2**20, 2**20, Path("scan.nii.gz"))
 

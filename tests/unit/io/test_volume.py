@@ -60,7 +60,9 @@ def with_voxel(value: float, dtype: str = "f4") -> NDArray[Any]:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("axes", ORIENTATIONS)
-def test_there_and_back_in_every_orientation(tmp_path: Path, axes: str, suffix: str) -> None:
+def test_there_and_back_in_every_orientation(
+    tmp_path: Path, axes: str, suffix: str
+) -> None:
     oblique = odd_scan().affine
     turn = nib.orientations.inv_ornt_aff(
         nib.orientations.ornt_transform(
@@ -114,7 +116,9 @@ def test_scans_keep_small_integers_and_become_float32_else(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_voxels_that_are_no_numbers_are_refused_or_filled(tmp_path: Path, value: float) -> None:
+def test_voxels_that_are_no_numbers_are_refused_or_filled(
+    tmp_path: Path, value: float
+) -> None:
     path = saved(tmp_path, with_voxel(value))
     with pytest.raises(IntegrityError, match="1 voxels are NaN or infinite") as caught:
         Volume.read(path)
@@ -177,7 +181,9 @@ def test_labels_keep_all_their_digits_until_they_are_judged(tmp_path: Path) -> N
 @pytest.mark.parametrize("stored", ["u4", "i8", "f4", "f8"])
 def test_label_numbers_beyond_32_bits_are_refused(tmp_path: Path, stored: str) -> None:
     voxels = with_voxel(2**31, stored)
-    nib.Nifti1Image(voxels, odd_scan().affine, dtype=stored).to_filename(tmp_path / "scan.nii")
+    nib.Nifti1Image(voxels, odd_scan().affine, dtype=stored).to_filename(
+        tmp_path / "scan.nii"
+    )
     with pytest.raises(FormatError, match="beyond 32 bits"):
         Volume.read(tmp_path / "scan.nii", labels=True)
 
@@ -191,7 +197,9 @@ def test_scaled_labels_are_whole_once_scaled(tmp_path: Path) -> None:
 
 
 def test_written_headers_hold_geometry_and_nothing_else(tmp_path: Path) -> None:
-    source = image_of(VOXELS, descrip=b"a patient", db_name=b"a patient", aux_file=b"a patient")
+    source = image_of(
+        VOXELS, descrip=b"a patient", db_name=b"a patient", aux_file=b"a patient"
+    )
     source.header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"a patient"))
     source.set_sform(source.affine, 4)
     source.set_qform(source.affine, 1)
@@ -245,9 +253,13 @@ def test_scans_are_written_in_types_that_all_readers_know(
 
 
 @pytest.mark.parametrize("value", [2.5, 32768, -32769, math.nan])
-def test_what_is_no_label_map_is_not_written_as_one(tmp_path: Path, value: float) -> None:
+def test_what_is_no_label_map_is_not_written_as_one(
+    tmp_path: Path, value: float
+) -> None:
     with pytest.raises(FormatError):
-        Volume(with_voxel(value), odd_scan().affine).write(tmp_path / "a.nii", labels=True)
+        Volume(with_voxel(value), odd_scan().affine).write(
+            tmp_path / "a.nii", labels=True
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,7 +269,9 @@ def test_complex_voxels_are_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_same_volume_gives_the_same_bytes_under_any_name(tmp_path: Path, suffix: str) -> None:
+def test_the_same_volume_gives_the_same_bytes_under_any_name(
+    tmp_path: Path, suffix: str
+) -> None:
     volume = Volume(VOXELS, odd_scan().affine)
     volume.write(tmp_path / f"a{suffix}")
     volume.write(tmp_path / f"b{suffix}")
@@ -278,7 +292,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
             Volume(VOXELS, odd_scan().affine).write(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("scan.nii", b"old")]
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [
+        ("scan.nii", b"old")
+    ]
 
 
 @pytest.mark.parametrize("name", ["scan.png", "scan", "scan.gz", "scan.nii.bz2"])
@@ -309,7 +325,9 @@ def test_other_names_of_mgh_are_read(tmp_path: Path, suffix: str) -> None:
     np.testing.assert_array_equal(Volume.read(path).data, VOXELS)
 
 
-def test_mgh_without_orientation_takes_freesurfer_s_default_only_if_told(tmp_path: Path) -> None:
+def test_mgh_without_orientation_takes_freesurfer_s_default_only_if_told(
+    tmp_path: Path,
+) -> None:
     content = bytearray(nib.MGHImage(VOXELS, odd_scan().affine).to_bytes())
     content[28:30] = bytes(2)
     (tmp_path / "scan.mgh").write_bytes(content)
@@ -361,7 +379,9 @@ def test_half_a_pair_says_which_half_is_missing(analyze: Path) -> None:
 def test_a_pair_in_capitals_finds_its_other_half(analyze: Path) -> None:
     for suffix in (".hdr", ".img"):
         analyze.with_suffix(suffix).rename(analyze.with_suffix(suffix.upper()))
-    np.testing.assert_array_equal(Volume.read(analyze.with_suffix(".HDR"), axes="ASL").data, VOXELS)
+    np.testing.assert_array_equal(
+        Volume.read(analyze.with_suffix(".HDR"), axes="ASL").data, VOXELS
+    )
 
 
 def test_an_image_file_that_is_too_short_or_too_long_is_refused(analyze: Path) -> None:
@@ -406,7 +426,9 @@ def test_nifti_2_without_its_magic_is_not_analyze(tmp_path: Path) -> None:
         Volume.read(tmp_path / "scan.hdr", axes="ASL")
 
 
-def test_the_digest_is_that_of_the_file_or_of_both_halves(tmp_path: Path, analyze: Path) -> None:
+def test_the_digest_is_that_of_the_file_or_of_both_halves(
+    tmp_path: Path, analyze: Path
+) -> None:
     path = saved(tmp_path, VOXELS)
     assert Volume.read(path).source_sha256 == sha256(path.read_bytes()).hexdigest()
     both = analyze.read_bytes() + analyze.with_suffix(".img").read_bytes()
@@ -431,7 +453,9 @@ def test_a_volume_s_affine_is_its_own() -> None:
         volume.affine[0, 0] = 2
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("i2", 1.2), ("f4", 1.2), ("f8", 1.7), (">f4", 1.2)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("i2", 1.2), ("f4", 1.2), ("f8", 1.7), (">f4", 1.2)]
+)
 def test_reading_takes_little_more_memory_than_the_voxels(
     tmp_path: Path, dtype: str, most: float
 ) -> None:
@@ -503,7 +527,9 @@ def test_a_scan_is_taken_in_each_form_that_users_have(tmp_path: Path) -> None:
     assert Volume.of(volume) is volume
     fractions = VOXELS + np.float32(0.5)
     np.testing.assert_array_equal(Volume.of((fractions, image.affine)).data, fractions)
-    with pytest.raises(TypeError, match=r"cannot use list.*segment_many takes several paths"):
+    with pytest.raises(
+        TypeError, match=r"cannot use list.*segment_many takes several paths"
+    ):
         Volume.of([path])  # type: ignore[arg-type]
 
 
@@ -514,7 +540,11 @@ def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:
         assert found.data.dtype == kept
         np.testing.assert_array_equal(found.data, VOXELS.astype(kind))
         np.testing.assert_allclose(found.affine, affine, atol=1e-5)
-    for array, place in ((VOXELS[0], affine), (VOXELS > 0, affine), (VOXELS, affine[:3])):
+    for array, place in (
+        (VOXELS[0], affine),
+        (VOXELS > 0, affine),
+        (VOXELS, affine[:3]),
+    ):
         with pytest.raises(FormatError, match="give numbers"):
             Volume.of_array(array, place)
 

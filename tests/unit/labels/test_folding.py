@@ -74,7 +74,9 @@ def test_a_side_whose_numbers_are_ignored_still_has_its_place() -> None:
 
 
 def test_lobules_without_any_cerebellum_are_refused() -> None:
-    with pytest.raises(LabelError, match="nearer of FreeSurfer's 8 and 47, and neither"):
+    with pytest.raises(
+        LabelError, match="nearer of FreeSurfer's 8 and 47, and neither"
+    ):
         fs(45, 71)
 
 
@@ -102,7 +104,9 @@ def test_single_numbers_can_be_mapped_or_ignored_on_top() -> None:
 
 
 def test_a_table_of_ones_own_folds_ranges_and_nearest_sides(tmp_path: Path) -> None:
-    table = own(tmp_path, "1\t3\tleft\t3", "4\t4\tright\t2035", "9\t9\tbetween\tnearest 3 42")
+    table = own(
+        tmp_path, "1\t3\tleft\t3", "4\t4\tright\t2035", "9\t9\tbetween\tnearest 3 42"
+    )
     assert fs(1, 2, 3, 9, 0, 0, 4, fold=table) == [3, 3, 3, 3, 0, 0, 42]
     assert table is not None
     assert table.name == "own"
@@ -114,10 +118,14 @@ def test_a_sideless_target_finds_its_side_by_the_tables_numbers(tmp_path: Path) 
     assert fs(1, 0, 3, 2, fold=table) == [2, 0, 41, 41]
 
 
-def test_a_target_that_the_scheme_lacks_is_refused_where_it_occurs(tmp_path: Path) -> None:
+def test_a_target_that_the_scheme_lacks_is_refused_where_it_occurs(
+    tmp_path: Path,
+) -> None:
     table = own(tmp_path, "1\t1\tleft\t2", "2\t2\tskull\t165")
     assert fs(1, fold=table) == [2]
-    with pytest.raises(LabelError, match=r"own does not fold into quicknat33: 2 \(1 voxel\)"):
+    with pytest.raises(
+        LabelError, match=r"own does not fold into quicknat33: 2 \(1 voxel\)"
+    ):
         fs(1, 2, fold=table)
 
 
@@ -132,7 +140,9 @@ def test_a_target_that_the_scheme_lacks_is_refused_where_it_occurs(tmp_path: Pat
         ("1\t99999999\t\t4", "'99999999' is no label number"),
     ],
 )
-def test_a_wrong_row_is_refused_by_its_line(tmp_path: Path, row: str, message: str) -> None:
+def test_a_wrong_row_is_refused_by_its_line(
+    tmp_path: Path, row: str, message: str
+) -> None:
     with pytest.raises(LabelError, match=message):
         own(tmp_path, row)
 

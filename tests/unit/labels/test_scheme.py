@@ -73,7 +73,11 @@ def test_swapping_sides_twice_changes_nothing() -> None:
 
 def test_names_and_colours_are_those_of_freesurfers_table() -> None:
     thalamus = QUICKNAT.labels[7]
-    assert (thalamus.name, thalamus.fs_id, thalamus.color) == ("Left-Thalamus", 10, (0, 118, 14))
+    assert (thalamus.name, thalamus.fs_id, thalamus.color) == (
+        "Left-Thalamus",
+        10,
+        (0, 118, 14),
+    )
     assert QUICKNAT.labels[2].color == (205, 62, 78)
 
 
@@ -100,7 +104,9 @@ def test_every_class_survives_the_way_there_and_back() -> None:
         (30, 0), (62, 0), (85, 0), (72, 0), (80, 0), (81, 0), (82, 0),
     ],
 )  # fmt: skip
-def test_a_number_outside_the_scheme_folds_into_its_structure(number: int, target: int) -> None:
+def test_a_number_outside_the_scheme_folds_into_its_structure(
+    number: int, target: int
+) -> None:
     assert fs(number) == [target]
 
 
@@ -147,7 +153,9 @@ def test_white_matter_of_a_known_side_counts_as_near() -> None:
 
 def test_nearest_agrees_with_a_distance_map() -> None:
     rng = np.random.default_rng(5)
-    numbers = rng.choice([0, 2, 41, 77, 253], (24, 20, 18), p=[0.9, 0.02, 0.02, 0.03, 0.03])
+    numbers = rng.choice(
+        [0, 2, 41, 77, 253], (24, 20, 18), p=[0.9, 0.02, 0.02, 0.03, 0.03]
+    )
     spacing = (0.8, 1.0, 2.5)
     to_left = distance_transform_edt(numbers != 2, sampling=spacing)
     to_right = distance_transform_edt(numbers != 41, sampling=spacing)
@@ -162,7 +170,9 @@ def test_nearest_agrees_with_a_distance_map() -> None:
 
 
 def test_sideless_voxels_without_any_white_matter_are_refused() -> None:
-    with pytest.raises(LabelError, match="2 voxels belong to the nearer of FreeSurfer's 2 and 41"):
+    with pytest.raises(
+        LabelError, match="2 voxels belong to the nearer of FreeSurfer's 2 and 41"
+    ):
         fold(3, 251, 252)
 
 
@@ -186,7 +196,9 @@ def test_numbers_beyond_the_table_are_unknown_too(number: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "is_scan"), [(200, False), (201, True)])
-def test_a_scan_in_place_of_labels_is_told_by_its_many_numbers(count: int, is_scan: bool) -> None:
+def test_a_scan_in_place_of_labels_is_told_by_its_many_numbers(
+    count: int, is_scan: bool
+) -> None:
     with pytest.raises(LabelError) as refused:
         fold(*range(20_000, 20_000 + count))
     assert ("give a label map, not a scan" in str(refused.value)) == is_scan
@@ -218,7 +230,9 @@ def test_a_number_mapped_to_a_sideless_one_finds_its_side() -> None:
         ({"extra": {2**40: 2}}, "is no label number"),
     ],
 )
-def test_impossible_requests_are_refused(options: dict[str, object], message: str) -> None:
+def test_impossible_requests_are_refused(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(LabelError, match=message):
         fold(0, **options)
 
@@ -258,7 +272,11 @@ def test_an_empty_array_stays_empty() -> None:
 def test_the_merged_scheme_has_one_class_a_pair() -> None:
     merged = QUICKNAT.merged.scheme
     assert len(merged) == 19
-    assert merged.names[:3] == ("background", "Cerebral-White-Matter", "Cerebral-Cortex")
+    assert merged.names[:3] == (
+        "background",
+        "Cerebral-White-Matter",
+        "Cerebral-Cortex",
+    )
     assert not any("Left" in name or "Right" in name for name in merged.names)
     assert len(set(merged.names)) == 19
     np.testing.assert_array_equal(merged.partner_permutation, np.arange(19))
@@ -281,7 +299,13 @@ def test_expanding_gives_each_class_the_value_of_its_merged_one() -> None:
 
 
 def test_the_merged_scheme_reads_both_sides_and_needs_no_nearest_one() -> None:
-    assert fs(17, 53, 77, 1003, 2003, scheme=QUICKNAT.merged.scheme) == [17, 17, 2, 3, 3]
+    assert fs(17, 53, 77, 1003, 2003, scheme=QUICKNAT.merged.scheme) == [
+        17,
+        17,
+        2,
+        3,
+        3,
+    ]
 
 
 # --- tissue4 and left4 ---
@@ -345,7 +369,10 @@ def test_the_rim_shares_a_face_with_the_mask() -> None:
 
 def test_an_own_table_is_a_scheme(tmp_path: Path) -> None:
     scheme = load_scheme(write(tmp_path, HEADER, BACKGROUND, LEFT, RIGHT))
-    assert (scheme.name, scheme.names) == ("mine", ("background", "Left-Thing", "Right-Thing"))
+    assert (scheme.name, scheme.names) == (
+        "mine",
+        ("background", "Left-Thing", "Right-Thing"),
+    )
     assert scheme.labels[1].color == (0, 118, 14)
     assert len(scheme.merged.scheme) == 2
     with pytest.raises(LabelError, match="does not know: 2 "):
@@ -362,13 +389,20 @@ def test_an_own_class_goes_before_the_folding_table(tmp_path: Path) -> None:
     parcel = "1\tctx-lh-precuneus\t1025\tn/a\tn/a\t#A08CB4\tPC\tcortical"
     rest = "2\tctx-lh\t3\tn/a\tn/a\t#CD3E4E\tCC\tcortical"
     assert fold(
-        1025, 1024, 3, scheme=load_scheme(write(tmp_path, HEADER, BACKGROUND, parcel, rest))
+        1025,
+        1024,
+        3,
+        scheme=load_scheme(write(tmp_path, HEADER, BACKGROUND, parcel, rest)),
     ) == [1, 2, 2]
 
 
 def test_members_join_their_class(tmp_path: Path) -> None:
     path = write(
-        tmp_path, HEADER + "\tmembers", BACKGROUND + "\tn/a", LEFT + "\t10 11", RIGHT + "\tn/a"
+        tmp_path,
+        HEADER + "\tmembers",
+        BACKGROUND + "\tn/a",
+        LEFT + "\t10 11",
+        RIGHT + "\tn/a",
     )
     assert fold(10, 11, 49, scheme=load_scheme(path)) == [1, 1, 2]
 
@@ -426,7 +460,10 @@ def test_a_table_of_bytes_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_classes_are_refused() -> None:
-    labels = [replace(QUICKNAT.labels[0], index=i, fs_id=i, name=f"class {i}") for i in range(255)]
+    labels = [
+        replace(QUICKNAT.labels[0], index=i, fs_id=i, name=f"class {i}")
+        for i in range(255)
+    ]
     with pytest.raises(LabelError, match="has 255 classes, not 2 to 254"):
         LabelScheme("crowd", tuple(labels))
 
@@ -441,7 +478,9 @@ def test_an_unknown_name_lists_the_shipped_schemes() -> None:
 
 
 @pytest.mark.parametrize("name", ["aseg.mgz", "aparc+aseg.mgz"])
-def test_freesurfers_own_maps_fold_and_left_is_on_the_left(dev_data: Path, name: str) -> None:
+def test_freesurfers_own_maps_fold_and_left_is_on_the_left(
+    dev_data: Path, name: str
+) -> None:
     path = dev_data / "freesurfer" / "sub-01" / "mri" / name
     volume = Volume.read(path, labels=True)
     classes = QUICKNAT.from_freesurfer(volume.data, spacing_mm=volume.spacing_mm)
@@ -456,7 +495,8 @@ def test_freesurfers_own_maps_fold_and_left_is_on_the_left(dev_data: Path, name:
 
 
 @pytest.mark.parametrize(
-    "structure", ["Left-Hippocampus", "left hippocampus", "L_Hi", "l-hi", 17, "17", np.int16(17)]
+    "structure",
+    ["Left-Hippocampus", "left hippocampus", "L_Hi", "l-hi", 17, "17", np.int16(17)],
 )
 def test_a_structure_is_found_by_name_abbreviation_and_number(structure) -> None:
     assert load_scheme("quicknat33").find(structure).index == 14
@@ -467,9 +507,15 @@ def test_a_structure_is_found_by_name_abbreviation_and_number(structure) -> None
     [
         ("Hippocampus", "has two sides: name Left-Hippocampus or Right-Hippocampus$"),
         ("hi", "has two sides: name Left-Hippocampus or Right-Hippocampus$"),
-        ("Left-Hipocampus", "no structure of quicknat33: did you mean Left-Hippocampus or"),
+        (
+            "Left-Hipocampus",
+            "no structure of quicknat33: did you mean Left-Hippocampus or",
+        ),
         ("brainstem", "did you mean Brain-Stem"),
-        (1000, "no structure of quicknat33: give a name, an abbreviation or a FreeSurfer number"),
+        (
+            1000,
+            "no structure of quicknat33: give a name, an abbreviation or a FreeSurfer number",
+        ),
         (None, "no structure of quicknat33: give a name"),
     ],
 )

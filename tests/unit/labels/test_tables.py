@@ -15,7 +15,9 @@ SCHEME = load_scheme("quicknat33")
 HIPPOCAMPUS = (17, "Left-Hippocampus", (220, 216, 20))
 
 
-def read(viewer: Viewer, text: str) -> dict[int, tuple[str, tuple[int, ...], list[str]]]:
+def read(
+    viewer: Viewer, text: str
+) -> dict[int, tuple[str, tuple[int, ...], list[str]]]:
     """Name, colour of 0 to 255 and further cells by number, after each program's rules."""
     found = {}
     for line in text.splitlines():
@@ -28,7 +30,9 @@ def read(viewer: Viewer, text: str) -> dict[int, tuple[str, tuple[int, ...], lis
             red, green, blue, *rest, name = cells
         else:
             red, green, blue, name = cells
-            red, green, blue = (str(round(float(part) * 255)) for part in (red, green, blue))
+            red, green, blue = (
+                str(round(float(part) * 255)) for part in (red, green, blue)
+            )
             rest = []
         found[int(number)] = (name, (int(red), int(green), int(blue)), rest)
     return found
@@ -38,7 +42,11 @@ def read(viewer: Viewer, text: str) -> dict[int, tuple[str, tuple[int, ...], lis
     ("viewer", "background", "others"),
     [
         ("freesurfer", ["0"], ["0"]),  # FreeView wants 0 everywhere
-        ("itksnap", ["0", "0", "0"], ["1", "1", "1"]),  # opacity, visible, visible as mesh
+        (
+            "itksnap",
+            ["0", "0", "0"],
+            ["1", "1", "1"],
+        ),  # opacity, visible, visible as mesh
         ("slicer", ["0"], ["255"]),
         ("fsleyes", None, []),
     ],
@@ -53,7 +61,9 @@ def test_each_viewers_table_has_every_label(viewer, background, others) -> None:
 
 
 def test_what_programs_look_for_in_the_first_lines() -> None:
-    assert viewer_table(SCHEME, "itksnap").startswith("# ITK-SnAP Label Description File\n")
+    assert viewer_table(SCHEME, "itksnap").startswith(
+        "# ITK-SnAP Label Description File\n"
+    )
     slicer = viewer_table(SCHEME, "slicer").splitlines()
     assert slicer[0].startswith("# Color table file")
     assert slicer[1] == "# 33 values"
@@ -64,6 +74,9 @@ def test_the_command_prints_or_writes(tmp_path) -> None:
     printed = run.invoke(app, ["labels", "--format", "slicer", "--labels", "tissue4"])
     assert printed.stdout == viewer_table(load_scheme("tissue4"), "slicer")
     path = tmp_path / "x.lut"
-    assert run.invoke(app, ["labels", "--format", "fsleyes", "-o", str(path)]).exit_code == 0
+    assert (
+        run.invoke(app, ["labels", "--format", "fsleyes", "-o", str(path)]).exit_code
+        == 0
+    )
     assert path.read_text() == viewer_table(SCHEME, "fsleyes")
     assert run.invoke(app, ["labels", "--format", "fslview"]).exit_code == 2

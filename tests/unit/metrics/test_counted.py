@@ -20,7 +20,9 @@ def test_what_the_model_does_not_know_does_not_count() -> None:
     assert Made(source=ALL, not_predicted=("CSF",)).left_out(ALL) == {"CSF": UNKNOWN}
 
 
-def test_a_structure_of_another_scheme_counts_as_long_as_a_part_of_it_is_predicted() -> None:
+def test_a_structure_of_another_scheme_counts_as_long_as_a_part_of_it_is_predicted() -> (
+    None
+):
     """CSF of tissue4 is the ventricles too, which a model without CSF knows."""
     assert Made(source=ALL, not_predicted=("CSF",)).left_out(TISSUE) == {}
     nothing_of_it = Made(source=ALL, not_predicted=("CSF", *VENTRICLES))

@@ -13,7 +13,10 @@ def test_the_documented_table_is_the_codes() -> None:
     documented = {}
     for line in DOCUMENT.read_text("utf-8").splitlines():
         if line.startswith("| ") and line.count(" | ") == 5 and "(`" in line:
-            cells = [c.strip().replace("\\|", "|") for c in line.replace("\\|", "\0").split("|")]
+            cells = [
+                c.strip().replace("\\|", "|")
+                for c in line.replace("\\|", "\0").split("|")
+            ]
             cells = [cell.replace("\0", "|") for cell in cells]
             key = cells[1].partition("(`")[2].rstrip("`)")
             documented[key] = tuple(cells[1:-1])

@@ -55,7 +55,9 @@ def test_iou(joint: np.ndarray) -> None:
 
 
 def test_precision_is_undefined_where_nothing_was_predicted(joint: np.ndarray) -> None:
-    assert precision(joint)[1:] == pytest.approx([3 / 5, np.nan, 0, np.nan], nan_ok=True)
+    assert precision(joint)[1:] == pytest.approx(
+        [3 / 5, np.nan, 0, np.nan], nan_ok=True
+    )
 
 
 def test_recall_is_undefined_where_nothing_was_there(joint: np.ndarray) -> None:
@@ -77,7 +79,9 @@ PARTNERS = np.array([0, 2, 1, 3])
 
 def test_side_swap_of_a_mirrored_prediction_is_one() -> None:
     joint = np.diag([9, 5, 7, 2])[:, [0, 2, 1, 3]]
-    assert side_swap(joint, PARTNERS) == pytest.approx([np.nan, 1, 1, np.nan], nan_ok=True)
+    assert side_swap(joint, PARTNERS) == pytest.approx(
+        [np.nan, 1, 1, np.nan], nan_ok=True
+    )
 
 
 def test_side_swap_counts_both_sides_of_a_pair() -> None:
@@ -104,6 +108,11 @@ def test_volumes_are_in_cubic_millimetres() -> None:
 
 
 def test_volume_difference_is_relative_to_the_truth_and_signed() -> None:
-    truth, prediction = np.array([10.0, 10.0, 0.0, 5.0]), np.array([12.0, 5.0, 3.0, 0.0])
+    truth, prediction = (
+        np.array([10.0, 10.0, 0.0, 5.0]),
+        np.array([12.0, 5.0, 3.0, 0.0]),
+    )
     expected = [20, -50, np.nan, -100]
-    assert volume_difference_percent(truth, prediction) == pytest.approx(expected, nan_ok=True)
+    assert volume_difference_percent(truth, prediction) == pytest.approx(
+        expected, nan_ok=True
+    )

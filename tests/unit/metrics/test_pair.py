@@ -39,7 +39,9 @@ def measured(scheme: LabelScheme, index: dict[str, int]) -> PairMeasurements:
 
 
 def value(measured: PairMeasurements, structure: str, metric: str) -> float:
-    found = [r for r in measured.rows() if r.structure == structure and r.metric == metric]
+    found = [
+        r for r in measured.rows() if r.structure == structure and r.metric == metric
+    ]
     assert len(found) == 1
     return found[0].value
 
@@ -58,7 +60,9 @@ def value(measured: PairMeasurements, structure: str, metric: str) -> float:
         ("volume_difference", 0.0),
     ],
 )
-def test_a_shifted_structure(measured: PairMeasurements, metric: str, expected: float) -> None:
+def test_a_shifted_structure(
+    measured: PairMeasurements, metric: str, expected: float
+) -> None:
     assert value(measured, "Left-Caudate", metric) == pytest.approx(expected)
 
 
@@ -98,7 +102,11 @@ def test_notes_say_why_a_value_is_undefined(measured: PairMeasurements) -> None:
 def test_a_group_is_the_mean_of_its_structures_and_counts_the_undefined(
     measured: PairMeasurements,
 ) -> None:
-    rows = {(r.structure, r.metric): r for r in measured.rows() if r.structure.startswith("group:")}
+    rows = {
+        (r.structure, r.metric): r
+        for r in measured.rows()
+        if r.structure.startswith("group:")
+    }
     dice = rows["group:subcortical", "dice"]
     assert dice.value == pytest.approx((0.75 + 0 + 0) / 3)
     assert dice.note == "mean of 3 of 16"
@@ -108,7 +116,9 @@ def test_a_group_is_the_mean_of_its_structures_and_counts_the_undefined(
     assert ("group:all", "volume") not in rows
 
 
-def test_all_structures_leave_out_csf(scheme: LabelScheme, index: dict[str, int]) -> None:
+def test_all_structures_leave_out_csf(
+    scheme: LabelScheme, index: dict[str, int]
+) -> None:
     truth = np.zeros((6, 6, 6), np.uint8)
     truth[:3] = index["CSF"]
     truth[3:] = index["Brain-Stem"]
@@ -118,7 +128,9 @@ def test_all_structures_leave_out_csf(scheme: LabelScheme, index: dict[str, int]
     assert value(measured, "CSF", "dice") == 0
 
 
-def test_a_mirrored_prediction_is_told(scheme: LabelScheme, index: dict[str, int]) -> None:
+def test_a_mirrored_prediction_is_told(
+    scheme: LabelScheme, index: dict[str, int]
+) -> None:
     truth = np.zeros((8, 4, 4), np.uint8)
     truth[1:3, 1:3, 1:3] = index["Left-Hippocampus"]
     truth[5:7, 1:3, 1:3] = index["Right-Hippocampus"]
@@ -128,13 +140,18 @@ def test_a_mirrored_prediction_is_told(scheme: LabelScheme, index: dict[str, int
     assert value(measured, "Left-Hippocampus", "dice") == 0
     assert value(measured, "Brain-Stem", "dice") == 1
     assert not [
-        r for r in measured.rows() if (r.structure, r.metric) == ("Brain-Stem", "side_swap")
+        r
+        for r in measured.rows()
+        if (r.structure, r.metric) == ("Brain-Stem", "side_swap")
     ]
 
 
 def test_confusions_account_for_every_voxel(measured: PairMeasurements) -> None:
     confusions = [r for r in measured.rows() if r.metric.startswith("labelled_as:")]
-    by_pair = {(r.structure, r.metric.removeprefix("labelled_as:")): r.value for r in confusions}
+    by_pair = {
+        (r.structure, r.metric.removeprefix("labelled_as:")): r.value
+        for r in confusions
+    }
     assert by_pair == {
         ("Left-Caudate", "Left-Caudate"): 48 * 3.0,
         ("Left-Caudate", "background"): 16 * 3.0,
@@ -154,7 +171,8 @@ def test_the_box_is_exact_at_the_border_of_the_array(
     prediction[:4, 1:] = index["Brain-Stem"]
     padded = [np.pad(x, 3) for x in (truth, prediction)]
     inside, outside = (
-        compare(*pair, SPACING_MM, scheme).values for pair in ((truth, prediction), padded)
+        compare(*pair, SPACING_MM, scheme).values
+        for pair in ((truth, prediction), padded)
     )
     for metric, values in inside.items():
         np.testing.assert_allclose(values[1:], outside[metric][1:])
@@ -199,9 +217,17 @@ def test_what_a_model_cannot_predict_has_a_true_volume_alone_and_is_in_no_mean(
     assert known == {"truth_volume": 72 * 3.0, "labelled_as:background": 72 * 3.0}
     notes = {r.note for r in rows if r.metric in METRICS}
     assert notes == {"not predicted by this model"}
-    assert (value(counted, "group:all", "dice"), value(left_out, "group:all", "dice")) == (0.5, 1)
-    assert (counted.generalised_dice, left_out.generalised_dice) == (pytest.approx(2 / 3), 1)
-    with pytest.raises(EvaluationError, match="has Left-Caudate, which it was said not to"):
+    assert (
+        value(counted, "group:all", "dice"),
+        value(left_out, "group:all", "dice"),
+    ) == (0.5, 1)
+    assert (counted.generalised_dice, left_out.generalised_dice) == (
+        pytest.approx(2 / 3),
+        1,
+    )
+    with pytest.raises(
+        EvaluationError, match="has Left-Caudate, which it was said not to"
+    ):
         compare(*maps, {"Left-Caudate": NOT_PREDICTED})
 
 

@@ -27,7 +27,8 @@ from trinat.segmentation.metrics.surface import (
 )
 
 SEEDS = [
-    pytest.param(seed, marks=[] if seed % 10 == 0 else pytest.mark.slow) for seed in range(200)
+    pytest.param(seed, marks=[] if seed % 10 == 0 else pytest.mark.slow)
+    for seed in range(200)
 ]
 CLASSES = 5
 
@@ -46,7 +47,9 @@ class Pair:
     def present(self) -> list[int]:
         """Classes in both maps; absence has its own tests."""
         return [
-            k for k in range(1, CLASSES) if (self.truth == k).any() & (self.prediction == k).any()
+            k
+            for k in range(1, CLASSES)
+            if (self.truth == k).any() & (self.prediction == k).any()
         ]
 
     @property
@@ -60,21 +63,29 @@ def random_pair(seed: int) -> Pair:
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(14, 26, 3))
     fields = ndimage.gaussian_filter(rng.normal(size=(CLASSES, *shape)), (0, 2, 2, 2))
-    noise = ndimage.gaussian_filter(rng.normal(size=(CLASSES, *shape)), (0, 1.5, 1.5, 1.5))
+    noise = ndimage.gaussian_filter(
+        rng.normal(size=(CLASSES, *shape)), (0, 1.5, 1.5, 1.5)
+    )
     truth = fields.argmax(0).astype(np.uint8)
     prediction = (fields + rng.uniform(0.05, 0.8) * noise).argmax(0).astype(np.uint8)
-    spacing = rng.uniform(0.4, 3.0, 3) if seed % 4 < 2 else np.full(3, rng.choice([0.7, 1.0, 2.0]))
+    spacing = (
+        rng.uniform(0.4, 3.0, 3)
+        if seed % 4 < 2
+        else np.full(3, rng.choice([0.7, 1.0, 2.0]))
+    )
     return Pair(truth, prediction, tuple(float(s) for s in spacing))
 
 
 def one_hot(labels: np.ndarray) -> torch.Tensor:
-    return torch.nn.functional.one_hot(torch.from_numpy(labels.astype(np.int64)), CLASSES).movedim(
-        -1, 0
-    )[None]
+    return torch.nn.functional.one_hot(
+        torch.from_numpy(labels.astype(np.int64)), CLASSES
+    ).movedim(-1, 0)[None]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its scipy namespaces are old
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # its scipy namespaces are old
 def test_surface_distance(seed: int) -> None:
     """DeepMind's definitions are ours: equal, all of them."""
     theirs: Any = pytest.importorskip("surface_distance")
@@ -88,7 +99,9 @@ def test_surface_distance(seed: int) -> None:
             expected = theirs.compute_robust_hausdorff(reference, percent)
             assert hausdorff_mm(ours, percent) == pytest.approx(expected)
         for tolerance_mm in (1.0, 2.0):
-            expected = theirs.compute_surface_dice_at_tolerance(reference, tolerance_mm + 1e-6)
+            expected = theirs.compute_surface_dice_at_tolerance(
+                reference, tolerance_mm + 1e-6
+            )
             assert surface_dice(ours, tolerance_mm) == pytest.approx(expected)
         # It gives the two directed means; ours is over both surfaces, weighed by their areas.
         means = theirs.compute_average_surface_distance(reference)
@@ -100,7 +113,9 @@ def test_surface_distance(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureWarning")  # by its own code
+@pytest.mark.filterwarnings(
+    "ignore:.*always_return_as_numpy:FutureWarning"
+)  # by its own code
 def test_monai(seed: int) -> None:
     """Overlap and, with sub-voxel surfaces, surface Dice are equal; Hausdorff is within a voxel.
 
@@ -137,7 +152,9 @@ def test_monai(seed: int) -> None:
         weight_type="square",
         sum_over_classes=True,
     )
-    assert overlap.generalised_dice(joint) == pytest.approx(float(generalised), rel=1e-5)
+    assert overlap.generalised_dice(joint) == pytest.approx(
+        float(generalised), rel=1e-5
+    )
 
     distances = {
         k: surface_distances(pair.truth == k, pair.prediction == k, pair.spacing_mm)
@@ -145,7 +162,10 @@ def test_monai(seed: int) -> None:
     }
     spacing = list(pair.spacing_mm)
     theirs = compute_surface_dice(
-        **foreground, class_thresholds=[1.0] * (CLASSES - 1), spacing=spacing, use_subvoxels=True
+        **foreground,
+        class_thresholds=[1.0] * (CLASSES - 1),
+        spacing=spacing,
+        use_subvoxels=True,
     )
     ours = np.full(CLASSES, np.nan)
     for k in present:
@@ -153,7 +173,9 @@ def test_monai(seed: int) -> None:
     equal(ours, theirs)
     theirs = compute_hausdorff_distance(**foreground, spacing=spacing)
     for k in present:
-        within = pytest.approx(float(theirs[0, k - 1]), abs=pair.voxel_diagonal_mm * 1.0001)
+        within = pytest.approx(
+            float(theirs[0, k - 1]), abs=pair.voxel_diagonal_mm * 1.0001
+        )
         assert hausdorff_mm(distances[k]) == within
 
 

@@ -23,7 +23,15 @@ from trinat.segmentation.metrics.statistics import (
 
 # Shrout and Fleiss (1979), table 2: six targets, four judges; their ICC(2,1) is 0.29.
 SHROUT_FLEISS = np.array(
-    [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]], float
+    [
+        [9, 2, 5, 8],
+        [6, 1, 3, 2],
+        [8, 4, 6, 8],
+        [7, 1, 2, 6],
+        [10, 5, 6, 9],
+        [6, 2, 4, 7],
+    ],
+    float,
 )
 
 
@@ -162,14 +170,18 @@ def test_equal_methods_differ_in_nothing() -> None:
 
 def test_bland_altman_by_hand() -> None:
     # Differences 1, 2, 3: mean 2, SD 1.
-    agreement = bland_altman(np.array([10.0, 20, 30, np.nan]), np.array([11.0, 22, 33, 1]))
+    agreement = bland_altman(
+        np.array([10.0, 20, 30, np.nan]), np.array([11.0, 22, 33, 1])
+    )
     assert (agreement.persons, agreement.bias, agreement.sd) == (3, 2, 1)
     assert (agreement.lower, agreement.upper) == pytest.approx((0.04, 3.96))
 
 
 def test_within_subject_cv_by_hand() -> None:
     # 90 and 110: SD 14.142 of 100; equal scans: 0. Root mean square of 0.14142 and 0 is 0.1.
-    cv = within_subject_cv_percent(np.array([90.0, 50, np.nan]), np.array([110.0, 50, 3]))
+    cv = within_subject_cv_percent(
+        np.array([90.0, 50, np.nan]), np.array([110.0, 50, 3])
+    )
     assert cv == pytest.approx(10)
 
 
@@ -191,7 +203,9 @@ def test_the_interval_of_symmetric_values_is_students_t() -> None:
     assert students_t_interval(values) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_interval_reaches_farther_towards_the_long_tail_and_never_less_than_t() -> None:
+def test_the_interval_reaches_farther_towards_the_long_tail_and_never_less_than_t() -> (
+    None
+):
     """Dice of six persons, one of whom is low; Hall's end by bisection of his transformation."""
     values = np.array([0.9, 0.91, 0.89, 0.92, 0.9, 0.6])
     (low,), (high,) = mean_interval(values[:, None])
@@ -215,7 +229,9 @@ def test_the_interval_does_not_depend_on_which_tail_is_long() -> None:
 
 
 def test_intervals_leave_out_undefined_values() -> None:
-    values = np.array([[1.0, 1.0], [3.0, np.nan], [2.0, 3.0], [2.0, np.nan], [7.0, 4.0]])
+    values = np.array(
+        [[1.0, 1.0], [3.0, np.nan], [2.0, 3.0], [2.0, np.nan], [7.0, 4.0]]
+    )
     alone = mean_interval(values[[0, 2, 4], 1:])
     np.testing.assert_allclose(mean_interval(values)[:, 1:], alone)
 

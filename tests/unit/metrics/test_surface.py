@@ -28,7 +28,9 @@ def box(shape: tuple[int, int, int], *slices: slice) -> np.ndarray:
     return mask
 
 
-def sphere(radius_mm: float, spacing_mm: tuple[float, float, float], shift_mm: float = 0.0):
+def sphere(
+    radius_mm: float, spacing_mm: tuple[float, float, float], shift_mm: float = 0.0
+):
     extent_mm = radius_mm + abs(shift_mm) + 2 * max(spacing_mm)
     axes = [np.arange(-extent_mm, extent_mm, s) for s in spacing_mm]
     x, y, z = np.meshgrid(*axes, indexing="ij")
@@ -81,7 +83,9 @@ def test_the_average_weighs_by_area() -> None:
     assert distances is not None
     triangle, bar = math.sqrt(3) / 8, math.sqrt(2) / 2
     whole = 8 * triangle + (8 * triangle + 4 * bar)
-    assert average_symmetric_distance_mm(distances) == pytest.approx(4 * triangle / whole)
+    assert average_symmetric_distance_mm(distances) == pytest.approx(
+        4 * triangle / whole
+    )
     assert surface_dice(distances, 0.5) == pytest.approx(1 - 4 * triangle / whole)
     # The far side is 4 * 0.2165 of 4.561 mm2, 19 %: above 5 %, so the percentile sees it.
     assert hausdorff_mm(distances, 95) == pytest.approx(1)
@@ -112,7 +116,9 @@ def test_concentric_spheres_are_the_difference_of_their_radii_apart() -> None:
     assert distances is not None
     voxel_mm = math.sqrt(sum(s**2 for s in spacing_mm))
     assert hausdorff_mm(distances) == pytest.approx(4, abs=voxel_mm)
-    assert average_symmetric_distance_mm(distances) == pytest.approx(4, abs=voxel_mm / 2)
+    assert average_symmetric_distance_mm(distances) == pytest.approx(
+        4, abs=voxel_mm / 2
+    )
     assert surface_dice(distances, 4 - voxel_mm) < 0.05
     assert surface_dice(distances, 4 + voxel_mm) == 1
 
@@ -122,7 +128,9 @@ def test_the_area_of_a_sphere_comes_out() -> None:
     mask = sphere(12, (0.7, 1.0, 1.3))
     distances = surface_distances(mask, mask, (0.7, 1.0, 1.3))
     assert distances is not None
-    assert distances.truth_areas_mm2.sum() == pytest.approx(4 * math.pi * 12**2, rel=0.12)
+    assert distances.truth_areas_mm2.sum() == pytest.approx(
+        4 * math.pi * 12**2, rel=0.12
+    )
 
 
 def test_an_empty_mask_has_no_surface() -> None:
@@ -154,7 +162,9 @@ def test_boundary_iou_of_nested_boxes() -> None:
     assert boundary_iou(big, small, ISOTROPIC, 1) == 0
     # Rims of 2 mm: 9^3 - 5^3 = 604 and 7^3 - 3^3 = 316 voxels, 7^3 - 5^3 = 218 in common; the
     # ball of 2 mm reaches two voxels along the axes only, so a box loses whole layers.
-    assert boundary_iou(big, small, ISOTROPIC, 2) == pytest.approx(218 / (604 + 316 - 218))
+    assert boundary_iou(big, small, ISOTROPIC, 2) == pytest.approx(
+        218 / (604 + 316 - 218)
+    )
 
 
 def test_boundary_iou_measures_in_mm() -> None:
@@ -201,7 +211,9 @@ def test_a_voxel_alone_is_an_octahedron() -> None:
     codes = corner_codes(np.ones((1, 1, 1), bool))
     assert sorted(codes.ravel().tolist()) == [1, 2, 4, 8, 16, 32, 64, 128]
     triangle = math.sqrt(3) / 4 * 0.5
-    assert surfel_areas_mm2(ISOTROPIC)[codes] == pytest.approx(np.full((2, 2, 2), triangle))
+    assert surfel_areas_mm2(ISOTROPIC)[codes] == pytest.approx(
+        np.full((2, 2, 2), triangle)
+    )
 
 
 def test_codes_number_the_neighbours_by_axis() -> None:
@@ -220,13 +232,17 @@ def test_codes_number_the_neighbours_by_axis() -> None:
         (0b00001111, 2.0 * 3.0),
     ],
 )
-def test_a_flat_surface_has_the_area_of_a_voxel_face(code: int, area_mm2: float) -> None:
+def test_a_flat_surface_has_the_area_of_a_voxel_face(
+    code: int, area_mm2: float
+) -> None:
     assert surfel_areas_mm2((2.0, 3.0, 4.0))[code] == pytest.approx(area_mm2)
 
 
 def test_a_bar_is_cut_off_by_a_plane_across_its_edge() -> None:
     """Two voxels along x: a rectangle, 2 mm by the diagonal between two edge midpoints."""
-    assert surfel_areas_mm2((2.0, 3.0, 4.0))[0b11] == pytest.approx(2.0 * math.hypot(1.5, 2.0))
+    assert surfel_areas_mm2((2.0, 3.0, 4.0))[0b11] == pytest.approx(
+        2.0 * math.hypot(1.5, 2.0)
+    )
 
 
 def test_inside_and_outside_have_the_same_surface() -> None:
@@ -246,7 +262,9 @@ def test_every_code_equals_the_table_of_surface_distance() -> None:
     theirs = lookup_tables.create_table_neighbour_code_to_surface_area(spacing_mm)
     kernel = lookup_tables.ENCODE_NEIGHBOURHOOD_3D_KERNEL
     their_bits = [int(kernel[b & 1, b >> 1 & 1, b >> 2 & 1]) for b in range(8)]
-    their_code = [sum(bit for b, bit in enumerate(their_bits) if c >> b & 1) for c in range(256)]
+    their_code = [
+        sum(bit for b, bit in enumerate(their_bits) if c >> b & 1) for c in range(256)
+    ]
     assert surfel_areas_mm2(spacing_mm) == pytest.approx(theirs[their_code])
 
 

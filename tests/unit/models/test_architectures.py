@@ -13,9 +13,13 @@ class File(BaseModel):
     network: Architecture = PUBLISHED
 
 
-def test_a_file_that_names_no_architecture_has_a_quicknat_and_is_written_as_before() -> None:
+def test_a_file_that_names_no_architecture_has_a_quicknat_and_is_written_as_before() -> (
+    None
+):
     plain = File.model_validate({"network": {"filters": 4, "depth": 1}})
-    named = File.model_validate({"network": {"architecture": "quicknat", "filters": 4, "depth": 1}})
+    named = File.model_validate(
+        {"network": {"architecture": "quicknat", "filters": 4, "depth": 1}}
+    )
     assert plain == named == File(network=QuickNatConfig(filters=4, depth=1))
     # Files from before `architecture` and `unshuffle` have neither.
     assert " ".join(plain.model_dump(mode="json")["network"]) == (
@@ -31,14 +35,20 @@ def test_a_file_that_names_no_architecture_has_a_quicknat_and_is_written_as_befo
 @pytest.mark.parametrize(
     ("given", "key", "message"),
     [
-        ({"architecture": "unet"}, ("network",), "'unet' is no architecture; known: quicknat"),
+        (
+            {"architecture": "unet"},
+            ("network",),
+            "'unet' is no architecture; known: quicknat",
+        ),
         ({"filters": 0}, ("network", "filters"), "greater than or equal to 1"),
         ({"width": 3}, ("network", "width"), "not permitted"),
         ({"channels": 2}, ("network", "channels"), "must be odd"),
         (5, ("network",), "valid dictionary"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_key(given: object, key: tuple[str], message: str) -> None:
+def test_what_is_wrong_is_named_by_its_key(
+    given: object, key: tuple[str], message: str
+) -> None:
     with pytest.raises(ValidationError) as refused:
         File.model_validate({"network": given})
     (error,) = refused.value.errors()

@@ -41,7 +41,9 @@ def ties(kind: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["constant", "few values", "distinct"])
-def test_pool_and_unpool_equal_torchs(either_path: str, kind: str, dtype: torch.dtype) -> None:
+def test_pool_and_unpool_equal_torchs(
+    either_path: str, kind: str, dtype: torch.dtype
+) -> None:
     x = ties(kind, dtype)
     pooled, where = max_pool(x)
     expected, indices = max_pool2d(x, 2, return_indices=True)
@@ -86,7 +88,11 @@ def test_pooling_is_allowed_where_only_deterministic_algorithms_are() -> None:
 def with_statistics(layer: Layer) -> Layer:
     """A layer whose norm is neither fresh nor trivial."""
     assert isinstance(layer.norm, nn.BatchNorm2d)
-    for tensor in (layer.norm.running_mean, layer.norm.weight.data, layer.norm.bias.data):
+    for tensor in (
+        layer.norm.running_mean,
+        layer.norm.weight.data,
+        layer.norm.bias.data,
+    ):
         tensor.uniform_(-1, 1)
     layer.norm.running_var.uniform_(0.5, 2)
     return layer.eval()
@@ -116,11 +122,17 @@ def test_excitation_takes_the_larger_of_channel_and_spatial() -> None:
     assert both.channel[0].out_channels == 2
 
 
-@pytest.mark.parametrize(("kind", "absent"), [("channel", "spatial"), ("spatial", "channel")])
+@pytest.mark.parametrize(
+    ("kind", "absent"), [("channel", "spatial"), ("spatial", "channel")]
+)
 def test_excitation_of_one_kind_builds_only_that(kind: str, absent: str) -> None:
     one = Excitation(4, kind)
     x = torch.randn(1, 4, 3, 3)
-    gate = one.channel(x.mean((2, 3), keepdim=True)) if kind == "channel" else one.spatial(x)
+    gate = (
+        one.channel(x.mean((2, 3), keepdim=True))
+        if kind == "channel"
+        else one.spatial(x)
+    )
     assert getattr(one, absent) is None
     torch.testing.assert_close(one(x), x * torch.sigmoid(gate))
 
@@ -137,7 +149,9 @@ def test_a_dense_block_ends_with_excitation_then_dropout() -> None:
     )
     seen: list[str] = []
     for name in ("layers.2", "excitation", "dropout"):
-        block.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        block.get_submodule(name).register_forward_hook(
+            lambda *_, name=name: seen.append(name)
+        )
     block(torch.randn(1, 2, 4, 4))
     assert seen == ["layers.2", "excitation", "dropout"]
 

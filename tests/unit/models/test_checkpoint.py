@@ -45,7 +45,9 @@ MERGED = len(SCHEME.merged.scheme)
 
 def network(classes: int = 33, **settings: Any) -> QuickNat:
     """A small network whose norms and slopes are not the ones it was made with."""
-    made = QuickNat(QuickNatConfig(classes=classes, filters=4, depth=1, kernel=3, **settings))
+    made = QuickNat(
+        QuickNatConfig(classes=classes, filters=4, depth=1, kernel=3, **settings)
+    )
     for name, tensor in made.state_dict().items():
         if "norm" in name and tensor.is_floating_point():
             tensor.uniform_(0.5, 1.5)
@@ -101,10 +103,14 @@ def test_a_loaded_network_can_be_trained_on(folder: Path) -> None:
     assert loaded.state_dict()["encoders.0.layers.0.norm.num_batches_tracked"] == 1
 
 
-def test_half_precision_halves_the_convolutions_and_spares_the_norms(tmp_path: Path) -> None:
+def test_half_precision_halves_the_convolutions_and_spares_the_norms(
+    tmp_path: Path,
+) -> None:
     saved = network()
     networks = {View.CORONAL: saved}
-    save_model(tmp_path / "model", Description(name="small"), networks, precision="float16")
+    save_model(
+        tmp_path / "model", Description(name="small"), networks, precision="float16"
+    )
     stored = safetensors.torch.load_file(tmp_path / "model" / "coronal.safetensors")
     assert stored["classifier.weight"].dtype == torch.float16
     assert stored["decoders.0.layers.0.norm.running_var"].dtype == torch.float32
@@ -113,7 +119,9 @@ def test_half_precision_halves_the_convolutions_and_spares_the_norms(tmp_path: P
         if tensor.ndim == 4:
             tensor = tensor.half().float()
         if not name.endswith("num_batches_tracked"):
-            torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=0, atol=0)
+            torch.testing.assert_close(
+                loaded.state_dict()[name], tensor, rtol=0, atol=0
+            )
 
 
 def test_loading_draws_no_random_numbers(folder: Path) -> None:
@@ -126,7 +134,9 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     said = Description(
         name="said",
         preprocessing=Preprocessing(
-            axes="LIA", scaling="minimum-maximum", slices={View.CORONAL: SliceAxes(2, 0, 1)}
+            axes="LIA",
+            scaling="minimum-maximum",
+            slices={View.CORONAL: SliceAxes(2, 0, 1)},
         ),
         not_predicted=("CSF",),
         training=Training(data="20 label maps", licence="Apache-2.0", slices_seen=7),
@@ -134,7 +144,10 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     )
     save_model(tmp_path / "said", said, {View.CORONAL: network()})
     loaded = load_model(tmp_path / "said")
-    assert loaded.info.model_dump(include=set(Description.model_fields)) == said.model_dump()
+    assert (
+        loaded.info.model_dump(include=set(Description.model_fields))
+        == said.model_dump()
+    )
     assert loaded.info.preprocessing.slice_axes(View.CORONAL) == SliceAxes(2, 0, 1)
     assert loaded.info.preprocessing.slice_axes(View.AXIAL) == SliceAxes(2, 1, 0)
     assert loaded.not_predicted.tolist() == [SCHEME.names.index("CSF")]
@@ -163,7 +176,9 @@ def test_some_views_can_be_loaded_without_the_others(folder: Path) -> None:
 
 
 def test_fusion_weights_are_the_papers_and_sum_to_1(folder: Path) -> None:
-    weights = load_model(folder).fusion_weights([View.CORONAL, View.AXIAL, View.SAGITTAL])
+    weights = load_model(folder).fusion_weights(
+        [View.CORONAL, View.AXIAL, View.SAGITTAL]
+    )
     assert weights.shape == (3, 33)
     np.testing.assert_allclose(weights[:, 5], [0.4, 0.4, 0.2], rtol=1e-6)
 
@@ -185,7 +200,9 @@ def test_fusion_weights_can_differ_for_a_structure(tmp_path: Path) -> None:
 
 def test_views_that_weigh_nothing_are_refused(tmp_path: Path) -> None:
     fusion = Fusion(weights={View.AXIAL: 1.0})
-    save_model(tmp_path / "m", Description(name="m", fusion=fusion), {View.CORONAL: network()})
+    save_model(
+        tmp_path / "m", Description(name="m", fusion=fusion), {View.CORONAL: network()}
+    )
     with pytest.raises(ModelError, match="no weight"):
         load_model(tmp_path / "m").fusion_weights([View.CORONAL])
 
@@ -199,7 +216,9 @@ def test_a_scheme_of_ones_own_travels_with_the_model(tmp_path: Path) -> None:
     table = tmp_path / "own.tsv"
     table.write_text(rows)
     description = Description(name="small", labels="own")
-    save_model(tmp_path / "model", description, {View.AXIAL: network(2)}, label_table=table)
+    save_model(
+        tmp_path / "model", description, {View.AXIAL: network(2)}, label_table=table
+    )
     table.unlink()
     assert load_model(tmp_path / "model").scheme.names == ("Background", "Brain")
     (tmp_path / "model" / "own.tsv").write_text(rows.replace("Brain", "Skull"))
@@ -210,7 +229,9 @@ def test_a_scheme_of_ones_own_travels_with_the_model(tmp_path: Path) -> None:
 def test_a_label_table_of_another_name_is_refused(tmp_path: Path) -> None:
     table = Path(str(resources.files("trinat.configs") / "labels" / "left4.tsv"))
     with pytest.raises(ModelError, match=r"not named own\.tsv"):
-        save_model(tmp_path / "m", Description(name="m", labels="own"), {}, label_table=table)
+        save_model(
+            tmp_path / "m", Description(name="m", labels="own"), {}, label_table=table
+        )
 
 
 def test_a_scheme_of_one_side_has_no_merged_classes(tmp_path: Path) -> None:
@@ -226,7 +247,10 @@ def test_an_existing_folder_is_replaced_only_when_asked(folder: Path) -> None:
         save_model(folder, Description(name="other"), other)
     assert read_info(folder).name == "small"
     save_model(folder, Description(name="other"), other, overwrite=True)
-    assert sorted(path.name for path in folder.iterdir()) == ["axial.safetensors", "model.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "axial.safetensors",
+        "model.yaml",
+    ]
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
@@ -236,13 +260,19 @@ def test_a_failed_write_leaves_what_was_there(
     replace = Path.replace
 
     def full(self: Path, target: Path) -> Path:
-        if target == folder and list(self.glob("*.yaml")) and read_info(self).name == "other":
+        if (
+            target == folder
+            and list(self.glob("*.yaml"))
+            and read_info(self).name == "other"
+        ):
             raise OSError(28, "No space left on device")
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OutputError, match="No space left"):
-        save_model(folder, Description(name="other"), {View.AXIAL: network()}, overwrite=True)
+        save_model(
+            folder, Description(name="other"), {View.AXIAL: network()}, overwrite=True
+        )
     assert load_model(folder).name == "small"
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
@@ -251,7 +281,12 @@ def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> 
     saved = network()
     saved.classifier.weight.data.fill_(1e6)
     with pytest.raises(ModelError, match=r"classifier\.weight has values that float16"):
-        save_model(tmp_path / "m", Description(name="m"), {View.AXIAL: saved}, precision="float16")
+        save_model(
+            tmp_path / "m",
+            Description(name="m"),
+            {View.AXIAL: saved},
+            precision="float16",
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -298,28 +333,64 @@ def set_key(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
         (set_key("colour", to=1), "colour: there is no such setting"),
         (set_key("name", to="../a"), "name: String should match"),
         (set_key("architectures", to={}), "architectures: "),
-        (set_key("architectures", "coronal", "kernel", to=4), "architectures.coronal.kernel: "),
-        (set_key("architectures", "coronal", "classes", to=19), "coronal network has 19 classes"),
-        (set_key("architectures", "sagittal", "classes", to=18), "sagittal network has 18 classes"),
+        (
+            set_key("architectures", "coronal", "kernel", to=4),
+            "architectures.coronal.kernel: ",
+        ),
+        (
+            set_key("architectures", "coronal", "classes", to=19),
+            "coronal network has 19 classes",
+        ),
+        (
+            set_key("architectures", "sagittal", "classes", to=18),
+            "sagittal network has 18 classes",
+        ),
         (set_key("files", "../a.tsv", to="0" * 64), "not a plain file name"),
         (set_key("files", to={}), "files: [a-z]+.safetensors has no SHA-256"),
         (set_key("labels_sha256", to="0" * 64), "trained with other labels"),
         (set_key("labels", to="nothing33"), "label scheme nothing33: no such"),
         (set_key("not_predicted", to=["Nose"]), "Nose is no structure"),
-        (set_key("fusion", "per_class", to={"Nose": {"axial": 1}}), "Nose is no structure"),
+        (
+            set_key("fusion", "per_class", to={"Nose": {"axial": 1}}),
+            "Nose is no structure",
+        ),
         (set_key("fusion", "weights", "axial", to=-1), "fusion.weights.axial: "),
         (set_key("preprocessing", "axes", to="LRA"), "preprocessing.axes: "),
-        (set_key("preprocessing", "slices", to={"axial": [0, 0, 1]}), "each of the axes"),
+        (
+            set_key("preprocessing", "slices", to={"axial": [0, 0, 1]}),
+            "each of the axes",
+        ),
         (set_key("precision", to="int8"), "precision: "),
-        (set_key("quality", to={"agreement": [0.5, 0.7]}), "agreement: the first limit must not"),
-        (set_key("quality", to={"agreement": [0.5, float("nan")]}), "quality.agreement.1: "),
-        (set_key("preprocessing", "shape", to=[256, 256, 0]), "preprocessing.shape.2: "),
-        (set_key("preprocessing", "shape", to=[256, -1, 256]), "preprocessing.shape.1: "),
-        (set_key("preprocessing", "shape", to=[10**6, 256, 256]), "preprocessing.shape.0: "),
+        (
+            set_key("quality", to={"agreement": [0.5, 0.7]}),
+            "agreement: the first limit must not",
+        ),
+        (
+            set_key("quality", to={"agreement": [0.5, float("nan")]}),
+            "quality.agreement.1: ",
+        ),
+        (
+            set_key("preprocessing", "shape", to=[256, 256, 0]),
+            "preprocessing.shape.2: ",
+        ),
+        (
+            set_key("preprocessing", "shape", to=[256, -1, 256]),
+            "preprocessing.shape.1: ",
+        ),
+        (
+            set_key("preprocessing", "shape", to=[10**6, 256, 256]),
+            "preprocessing.shape.0: ",
+        ),
         (set_key("preprocessing", "spacing_mm", to=1e-9), "preprocessing.spacing_mm: "),
-        (set_key("preprocessing", "spacing_mm", to=float("inf")), "preprocessing.spacing_mm: "),
+        (
+            set_key("preprocessing", "spacing_mm", to=float("inf")),
+            "preprocessing.spacing_mm: ",
+        ),
         (set_key("fusion", "weights", "axial", to=1e39), "fusion.weights.axial: "),
-        (set_key("fusion", "per_class", to={"CSF": {"axial": 1e39}}), "fusion.per_class.CSF.axial"),
+        (
+            set_key("fusion", "per_class", to={"CSF": {"axial": 1e39}}),
+            "fusion.per_class.CSF.axial",
+        ),
         (set_key("precision", to="float16"), "is stored as torch.float32, not float16"),
     ],
 )
@@ -338,7 +409,9 @@ def test_a_flipped_bit_is_noticed(folder: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ModelError, match=r"axial\.safetensors: is not the file that was saved"):
+    with pytest.raises(
+        ModelError, match=r"axial\.safetensors: is not the file that was saved"
+    ):
         load_model(folder)
 
 
@@ -380,7 +453,10 @@ def tensors_file(header: object) -> bytes:
     [
         tensors_file({"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}),
         tensors_file(
-            {str(n): {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]} for n in range(20_000)}
+            {
+                str(n): {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]}
+                for n in range(20_000)
+            }
         ),
         (2**63).to_bytes(8, "little") + b"{}",
         b"",
@@ -391,14 +467,18 @@ def test_weights_that_are_no_safetensors_are_refused(folder: Path, data: bytes) 
     path = folder / "coronal.safetensors"
     path.write_bytes(data)
     edit(folder, set_key("files", path.name, to=sha256(data).hexdigest()))
-    with pytest.raises(ModelError, match=r"coronal\.safetensors: is not a safetensors file"):
+    with pytest.raises(
+        ModelError, match=r"coronal\.safetensors: is not a safetensors file"
+    ):
         load_model(folder)
 
 
 def test_a_file_that_is_large_beyond_reason_is_not_read(folder: Path) -> None:
     with (folder / "axial.safetensors").open("r+b") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ModelError, match=r"axial\.safetensors: is too large for a model's file"):
+    with pytest.raises(
+        ModelError, match=r"axial\.safetensors: is too large for a model's file"
+    ):
         load_model(folder)
 
 
@@ -430,7 +510,12 @@ def archive(content: bytes) -> bytes:
 
 
 def npy(header: str) -> bytes:
-    return b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header.encode() + b"\n"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + (len(header) + 1).to_bytes(2, "little")
+        + header.encode()
+        + b"\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -440,7 +525,9 @@ def npy(header: str) -> bytes:
         (archive(npy("(" * 9000)), "is no prior"),
         (archive(npy("__import__('os').getcwd()")), "is no prior"),
         (
-            archive(npy(str({"descr": "|u1", "fortran_order": False, "shape": (10**15,)}))),
+            archive(
+                npy(str({"descr": "|u1", "fortran_order": False, "shape": (10**15,)}))
+            ),
             "is no prior",
         ),
         (npz(shares=np.array([{}], object)), "is no prior"),
@@ -458,7 +545,12 @@ def test_a_prior_that_is_none_is_refused(data: bytes, message: str) -> None:
 
 
 def test_a_sound_prior_is_taken() -> None:
-    assert Template.from_bytes(npz(), 33, Path("prior.npz")).shares.shape == (5, 5, 5, 33)
+    assert Template.from_bytes(npz(), 33, Path("prior.npz")).shares.shape == (
+        5,
+        5,
+        5,
+        33,
+    )
 
 
 @pytest.mark.parametrize(
@@ -470,8 +562,14 @@ def test_a_sound_prior_is_taken() -> None:
         ("a: !!bool x\n", "is not readable YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "is not readable YAML"),
         ("#" * (1 << 20) + "\n", "too large"),
-        ("format: 1\nname: a\nformat: 1\n", r"model\.yaml: the key format stands twice, line 3"),
-        ("fusion:\n  weights: {axial: 1, 'axial': 0}\n", "the key axial stands twice, line 2"),
+        (
+            "format: 1\nname: a\nformat: 1\n",
+            r"model\.yaml: the key format stands twice, line 3",
+        ),
+        (
+            "fusion:\n  weights: {axial: 1, 'axial': 0}\n",
+            "the key axial stands twice, line 2",
+        ),
         ("a: " + ":".join(["1"] * 1000), "holds an endless number, line 1"),
         ("[" * 20_000, "is not readable YAML"),
         ("a: !!int ''", "is not readable YAML"),

@@ -36,24 +36,36 @@ def probabilities(network: torch.nn.Module, slices: torch.Tensor) -> torch.Tenso
 def test_its_probabilities_are_the_mean_of_the_members(ensemble: Ensemble) -> None:
     slices = torch.rand(2, 1, 10, 12)
     alone = [probabilities(member, slices) for member in ensemble.networks]
-    torch.testing.assert_close(probabilities(ensemble, slices), torch.stack(alone).mean(0))
-    torch.testing.assert_close(probabilities(ensemble.fold(), slices), torch.stack(alone).mean(0))
+    torch.testing.assert_close(
+        probabilities(ensemble, slices), torch.stack(alone).mean(0)
+    )
+    torch.testing.assert_close(
+        probabilities(ensemble.fold(), slices), torch.stack(alone).mean(0)
+    )
 
 
 def test_a_model_folder_keeps_all_members(ensemble: Ensemble, tmp_path: Path) -> None:
-    save_model(tmp_path / "m", Description(name="m", labels="tissue4"), {View.AXIAL: ensemble})
+    save_model(
+        tmp_path / "m", Description(name="m", labels="tissue4"), {View.AXIAL: ensemble}
+    )
     read = load_model(tmp_path / "m").networks[View.AXIAL]
     assert read.config == ensemble.config
     slices = torch.rand(1, 1, 8, 8)
-    torch.testing.assert_close(probabilities(read, slices), probabilities(ensemble, slices))
+    torch.testing.assert_close(
+        probabilities(read, slices), probabilities(ensemble, slices)
+    )
 
 
-def test_samples_are_members_in_turn_and_what_is_untaught_never_wins(ensemble: Ensemble) -> None:
+def test_samples_are_members_in_turn_and_what_is_untaught_never_wins(
+    ensemble: Ensemble,
+) -> None:
     network = ViewNetwork(ensemble, CPU, torch.float32, never=np.array([2]))
     volume, axes = torch.rand(8, 8, 8), slice_axes(View.AXIAL)
 
     def found() -> torch.Tensor:
-        return torch.cat([part.probabilities for part in network.probabilities(volume, axes)])
+        return torch.cat(
+            [part.probabilities for part in network.probabilities(volume, axes)]
+        )
 
     together = found()
     assert float(together[..., 2].max()) == 0

@@ -48,7 +48,9 @@ def test_each_form_of_checkpoint_computes_what_the_port_does(
     with monkeypatch.context() as named:
         port.as_the_authors_name_it(named)
         path = write(tmp_path / "port.pth.tar", content, zipped)
-    torch.testing.assert_close(logits(read_port(path)), logits(original), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits(read_port(path)), logits(original), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,9 @@ def test_the_architecture_is_told_by_the_weights(
     torch.testing.assert_close(logits(got), logits(original), rtol=1e-5, atol=1e-5)
 
 
-def test_a_whole_module_tells_its_dropout_and_a_state_dict_does_not(tmp_path: Path) -> None:
+def test_a_whole_module_tells_its_dropout_and_a_state_dict_does_not(
+    tmp_path: Path,
+) -> None:
     original = port.trained()
     assert read_port(write(tmp_path / "a", original)).config.dropout == 0.3
     assert read_port(write(tmp_path / "b", original.state_dict())).config.dropout == 0.2
@@ -79,7 +83,9 @@ def test_a_whole_module_tells_its_dropout_and_a_state_dict_does_not(tmp_path: Pa
 def test_half_precision_weights_are_taken(tmp_path: Path) -> None:
     original = port.trained().half()
     got = read_port(write(tmp_path / "port.pth", original.state_dict()))
-    torch.testing.assert_close(logits(got), logits(original.float()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits(got), logits(original.float()), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_decoders_run_in_the_order_4_1_2_3(tmp_path: Path) -> None:
@@ -94,7 +100,9 @@ def test_decoders_run_in_the_order_4_1_2_3(tmp_path: Path) -> None:
     ("view", "order"),
     [(View.CORONAL, (2, 0, 1)), (View.AXIAL, (1, 2, 0)), (View.SAGITTAL, (0, 1, 2))],
 )
-def test_slices_lie_as_the_port_transposes_them(view: View, order: tuple[int, ...]) -> None:
+def test_slices_lie_as_the_port_transposes_them(
+    view: View, order: tuple[int, ...]
+) -> None:
     volume = np.arange(2 * 3 * 4).reshape(2, 3, 4)
     slices = to_slices(volume, PORT_PREPROCESSING.slice_axes(view))
     np.testing.assert_array_equal(slices, volume.transpose(order))
@@ -114,15 +122,33 @@ def test_monais_network_is_refused_with_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("encode2.conv1.weight"), "lacks what is called encoders.1.layers.0"),
+        (
+            lambda s: s.pop("encode2.conv1.weight"),
+            "lacks what is called encoders.1.layers.0",
+        ),
         (lambda s: s.pop("classifier.conv.weight"), "is no checkpoint of QuickNAT"),
         (lambda s: s.update(head=torch.zeros(1)), "it has head"),
-        (lambda s: s.update({"encode1.conv4.bias": torch.zeros(1)}), "it has encode1.conv4.bias"),
-        (lambda s: s.update({"encode1.conv1.scale": torch.zeros(1)}), "has more than QuickNAT"),
-        (lambda s: s.update({"encode2.conv1.bias": torch.zeros(3)}), r"has shape \(3,\)"),
+        (
+            lambda s: s.update({"encode1.conv4.bias": torch.zeros(1)}),
+            "it has encode1.conv4.bias",
+        ),
+        (
+            lambda s: s.update({"encode1.conv1.scale": torch.zeros(1)}),
+            "has more than QuickNAT",
+        ),
+        (
+            lambda s: s.update({"encode2.conv1.bias": torch.zeros(3)}),
+            r"has shape \(3,\)",
+        ),
         (lambda s: s["encode2.conv1.bias"].fill_(torch.inf), "not finite"),
-        (lambda s: s.update({"encode1.conv1.weight": torch.zeros(4)}), "is no checkpoint"),
-        (lambda s: s.update({"encode1.conv1.weight": torch.zeros(4, 1, 2, 2)}), "kernel: "),
+        (
+            lambda s: s.update({"encode1.conv1.weight": torch.zeros(4)}),
+            "is no checkpoint",
+        ),
+        (
+            lambda s: s.update({"encode1.conv1.weight": torch.zeros(4, 1, 2, 2)}),
+            "kernel: ",
+        ),
     ],
 )
 def test_weights_that_are_not_quicknats_are_refused(
@@ -134,13 +160,17 @@ def test_weights_that_are_not_quicknats_are_refused(
         read_port(write(tmp_path / "port.pth", state))
 
 
-@pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"a": 1}, torch.zeros(3)], ids=repr)
+@pytest.mark.parametrize(
+    "content", [{}, [torch.zeros(1)], {"a": 1}, torch.zeros(3)], ids=repr
+)
 def test_a_file_without_a_network_is_refused(tmp_path: Path, content: Any) -> None:
     with pytest.raises(ModelError, match="holds no network and no state dict"):
         read_port(write(tmp_path / "port.pth", content))
 
 
-def test_modules_that_stand_in_many_places_or_in_themselves_are_refused(tmp_path: Path) -> None:
+def test_modules_that_stand_in_many_places_or_in_themselves_are_refused(
+    tmp_path: Path,
+) -> None:
     shared = nn.Module()
     for _ in range(40):
         above = nn.Module()

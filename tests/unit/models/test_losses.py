@@ -26,7 +26,9 @@ Sums = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def loss(weights: list[float], **settings: float) -> SegmentationLoss:
-    return SegmentationLoss(LossConfig(**{"boundary": 0, **settings}), torch.tensor(weights))
+    return SegmentationLoss(
+        LossConfig(**{"boundary": 0, **settings}), torch.tensor(weights)
+    )
 
 
 def confident(labels: Tensor, classes: int, logit: float = 100) -> Tensor:
@@ -43,7 +45,9 @@ def test_median_frequency_weights_are_floats_and_0_for_an_absent_class() -> None
 
 
 def test_an_even_number_of_classes_has_its_median_between_two() -> None:
-    assert median_frequency_weights(torch.tensor([100, 300])).tolist() == pytest.approx([2, 2 / 3])
+    assert median_frequency_weights(torch.tensor([100, 300])).tolist() == pytest.approx(
+        [2, 2 / 3]
+    )
 
 
 def test_balance_dampens_the_weights() -> None:
@@ -91,7 +95,9 @@ def test_dice_uses_one_softmax() -> None:
 @pytest.mark.parametrize("classes", [2, 33])
 def test_a_perfect_prediction_has_a_dice_loss_of_0(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, classes, (8, 96, 96), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(
+        0, classes, (8, 96, 96), generator=generator, dtype=torch.uint8
+    )
     _, dice = loss([1.0] * classes).parts(confident(labels, classes), labels)
     assert dice.item() == pytest.approx(0, abs=1e-6)
 
@@ -184,7 +190,9 @@ def test_by_default_classes_weigh_by_median_frequency() -> None:
     assert chosen.class_weights[:3].tolist() == [0.25, 1.0, 4.0]
 
 
-@pytest.mark.parametrize("setting", [{"kind": "dice"}, {"dice": -1}, {"balance": 2}, {"edge": 1}])
+@pytest.mark.parametrize(
+    "setting", [{"kind": "dice"}, {"dice": -1}, {"balance": 2}, {"edge": 1}]
+)
 def test_settings_that_make_no_loss_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         LossConfig.model_validate(setting)
@@ -198,7 +206,9 @@ def test_a_gpu_gives_the_loss_and_gradients_of_a_cpu() -> None:
     results = []
     for device in ("cpu", "cuda"):
         leaf = logits.to(device).requires_grad_()
-        value = loss([1.0, 2.0, 0.5, 0.0, 3.0], boundary=2).to(device)(leaf, labels.to(device))
+        value = loss([1.0, 2.0, 0.5, 0.0, 3.0], boundary=2).to(device)(
+            leaf, labels.to(device)
+        )
         value.backward()
         results.append((value.detach().cpu(), leaf.grad.cpu()))
     torch.testing.assert_close(results[1], results[0])

@@ -60,7 +60,9 @@ def head() -> np.ndarray:
     """RAS, in noise all over: where an image is flat, pooling may choose any of equal voxels."""
     margins = [((SIDE - n) // 2, (SIDE - n) // 2) for n in SHAPE]
     image = np.pad(head_image(head_labels()), margins)
-    return (image + 200 * np.random.default_rng(3).random(image.shape)).astype(np.float32)
+    return (image + 200 * np.random.default_rng(3).random(image.shape)).astype(
+        np.float32
+    )
 
 
 def conformed() -> np.ndarray:

@@ -10,7 +10,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trinat.segmentation.models.quicknat import FAST, PUBLISHED, QuickNat, QuickNatConfig
+from trinat.segmentation.models.quicknat import (
+    FAST,
+    PUBLISHED,
+    QuickNat,
+    QuickNatConfig,
+)
 
 SMALL = {"filters": 6, "classes": 5}
 
@@ -28,8 +33,12 @@ def seeded(network: QuickNat) -> QuickNat:
     generator = torch.Generator().manual_seed(3)
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point():
-            low, high = (0.5, 1.5) if name.endswith(("norm.weight", "var")) else (-0.2, 0.2)
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * (high - low) + low)
+            low, high = (
+                (0.5, 1.5) if name.endswith(("norm.weight", "var")) else (-0.2, 0.2)
+            )
+            tensor.copy_(
+                torch.rand(tensor.shape, generator=generator) * (high - low) + low
+            )
     return network.eval()
 
 
@@ -49,7 +58,9 @@ class Plain:
             ]
             y = F.prelu(F.batch_norm(seen, *norm), get("activation.weight"))
             layer = f"layers.{i}.convolution"
-            y = F.conv2d(y, get(f"{layer}.weight"), get(f"{layer}.bias"), padding=padding)
+            y = F.conv2d(
+                y, get(f"{layer}.weight"), get(f"{layer}.bias"), padding=padding
+            )
             seen = torch.cat((seen, y), 1)
         if not excite:
             return y
@@ -58,7 +69,9 @@ class Plain:
             weight = get(f"excitation.channel.{i}.weight")[:, :, 0, 0]
             squeezed = F.linear(squeezed, weight, get(f"excitation.channel.{i}.bias"))
             squeezed = squeezed.relu() if i == 0 else squeezed.sigmoid()
-        spatial = F.conv2d(y, get("excitation.spatial.weight"), get("excitation.spatial.bias"))
+        spatial = F.conv2d(
+            y, get("excitation.spatial.weight"), get("excitation.spatial.bias")
+        )
         return torch.max(y * squeezed[:, :, None, None], y * spatial.sigmoid())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -72,10 +85,14 @@ class Plain:
             skip, indices = skips[3 - level]
             x = torch.cat((skip, F.max_unpool2d(x, indices, 2, 2)), 1)
             x = self.block(f"decoders.{level}", x, excite=True)
-        return F.conv2d(x, self.state["classifier.weight"], self.state["classifier.bias"])
+        return F.conv2d(
+            x, self.state["classifier.weight"], self.state["classifier.bias"]
+        )
 
 
-def test_the_published_network_has_3_555_609_parameters_and_3_517_296_without_excitation() -> None:
+def test_the_published_network_has_3_555_609_parameters_and_3_517_296_without_excitation() -> (
+    None
+):
     assert parameters(QuickNat(PUBLISHED)) == 3_555_609
     assert parameters(QuickNat(QuickNatConfig(excitation="none"))) == 3_517_296
 
@@ -86,7 +103,11 @@ def test_the_fast_network_has_a_tenth_of_the_parameters() -> None:
     # 3 encoders and bottleneck (32, 64, 96)   9216 + 18432 + 3072 + 192          =  30912 each
     # 4 decoders (64, 96, 128)                18432 + 27648 + 4096 + 192          =  50368 each
     # classifier                                 32 * 33 + 33                     =   1089
-    assert parameters(QuickNat(FAST)) == 12_064 + 4 * 30_912 + 4 * 50_368 + 1_089 == 338_273
+    assert (
+        parameters(QuickNat(FAST))
+        == 12_064 + 4 * 30_912 + 4 * 50_368 + 1_089
+        == 338_273
+    )
 
 
 def test_the_forward_pass_equals_a_plain_implementation() -> None:
@@ -123,7 +144,9 @@ def test_squares_of_pixels_are_channels_inside_and_pixels_again_outside() -> Non
     assert got.shape == (2, 5, 12, 8)
     for i in (0, 1):
         for j in (0, 1):
-            torch.testing.assert_close(got[..., i::2, j::2], expected[:, 2 * i + j :: 4])
+            torch.testing.assert_close(
+                got[..., i::2, j::2], expected[:, 2 * i + j :: 4]
+            )
 
 
 def test_the_rows_of_a_classifier_by_class_are_its_own() -> None:
@@ -140,7 +163,9 @@ def test_gradients_reach_all_but_the_bottlenecks_excitation() -> None:
     without = {name: p for name, p in network.named_parameters() if p.grad is None}
     assert sum(p.numel() for p in without.values()) == 4_257
     assert all(name.startswith("bottleneck.excitation.") for name in without)
-    assert all(p.grad.abs().sum() > 0 for p in network.parameters() if p.grad is not None)
+    assert all(
+        p.grad.abs().sum() > 0 for p in network.parameters() if p.grad is not None
+    )
 
 
 def test_no_excitation_is_shared() -> None:
@@ -155,7 +180,9 @@ def test_pooling_comes_after_excitation_and_the_skip_before_the_unpooled_map() -
     network.encoders[0].register_forward_hook(lambda _, __, y: seen.update(skip=y))
     network.bottleneck.register_forward_hook(lambda *_: pytest.fail("forward excites"))
     network.decoders[0].register_forward_pre_hook(lambda _, x: seen.update(x=x[0]))
-    network.bottleneck.layers[0].register_forward_pre_hook(lambda _, x: seen.update(pooled=x[0]))
+    network.bottleneck.layers[0].register_forward_pre_hook(
+        lambda _, x: seen.update(pooled=x[0])
+    )
     with torch.inference_mode():
         network(torch.randn(1, 1, 8, 8))
     torch.testing.assert_close(seen["x"][:, :6], seen["skip"])
@@ -186,7 +213,11 @@ def test_any_size_goes_in_and_comes_out(size: tuple[int, int], unshuffle: int) -
         {"unshuffle": 2, "depth": 2},
         {"excitation": "channel"},
         {"bottleneck": "convolution"},
-        {"activation": "relu", "order": "convolution-norm-activation", "excitation": "none"},
+        {
+            "activation": "relu",
+            "order": "convolution-norm-activation",
+            "excitation": "none",
+        },
     ],
     ids=str,
 )
@@ -219,7 +250,11 @@ def test_no_tensor_is_stored_twice() -> None:
 @pytest.mark.parametrize("bottleneck", ["dense", "convolution"])
 def test_folding_keeps_the_logits_and_leaves_no_norm(bottleneck: str) -> None:
     network = seeded(
-        QuickNat(FAST.model_copy(update={"filters": 6, "classes": 5, "bottleneck": bottleneck}))
+        QuickNat(
+            FAST.model_copy(
+                update={"filters": 6, "classes": 5, "bottleneck": bottleneck}
+            )
+        )
     )
     x = torch.randn(2, 1, 32, 20)
     with torch.inference_mode():
@@ -248,7 +283,9 @@ def test_memory_stays_channels_last_from_end_to_end(kind: QuickNatConfig) -> Non
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             # What it is joined with decides how the whole lies, one channel as well as many.
             seen = [output, *(inputs if isinstance(module, nn.Conv2d) else ())]
-            if not all(x.is_contiguous(memory_format=torch.channels_last) for x in seen):
+            if not all(
+                x.is_contiguous(memory_format=torch.channels_last) for x in seen
+            ):
                 wrong.append(name)
 
         return hook
@@ -264,7 +301,9 @@ def test_under_autocast_no_convolution_is_given_more_than_bfloat16() -> None:
     types: set[torch.dtype] = set()
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(lambda _m, inputs, _o: types.add(inputs[0].dtype))
+            module.register_forward_hook(
+                lambda _m, inputs, _o: types.add(inputs[0].dtype)
+            )
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         network(torch.randn(1, 1, 16, 16))
     assert types == {torch.bfloat16}
@@ -308,7 +347,9 @@ def test_the_network_compiles_whole_and_exports(tmp_path: Path) -> None:
         torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-5)
     batch = torch.export.Dim("batch", min=1, max=64)
     path = tmp_path / "quicknat.onnx"
-    torch.onnx.export(network, (x,), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},))
+    torch.onnx.export(
+        network, (x,), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},)
+    )
     session = onnxruntime.InferenceSession(path)
     (got,) = session.run(None, {session.get_inputs()[0].name: x[:1].numpy()})
     torch.testing.assert_close(torch.from_numpy(got), expected[:1], rtol=0, atol=1e-5)

@@ -45,7 +45,15 @@ def zipped(tmp_path: Path, program: bytes, **members: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool]
+    "dtype",
+    [
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.int64,
+        torch.bool,
+    ],
 )
 def test_tensors_come_back(save: Save, dtype: torch.dtype) -> None:
     tensors = {
@@ -74,7 +82,9 @@ def test_a_module_becomes_a_stub_with_its_state(save: Save) -> None:
     assert isinstance(got, Stub)
     assert got.name == "torch.nn.modules.container.Sequential"
     convolution, dropout = got.state["_modules"].values()
-    torch.testing.assert_close(convolution.state["_parameters"]["weight"], module[0].weight.data)
+    torch.testing.assert_close(
+        convolution.state["_parameters"]["weight"], module[0].weight.data
+    )
     assert dropout.state["p"] == 0.25
 
 
@@ -151,7 +161,9 @@ def test_nothing_named_in_a_pickle_is_imported(tmp_path: Path) -> None:
 
 def persistent(key: str, count: int, dtype: str = "FloatStorage") -> bytes:
     """Opcodes of a storage of torch."""
-    return f"(S'storage'\nctorch\n{dtype}\nS'{key}'\nS'cpu'\nI{count}\nt".encode() + b"Q"
+    return (
+        f"(S'storage'\nctorch\n{dtype}\nS'{key}'\nS'cpu'\nI{count}\nt".encode() + b"Q"
+    )
 
 
 def tensor(storage: bytes, offset: int, shape: str, strides: str) -> bytes:
@@ -214,7 +226,9 @@ def test_files_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
 
 def legacy(*programs: Any, little: bool = True) -> bytes:
     start = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": little})
-    return b"".join(p if isinstance(p, bytes) else pickle.dumps(p, 2) for p in (*start, *programs))
+    return b"".join(
+        p if isinstance(p, bytes) else pickle.dumps(p, 2) for p in (*start, *programs)
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,12 +236,24 @@ def legacy(*programs: Any, little: bool = True) -> bytes:
     [
         (legacy(1, [], little=False), "big-endian"),
         (pickle.dumps({"a": 1}), "is not a file of torch.save"),
-        (legacy(persistent("0", 1 << 40) + b".", ["0"]), "promises more data than it has"),
-        (legacy(persistent("0", 2) + b".", ["0"], struct.pack("<qf", 2, 1)), "ends before"),
-        (legacy(persistent("0", 2) + b".", ["0"], struct.pack("<q2f", 3, 1, 1)), "ends before"),
+        (
+            legacy(persistent("0", 1 << 40) + b".", ["0"]),
+            "promises more data than it has",
+        ),
+        (
+            legacy(persistent("0", 2) + b".", ["0"], struct.pack("<qf", 2, 1)),
+            "ends before",
+        ),
+        (
+            legacy(persistent("0", 2) + b".", ["0"], struct.pack("<q2f", 3, 1, 1)),
+            "ends before",
+        ),
         (legacy(persistent("0", 2) + b".", [], b"        "), "lacks data"),
         (
-            legacy(b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\nS'view'\ntQ.", ["0"]),
+            legacy(
+                b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\nS'view'\ntQ.",
+                ["0"],
+            ),
             "storages within storages",
         ),
     ],
@@ -254,7 +280,9 @@ def test_cut_and_damaged_files_are_refused_in_one_line(save: Save) -> None:
 def test_random_bytes_do_no_harm(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     buffer = io.BytesIO()
-    torch.save({"weight": torch.arange(5.0)}, buffer, _use_new_zipfile_serialization=False)
+    torch.save(
+        {"weight": torch.arange(5.0)}, buffer, _use_new_zipfile_serialization=False
+    )
     whole = buffer.getvalue()
     path = tmp_path / "file.pth"
     for _ in range(300):
@@ -275,7 +303,9 @@ def test_a_pickle_that_asks_for_a_huge_table_gets_none(tmp_path: Path) -> None:
 
 def test_a_pickle_that_asks_for_a_huge_bytearray_gets_none(tmp_path: Path) -> None:
     path = tmp_path / "huge.pth"
-    path.write_bytes(b"\x80\x05" + pickle.BYTEARRAY8 + struct.pack("<Q", 1 << 30) + b"few.")
+    path.write_bytes(
+        b"\x80\x05" + pickle.BYTEARRAY8 + struct.pack("<Q", 1 << 30) + b"few."
+    )
     tracemalloc.start()
     try:
         with pytest.raises(ModelError, match="damaged"):
@@ -305,7 +335,9 @@ def test_a_zip_whose_directory_points_elsewhere_is_refused(tmp_path: Path) -> No
     assert read_torch_file(path) is None
     broken = bytearray(path.read_bytes())
     # Where the directory begins, in the record at the end: members are sought before the file.
-    broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(4, "little")
+    broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(
+        4, "little"
+    )
     path.write_bytes(broken)
     with pytest.raises(ModelError, match="or is damaged"):
         read_torch_file(path)

@@ -18,7 +18,9 @@ def test_every_shipped_model_loads() -> None:
         assert zoo.find_model(name) == folder
 
 
-@pytest.mark.parametrize("folder", zoo.shipped_models().values(), ids=zoo.shipped_models())
+@pytest.mark.parametrize(
+    "folder", zoo.shipped_models().values(), ids=zoo.shipped_models()
+)
 def test_a_shipped_model_is_small_and_its_card_tells_its_score(folder: Path) -> None:
     most = {"fast": 7e6, "quicknat": 24e6}[folder.name]
     assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) < most
@@ -71,16 +73,22 @@ def test_a_device_that_nobody_named_is_the_gpu_where_there_is_one(
 
 
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no such model: shipped: .*; or give a folder"):
+    with pytest.raises(
+        ModelError, match=r"no such model: shipped: .*; or give a folder"
+    ):
         zoo.find_model(tmp_path / "nothing")
 
 
 def test_what_is_neither_a_name_nor_a_folder_is_told_what_to_give() -> None:
-    with pytest.raises(TypeError, match="cannot use NoneType as a model: give a model's name or"):
+    with pytest.raises(
+        TypeError, match="cannot use NoneType as a model: give a model's name or"
+    ):
         zoo.find_model(None)  # type: ignore[arg-type]
 
 
-def test_a_model_that_is_still_to_come_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_still_to_come_is_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(zoo, "shipped_models", dict)
     with pytest.raises(ModelError, match="quicknat has no weights here"):
         zoo.find_model("quicknat")

@@ -26,7 +26,9 @@ def frame() -> pd.DataFrame:
         (
             {"subject": name, "session": f"ses-{session}", "model": model},
             [
-                Measurement(structure, 1, metric, np.nan if lost else rng.uniform(0.7, 0.9), "")
+                Measurement(
+                    structure, 1, metric, np.nan if lost else rng.uniform(0.7, 0.9), ""
+                )
                 for structure in ("Left-A", "Right-A", "group:all")
                 for metric in ("dice", "volume")
                 for lost in [structure == "Right-A" and person in (1, 4)]
@@ -41,14 +43,20 @@ def frame() -> pd.DataFrame:
 @pytest.mark.parametrize("metric", ["dice", "volume"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_statistics_are_the_reports(
-    frame: pd.DataFrame, model: str, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frame: pd.DataFrame,
+    model: str,
+    metric: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_table(tmp_path / "metrics.csv", frame)
     monkeypatch.chdir(tmp_path)
     code = code_of(model).replace(".to_string()", "").replace('"dice"', f'"{metric}"')
     printed: list[pd.DataFrame] = []
     exec(code, {"print": printed.append})
-    table = summary.where(summary.structure_statistics(frame, {}), model=model, metric=metric)
+    table = summary.where(
+        summary.structure_statistics(frame, {}), model=model, metric=metric
+    )
     again = printed[0].rename(columns=str).loc[table["structure"]]
     names = {"count": "persons", "mean": "mean", "50%": "median", "std": "sd"}
     for theirs, ours in {**names, "low": "low", "high": "high"}.items():

@@ -22,8 +22,12 @@ def ball(radius: float = RADIUS) -> np.ndarray:
     return radius - np.sqrt(((np.indices((25, 25, 25)) - middle) ** 2).sum(0))
 
 
-@pytest.mark.parametrize("field", [np.sign(ball()), np.tanh(ball())], ids=["mask", "smooth"])
-def test_a_balls_area_and_volume_are_right_within_a_few_percent(field: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "field", [np.sign(ball()), np.tanh(ball())], ids=["mask", "smooth"]
+)
+def test_a_balls_area_and_volume_are_right_within_a_few_percent(
+    field: np.ndarray,
+) -> None:
     found = surface_net(field, np.eye(4))
     assert found.area_mm2 == pytest.approx(4 * np.pi * RADIUS**2, rel=0.03)
     assert found.volume_mm3 == pytest.approx(4 / 3 * np.pi * RADIUS**3, rel=0.03)
@@ -35,8 +39,12 @@ def test_vertices_are_where_the_affine_has_them_and_faces_look_outwards() -> Non
     found = surface_net(ball(), AFFINE)
     assert found.volume_mm3 == pytest.approx(2 * 4 / 3 * np.pi * RADIUS**3, rel=0.03)
     low, high = found.vertices.min(0), found.vertices.max(0)
-    np.testing.assert_allclose((low + high) / 2, [30 - 2 * 12.3, -5 + 11.8, 7 + 12.1], atol=0.6)
-    np.testing.assert_allclose(high - low, [4 * RADIUS, 2 * RADIUS, 2 * RADIUS], rtol=0.05)
+    np.testing.assert_allclose(
+        (low + high) / 2, [30 - 2 * 12.3, -5 + 11.8, 7 + 12.1], atol=0.6
+    )
+    np.testing.assert_allclose(
+        high - low, [4 * RADIUS, 2 * RADIUS, 2 * RADIUS], rtol=0.05
+    )
 
 
 def test_a_mesh_is_closed_also_at_the_edge_of_the_array() -> None:
@@ -68,13 +76,20 @@ def test_both_kinds_of_file_hold_the_mesh(tmp_path: Path) -> None:
     header, _, body = (tmp_path / "x.PLY").read_bytes().partition(b"end_header\n")
     assert f"element vertex {len(found.vertices)}\n".encode() in header
     size = found.vertices.nbytes
-    np.testing.assert_array_equal(np.frombuffer(body[:size], "<f4"), found.vertices.ravel())
+    np.testing.assert_array_equal(
+        np.frombuffer(body[:size], "<f4"), found.vertices.ravel()
+    )
     rows = np.frombuffer(body[size:], [("count", "u1"), ("corners", "<i4", 3)])
     assert (rows["count"] == 3).all()
     np.testing.assert_array_equal(rows["corners"], found.faces)
-    with pytest.raises(FormatError, match=r"x\.stl: not a kind of mesh: use \.ply or \.gii"):
+    with pytest.raises(
+        FormatError, match=r"x\.stl: not a kind of mesh: use \.ply or \.gii"
+    ):
         found.save(tmp_path / "x.stl")
 
 
 def test_a_short_text_stands_for_it() -> None:
-    assert repr(Surface(np.zeros((4, 3)), np.zeros((2, 3)))) == "Surface(4 vertices, 2 faces)"
+    assert (
+        repr(Surface(np.zeros((4, 3)), np.zeros((2, 3))))
+        == "Surface(4 vertices, 2 faces)"
+    )

@@ -10,7 +10,14 @@ import re
 import markupsafe
 import pytest
 
-from trinat.segmentation.report.page import UNDEFINED, Cell, Column, number, render, table
+from trinat.segmentation.report.page import (
+    UNDEFINED,
+    Cell,
+    Column,
+    number,
+    render,
+    table,
+)
 
 EVIL = "<script>alert(1)</script>"
 
@@ -31,9 +38,14 @@ def page(**changes: object) -> str:
         "volume_definition": EVIL,
     }
     shown = table(
-        "t", EVIL, [Column(EVIL, hint=EVIL, pick=True)], [[Cell(EVIL, EVIL, 3, EVIL)]] * 2
+        "t",
+        EVIL,
+        [Column(EVIL, hint=EVIL, pick=True)],
+        [[Cell(EVIL, EVIL, 3, EVIL)]] * 2,
     )
-    tables = dict.fromkeys(("outliers", "volumes", "asymmetry", "scans", "failures"), shown)
+    tables = dict.fromkeys(
+        ("outliers", "volumes", "asymmetry", "scans", "failures"), shown
+    )
     return render("cohort.html", **context | tables | changes)
 
 
@@ -46,7 +58,9 @@ def test_everything_is_escaped() -> None:
 def test_what_no_one_sees_in_a_name_is_shown() -> None:
     """The name turns what follows it around: the number behind it would be read as 67.0."""
     name, joined = "\u202ea\u200b\x1b", "می\u200cخواهم\n"
-    text = page(title=f"{name}: 0.76", lead=markupsafe.Markup(f"<b>{name}</b>"), again=joined)
+    text = page(
+        title=f"{name}: 0.76", lead=markupsafe.Markup(f"<b>{name}</b>"), again=joined
+    )
     assert r"<h1>\u202ea\u200b\u001b: 0.76</h1>" in text
     assert r"<b>\u202ea\u200b\u001b</b>" in text
     assert joined in text
@@ -74,7 +88,11 @@ def test_no_markup_carries_a_style_or_a_handler() -> None:
 def test_data_cannot_end_its_block() -> None:
     from trinat.segmentation.report.page import _environment
 
-    text = _environment().from_string("{{ value|data }}").render(value={"a": "</script><b>"})
+    text = (
+        _environment()
+        .from_string("{{ value|data }}")
+        .render(value={"a": "</script><b>"})
+    )
     assert "<" not in text
     assert json.loads(text) == {"a": "</script><b>"}
 
@@ -97,7 +115,10 @@ def test_numbers_read_well(value: float | None, options: dict, text: str) -> Non
 def test_a_column_formats_its_numbers_and_takes_cells_as_they_are() -> None:
     columns = ["Name", Column("Change", 1, sign=True)]
     shown = table("t", "caption", columns, [["a", 2], [Cell("b"), None]])
-    assert [[cell.text for cell in row] for row in shown.rows] == [["a", "+2.0"], ["b", "–"]]
+    assert [[cell.text for cell in row] for row in shown.rows] == [
+        ["a", "+2.0"],
+        ["b", "–"],
+    ]
     assert [column.numeric for column in shown.columns] == [False, True]
 
 

@@ -88,7 +88,9 @@ def test_slices_are_seen_from_where_the_pages_say() -> None:
     templates = resources.files("trinat.segmentation") / "report" / "templates"
     for name in ("scans.html", "evaluation.html"):
         text = (templates / name).read_text("utf-8")
-        assert "Seen from behind and from above: the person's left is on the left." in text
+        assert (
+            "Seen from behind and from above: the person's left is on the left." in text
+        )
 
 
 def test_the_person_s_left_is_marked_where_x_is_low() -> None:
@@ -114,7 +116,9 @@ def test_labels_without_any_structure_still_give_a_picture() -> None:
     assert draw_mosaic(image, empty, SCHEME, slices_per_view=1).any()
 
 
-def test_rows_are_as_high_as_their_highest_picture_and_all_as_wide_as_the_widest() -> None:
+def test_rows_are_as_high_as_their_highest_picture_and_all_as_wide_as_the_widest() -> (
+    None
+):
     rows = {
         "one": [np.ones((10, 20, 3), np.float32), np.ones((30, 15, 3), np.float32)],
         "other": [np.ones((5, 5, 3), np.float32)],
@@ -129,4 +133,8 @@ def test_rows_are_as_high_as_their_highest_picture_and_all_as_wide_as_the_widest
 
 def test_outlines_keep_what_touches_another_class() -> None:
     labels = np.array([[1, 1, 1, 2, 2], [1, 1, 1, 2, 2], [1, 1, 0, 2, 2]])
-    assert outlines(labels).tolist() == [[0, 0, 1, 2, 0], [0, 0, 1, 2, 0], [0, 1, 0, 2, 0]]
+    assert outlines(labels).tolist() == [
+        [0, 0, 1, 2, 0],
+        [0, 0, 1, 2, 0],
+        [0, 1, 0, 2, 0],
+    ]

@@ -49,11 +49,21 @@ def test_undefined_values_are_counted() -> None:
 
 
 def test_left_stands_beside_right() -> None:
-    names = ["Left-Putamen", "Left-Caudate", "CSF", "Right-Putamen", "Right-Caudate", "group:all"]
+    names = [
+        "Left-Putamen",
+        "Left-Caudate",
+        "CSF",
+        "Right-Putamen",
+        "Right-Caudate",
+        "group:all",
+    ]
     frame = frame_of([("a", "", "m", name, "dice", 1.0) for name in names])
     expected = ["Left-Putamen", "Right-Putamen", "Left-Caudate", "Right-Caudate", "CSF"]
     assert summary.structures_of(frame) == expected
-    assert list(summary.by_person(frame, "m", "dice").columns) == [*expected, "group:all"]
+    assert list(summary.by_person(frame, "m", "dice").columns) == [
+        *expected,
+        "group:all",
+    ]
 
 
 def test_models_are_compared_on_the_persons_of_both() -> None:
@@ -72,10 +82,12 @@ def test_groups_are_corrected_apart_from_structures() -> None:
     values = {f"s{n}": n / 100 for n in range(1, 7)}
     rows = []
     for structure in ("A", "B", "C", "group:all"):
-        rows += dice("one", dict.fromkeys(values, 0.0), structure) + dice("two", values, structure)
-    table = summary.comparisons(frame_of(rows), {"group:all": ["A", "B", "C"]}).set_index(
-        "structure"
-    )
+        rows += dice("one", dict.fromkeys(values, 0.0), structure) + dice(
+            "two", values, structure
+        )
+    table = summary.comparisons(
+        frame_of(rows), {"group:all": ["A", "B", "C"]}
+    ).set_index("structure")
     p = 2 / 2**6
     assert table.loc["A", "p_holm"] == pytest.approx(3 * p)
     assert table.loc["group:all", "p_holm"] == pytest.approx(p)
@@ -89,7 +101,9 @@ def values_of(model: str, metric: str, structures: dict[str, list[float]]) -> li
         for n, value in enumerate(values)
     ]
     means = np.nanmean(np.array(list(structures.values())), axis=0)
-    return rows + [(f"s{n}", "", model, "group:all", metric, v) for n, v in enumerate(means)]
+    return rows + [
+        (f"s{n}", "", model, "group:all", metric, v) for n, v in enumerate(means)
+    ]
 
 
 def compared(one: dict, other: dict, metric: str) -> pd.Series:
@@ -109,7 +123,9 @@ def test_a_missed_structure_is_no_advantage() -> None:
     assert (row["persons"], row["mean_difference"], row["p"]) == (8, 0, 1)
     assert row["left_out"] == 8
     frame = frame_of(values_of("a", "hd95", one))
-    table = summary.structure_statistics(frame, {"group:all": list(one)}).set_index("structure")
+    table = summary.structure_statistics(frame, {"group:all": list(one)}).set_index(
+        "structure"
+    )
     assert table["undefined"].to_dict() == {
         "Left-Putamen": 0,
         "Left-Hippocampus": 8,
@@ -164,7 +180,9 @@ def test_two_scans_of_a_person_are_compared_scan_by_scan() -> None:
 def test_intervals_of_shares_end_at_1_and_of_distances_at_0() -> None:
     shares = frame_of(dice("m", {"a": 1.0, "b": 0.7}))
     assert summary.structure_statistics(shares, {}).iloc[0]["high"] == 1
-    distances = frame_of([(p, "", "m", "A", "hd95", v) for p, v in (("a", 0.1), ("b", 9.0))])
+    distances = frame_of(
+        [(p, "", "m", "A", "hd95", v) for p, v in (("a", 0.1), ("b", 9.0))]
+    )
     assert summary.structure_statistics(distances, {}).iloc[0]["low"] == 0
 
 
@@ -174,7 +192,11 @@ def test_one_model_has_nothing_to_compare() -> None:
 
 def test_retest_takes_the_first_two_scans_of_those_who_have_two() -> None:
     rows = []
-    for subject, volumes in {"a": (90.0, 110.0, 500.0), "b": (50.0, 50.0), "c": (7.0,)}.items():
+    for subject, volumes in {
+        "a": (90.0, 110.0, 500.0),
+        "b": (50.0, 50.0),
+        "c": (7.0,),
+    }.items():
         for n, volume in enumerate(volumes):
             rows += [
                 (subject, f"ses-{n}", "m", "CSF", metric, volume)
@@ -201,7 +223,11 @@ def test_confusions_are_shares_of_the_truth() -> None:
 
 def test_the_worst_scans_come_with_their_worst_structure() -> None:
     rows = []
-    for subject, (mean, low) in {"a": (0.9, 0.8), "b": (0.4, 0.1), "c": (0.6, 0.5)}.items():
+    for subject, (mean, low) in {
+        "a": (0.9, 0.8),
+        "b": (0.4, 0.1),
+        "c": (0.6, 0.5),
+    }.items():
         rows += dice("m", {subject: mean}, "group:all") + dice("m", {subject: low}, "A")
         rows += dice("m", {subject: 1.0}, "B")
     worst = summary.worst_scans(frame_of(rows), 2)

@@ -44,7 +44,9 @@ def test_marks_are_named_and_escaped() -> None:
 
 
 def test_ids_of_two_figures_on_a_page_differ() -> None:
-    ids = [set(re.findall(r' id="([^"]*)"', inline_svg(drawn(), p, "label"))) for p in "xy"]
+    ids = [
+        set(re.findall(r' id="([^"]*)"', inline_svg(drawn(), p, "label"))) for p in "xy"
+    ]
     assert ids[0]
     assert not ids[0] & ids[1]
     svg = inline_svg(drawn(), "x", "label")

@@ -53,7 +53,9 @@ def test_labels_survive_the_picture(scheme: LabelScheme) -> None:
 
 def test_the_persons_right_is_at_the_high_end(scheme: LabelScheme) -> None:
     truth = np.zeros((20, 20, 20), np.uint8)
-    truth[2:6, 5:15, 5:15] = 26  # low voxel index: the right, as the first axis grows to the left
+    truth[2:6, 5:15, 5:15] = (
+        26  # low voxel index: the right, as the first axis grows to the left
+    )
     truth[12:16, 5:15, 5:15] = 8
     view = view_case(Volume(truth, AFFINE), Volume(truth, AFFINE), scheme)
     shown = unpacked(view, view.truth)

@@ -23,7 +23,9 @@ ORIENTATIONS = [
     for letters in itertools.product(*order)
 ]
 # A seeded part by default; the rest is marked slow.
-QUICK = {ORIENTATIONS[i] for i in np.random.default_rng(48).choice(48, 6, replace=False)}
+QUICK = {
+    ORIENTATIONS[i] for i in np.random.default_rng(48).choice(48, 6, replace=False)
+}
 KINDS = [".nii", ".nii.gz", ".mgz"]
 
 # label: (centre in world mm, half axes in mm). A right structure is larger than its left partner
@@ -51,7 +53,9 @@ def affine_of(
     for voxel_axis, (world_axis, sign) in enumerate(flips):
         linear[int(world_axis), voxel_axis] = sign * spacing_mm[voxel_axis]
     affine = np.eye(4)
-    affine[:3, :3] = Rotation.from_euler("xyz", turn_degrees, degrees=True).as_matrix() @ linear
+    affine[:3, :3] = (
+        Rotation.from_euler("xyz", turn_degrees, degrees=True).as_matrix() @ linear
+    )
     affine[:3, 3] = middle_mm - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     return affine
 
@@ -70,7 +74,9 @@ def world_of(affine: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """(X, Y, Z, 3), the last axis slowest in memory; far quicker than nibabel's apply_affine."""
     i, j, k = np.ogrid[tuple(slice(n) for n in shape)]
     rows = affine[:3].astype(np.float32)
-    return np.moveaxis(np.stack([a * i + b * j + (c * k + t) for a, b, c, t in rows]), 0, -1)
+    return np.moveaxis(
+        np.stack([a * i + b * j + (c * k + t) for a, b, c, t in rows]), 0, -1
+    )
 
 
 def ellipsoids(affine: np.ndarray, shape: tuple[int, ...]) -> Volume:
@@ -109,7 +115,9 @@ def there_and_back(labels: Volume) -> tuple[Volume, Volume]:
 def assert_in_place(volume: Volume, spacing_mm: tuple[float, ...]) -> None:
     """Centroids within half a voxel of the truth, which keeps sides where they are."""
     for label, (centre, _) in STRUCTURES.items():
-        voxels = np.linalg.solve(volume.affine[:3, :3], centroid_mm(volume, label) - centre)
+        voxels = np.linalg.solve(
+            volume.affine[:3, :3], centroid_mm(volume, label) - centre
+        )
         assert np.linalg.norm(voxels) < 0.5, (label, voxels, spacing_mm)
     assert centroid_mm(volume, 1)[0] < -15 < 15 < centroid_mm(volume, 2)[0]
 
@@ -118,11 +126,15 @@ def assert_in_place(volume: Volume, spacing_mm: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     "axes",
     [
-        a if a in QUICK else pytest.param(a, marks=[pytest.mark.slow, pytest.mark.important])
+        a
+        if a in QUICK
+        else pytest.param(a, marks=[pytest.mark.slow, pytest.mark.important])
         for a in ORIENTATIONS
     ],
 )
-def test_every_orientation_in_every_format_comes_back(axes: str, kind: str, tmp_path: Path) -> None:
+def test_every_orientation_in_every_format_comes_back(
+    axes: str, kind: str, tmp_path: Path
+) -> None:
     spacing = (0.94, 1.3, 1.1)
     shape = field(spacing)
     # A rotation on top: no axis of the scan is one of the world's.
@@ -145,14 +157,18 @@ def test_oblique_scans_keep_places_and_volumes(
     degrees: float, spacing: tuple[float, float, float]
 ) -> None:
     shape = field(spacing)
-    labels = ellipsoids(affine_of("LIA", spacing, shape, (degrees, -degrees, degrees / 2)), shape)
+    labels = ellipsoids(
+        affine_of("LIA", spacing, shape, (degrees, -degrees, degrees / 2)), shape
+    )
     assert_keeps_places_and_volumes(labels)
 
 
 @pytest.mark.parametrize(
     "spacing", [(0.5, 0.5, 0.5), (0.7, 0.7, 0.7), (0.9, 0.9, 1.0), (0.5, 1.0, 0.8)]
 )
-def test_fine_scans_keep_places_and_volumes(spacing: tuple[float, float, float]) -> None:
+def test_fine_scans_keep_places_and_volumes(
+    spacing: tuple[float, float, float],
+) -> None:
     shape = field(spacing, 86)
     labels = ellipsoids(affine_of("PSR", spacing, shape, (0, 0, 0)), shape)
     assert_keeps_places_and_volumes(labels)
@@ -169,7 +185,8 @@ def assert_keeps_places_and_volumes(labels: Volume) -> None:
 
 @pytest.mark.parametrize("degrees", [0, 15])
 @pytest.mark.parametrize(
-    "spacing", [(1.2, 1.2, 1.2), (2, 2, 2), (1, 1, 3), (5, 1, 1), (0.5, 0.5, 5), (4, 4, 4)]
+    "spacing",
+    [(1.2, 1.2, 1.2), (2, 2, 2), (1, 1, 3), (5, 1, 1), (0.5, 0.5, 5), (4, 4, 4)],
 )
 def test_coarse_and_thick_scans_keep_places(
     spacing: tuple[float, float, float], degrees: float
@@ -180,7 +197,9 @@ def test_coarse_and_thick_scans_keep_places(
     )
     # Half a voxel of the scan: nobody knows better than the scan where things are.
     for label, (centre, _) in STRUCTURES.items():
-        assert np.linalg.norm(centroid_mm(grid, label) - centre) < 0.5 * max(*spacing, 1)
+        assert np.linalg.norm(centroid_mm(grid, label) - centre) < 0.5 * max(
+            *spacing, 1
+        )
     assert_in_place(back, spacing)
 
 
@@ -205,7 +224,9 @@ def test_the_default_grid_is_256_voxels_of_1_mm_in_ras() -> None:
     assert conformed.volume.shape == conformed.plan.working.shape == (256, 256, 256)
     assert conformed.volume.data.dtype == np.float32
     np.testing.assert_array_equal(conformed.volume.affine[:3, :3], np.eye(3))
-    np.testing.assert_array_equal(conformed.volume.affine, conformed.plan.working.affine)
+    np.testing.assert_array_equal(
+        conformed.volume.affine, conformed.plan.working.affine
+    )
 
 
 def test_labels_follow_their_scan_to_the_same_grid() -> None:
@@ -244,8 +265,12 @@ def test_a_plan_refuses_another_shape() -> None:
 
 def test_only_what_lies_on_the_working_grid_is_restored() -> None:
     shape = (40, 40, 40)
-    conformed = conform(head(affine_of("RAS", (2, 2, 2), shape), shape), shape=(96, 96, 96))
-    shifted = Volume(conformed.volume.data, conformed.volume.affine + np.eye(4)[:, [3, 3, 3, 0]])
+    conformed = conform(
+        head(affine_of("RAS", (2, 2, 2), shape), shape), shape=(96, 96, 96)
+    )
+    shifted = Volume(
+        conformed.volume.data, conformed.volume.affine + np.eye(4)[:, [3, 3, 3, 0]]
+    )
     with pytest.raises(GeometryError, match="working grid"):
         restore(shifted, conformed.plan, labels=False)
     with pytest.raises(GeometryError, match="probabilities"):
@@ -287,7 +312,9 @@ def test_a_scan_that_fits_is_in_the_middle_of_the_grid() -> None:
     shape, centre = (100, 120, 90), (60, -40, 90)
     affine = affine_of("LPS", (1.5, 1.5, 1.5), shape, (0, 0, 0), centre)
     grid = conform(head(affine, shape)).volume
-    np.testing.assert_allclose(grid.affine @ (127.5, 127.5, 127.5, 1), (*centre, 1), atol=1)
+    np.testing.assert_allclose(
+        grid.affine @ (127.5, 127.5, 127.5, 1), (*centre, 1), atol=1
+    )
 
 
 def test_a_grid_of_the_heads_own_size() -> None:
@@ -300,7 +327,9 @@ def test_a_grid_of_the_heads_own_size() -> None:
     inside = squared_radius(
         world_of(conformed.volume.affine, conformed.volume.shape), (0, 0, 0), HEAD_MM
     )
-    assert (inside <= 1).sum() == pytest.approx(4 / 3 * np.pi * np.prod(HEAD_MM), rel=1e-3)
+    assert (inside <= 1).sum() == pytest.approx(
+        4 / 3 * np.pi * np.prod(HEAD_MM), rel=1e-3
+    )
 
 
 def test_a_grid_is_no_larger_than_labels_that_fill_it() -> None:
@@ -378,7 +407,9 @@ def test_air_around_the_head_does_not_change_its_brightness(air: int) -> None:
     narrow, padded = conform(scan).volume, conform(Volume(wide, affine)).volume
     np.testing.assert_allclose(narrow.affine, padded.affine)
     middle = (slice(120, 136),) * 3
-    assert np.median(padded.data[middle] / narrow.data[middle]) == pytest.approx(1, abs=0.01)
+    assert np.median(padded.data[middle] / narrow.data[middle]) == pytest.approx(
+        1, abs=0.01
+    )
 
 
 def noisy(scan: Volume) -> Volume:
@@ -400,7 +431,9 @@ def test_negative_values_start_from_the_background() -> None:
     shape = field((1, 1, 1))
     scan = head(affine_of("RAS", (1, 1, 1), shape), shape)
     normalised = Volume((scan.data - scan.data.mean()) / scan.data.std(), scan.affine)
-    plain, shifted = (conform(s, shape=(128, 128, 128)).volume.data for s in (scan, normalised))
+    plain, shifted = (
+        conform(s, shape=(128, 128, 128)).volume.data for s in (scan, normalised)
+    )
     np.testing.assert_allclose(shifted, plain, atol=0.03)
 
 
@@ -410,7 +443,8 @@ def test_overshoot_below_zero_is_background() -> None:
     rung = scan.data.copy()
     rung[20:24, 20:60, 20:60] = -30
     plain, ours = (
-        conform(s, shape=(128, 128, 128)).volume.data for s in (scan, Volume(rung, scan.affine))
+        conform(s, shape=(128, 128, 128)).volume.data
+        for s in (scan, Volume(rung, scan.affine))
     )
     assert ours.min() == 0
     assert np.quantile(ours, 0.99) == pytest.approx(np.quantile(plain, 0.99), rel=0.01)
@@ -467,7 +501,9 @@ def test_images_agree_with_torchios_and_monais_resampling() -> None:
     grid = torchio.ScalarImage(
         tensor=torch.zeros(1, *ours.shape), affine=ours.affine.copy(), check_nans=False
     )
-    torchios = torchio.Resample(grid)(torchio.ScalarImage(tensor=source, affine=scan.affine.copy()))
+    torchios = torchio.Resample(grid)(
+        torchio.ScalarImage(tensor=source, affine=scan.affine.copy())
+    )
     monais = SpatialResample(mode="bilinear", padding_mode="zeros", align_corners=True)(
         MetaTensor(source, affine=torch.tensor(scan.affine)),
         dst_affine=torch.tensor(ours.affine),
@@ -497,4 +533,6 @@ def test_real_labels_in_lia_come_back_bit_for_bit(dev_data: Path) -> None:
         np.testing.assert_array_equal(back.data, labels.data)
         assert back.data.dtype == labels.data.dtype
         # Left caudate lies left, right caudate right.
-        assert centroid_mm(conformed.volume, 11)[0] < centroid_mm(conformed.volume, 50)[0]
+        assert (
+            centroid_mm(conformed.volume, 11)[0] < centroid_mm(conformed.volume, 50)[0]
+        )

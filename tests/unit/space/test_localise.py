@@ -44,7 +44,9 @@ def scan_and_brain(
         values[outer < 1] = 950
         values[outer < 0.93] = 60
         if neck:
-            values[(np.hypot(own[..., 0], own[..., 1]) < 50) & (own[..., 2] < -40)] = 700
+            values[(np.hypot(own[..., 0], own[..., 1]) < 50) & (own[..., 2] < -40)] = (
+                700
+            )
     # The cortex is half as bright as the fat around the skull, as it is in T1.
     values[brain] = 420
     values[radius < 0.75] = 640
@@ -52,7 +54,9 @@ def scan_and_brain(
     return Volume(np.hypot(values + noise[0], noise[1]), affine), brain
 
 
-def assert_holds(box: Box, brain: np.ndarray, spacing_mm: float, margin_mm: float = 5) -> None:
+def assert_holds(
+    box: Box, brain: np.ndarray, spacing_mm: float, margin_mm: float = 5
+) -> None:
     """All of the brain lies in the box, by a margin unless the scan itself ends before."""
     for side, tight, length in zip(box, occupied_box(brain), brain.shape, strict=True):
         voxels = int(np.ceil(margin_mm / spacing_mm))
@@ -164,7 +168,11 @@ def _cut(axis: int, *, low: bool) -> Change:
     def change(image: np.ndarray, brain: np.ndarray) -> Head:
         side = occupied_box(brain)[axis]
         quarter = (side.stop - side.start) // 4
-        kept = slice(side.start + quarter, None) if low else slice(None, side.stop - quarter)
+        kept = (
+            slice(side.start + quarter, None)
+            if low
+            else slice(None, side.stop - quarter)
+        )
         part = tuple(kept if a == axis else slice(None) for a in range(3))
         return image[part], brain[part]
 
@@ -186,12 +194,16 @@ def _biased(axis: int, strength: float) -> Change:
 
 
 def _noisy(image: np.ndarray, brain: np.ndarray) -> Head:
-    noise = np.random.default_rng(2).normal(0, 0.2 * image[brain].mean(), (2, *image.shape))
+    noise = np.random.default_rng(2).normal(
+        0, 0.2 * image[brain].mean(), (2, *image.shape)
+    )
     return np.hypot(image + noise[0], noise[1]), brain
 
 
 def _with_bright_fat(image: np.ndarray, brain: np.ndarray) -> Head:
-    outside = ~ndimage.binary_dilation(brain, iterations=3) & (image > image[brain].mean() / 2)
+    outside = ~ndimage.binary_dilation(brain, iterations=3) & (
+        image > image[brain].mean() / 2
+    )
     return np.where(outside, 8 * image, image), brain
 
 
@@ -199,8 +211,12 @@ PHANTOMS: dict[str, Change] = {
     "as it is": lambda image, brain: (image, brain),
     "shifted": _shifted,
     "skull-stripped": _stripped,
-    "skull-stripped and shifted": lambda image, brain: _shifted(*_stripped(image, brain)),
-    "skull-stripped and cut": lambda image, brain: _cut(2, low=False)(*_stripped(image, brain)),
+    "skull-stripped and shifted": lambda image, brain: _shifted(
+        *_stripped(image, brain)
+    ),
+    "skull-stripped and cut": lambda image, brain: _cut(2, low=False)(
+        *_stripped(image, brain)
+    ),
     **{
         f"cut {way} along axis {axis}": _cut(axis, low=way == "below")
         for axis in range(3)
@@ -233,7 +249,9 @@ def test_thick_slices_do_not_narrow_the_box() -> None:
     spacing_mm = (3.0, 3.0, 9.0)
     scan, truth = phantom(1, spacing_mm=spacing_mm)
     box, tight = head_box(scan), occupied_box(truth.data > 0)
-    for side, within, length, mm in zip(box, tight, scan.shape, spacing_mm, strict=True):
+    for side, within, length, mm in zip(
+        box, tight, scan.shape, spacing_mm, strict=True
+    ):
         assert side.start <= max(within.start - 5 / mm, 0)
         assert side.stop >= min(within.stop + 5 / mm, length)
 
@@ -243,7 +261,9 @@ def test_real_brains_lie_in_the_box_by_a_margin(dev_data: Path) -> None:
         image = path.with_name("T1.mgz")
         image = image if image.exists() else path.with_name("brainmask.mgz")
         conformed = conform(Volume.read(image))
-        labels = conform(Volume.read(path, labels=True), labels=True, plan=conformed.plan)
+        labels = conform(
+            Volume.read(path, labels=True), labels=True, plan=conformed.plan
+        )
         box = head_box(conformed.volume)
         assert_holds(box, labels.volume.data > 0, 1.0)
         assert np.prod([s.stop - s.start for s in box]) < 0.75 * 256**3

@@ -30,10 +30,14 @@ def grid_map(
     return GridMap(matrix, shape)
 
 
-def oblique_map(shape: tuple[int, int, int], step: float = 1.0, degrees: float = 20) -> GridMap:
+def oblique_map(
+    shape: tuple[int, int, int], step: float = 1.0, degrees: float = 20
+) -> GridMap:
     """Turned about the middle of a source of 24 voxels a side."""
     matrix = np.eye(4)
-    turn = Rotation.from_euler("xyz", [degrees, -degrees / 2, degrees / 3], degrees=True)
+    turn = Rotation.from_euler(
+        "xyz", [degrees, -degrees / 2, degrees / 3], degrees=True
+    )
     matrix[:3, :3] = turn.as_matrix() * step
     matrix[:3, 3] = np.full(3, 11.5) - matrix[:3, :3] @ ((np.array(shape) - 1) / 2)
     return GridMap(matrix, shape)
@@ -121,9 +125,13 @@ def test_axes_that_are_only_reordered_keep_every_bit(flip: int) -> None:
 def test_whole_steps_cut_and_pad() -> None:
     moved = resample_labels(one_line([1, 2, 3, 4], np.uint8), grid_map(start=(2, 0, 0)))
     assert moved[:, 0, 0].tolist() == [3, 4, 0, 0]
-    moved = resample_labels(one_line([1, 2, 3, 4], np.uint8), grid_map(start=(-3, 0, 0)))
+    moved = resample_labels(
+        one_line([1, 2, 3, 4], np.uint8), grid_map(start=(-3, 0, 0))
+    )
     assert moved[:, 0, 0].tolist() == [0, 0, 0, 1]
-    assert not resample_labels(one_line([1, 2], np.uint8), grid_map(start=(9, 0, 0))).any()
+    assert not resample_labels(
+        one_line([1, 2], np.uint8), grid_map(start=(9, 0, 0))
+    ).any()
 
 
 def test_reordering_takes_arrays_that_run_backwards() -> None:
@@ -172,7 +180,9 @@ def test_labels_beyond_any_table_are_ranked_too() -> None:
 
 
 def test_label_numbers_may_be_floats() -> None:
-    moved = resample_labels(one_line([0, 41, 2, 0], np.float64), grid_map(start=(0.25, 0, 0)))
+    moved = resample_labels(
+        one_line([0, 41, 2, 0], np.float64), grid_map(start=(0.25, 0, 0))
+    )
     assert moved[:, 1, 1].tolist() == [0, 41, 2, 0]
 
 
@@ -259,7 +269,9 @@ def test_certain_probabilities_give_what_labels_give() -> None:
 def test_unknown_places_and_the_world_outside_are_class_0() -> None:
     probabilities = np.zeros((3, 4, 4, 4), np.float32)
     probabilities[2, :2] = 1
-    classes = resample_probabilities(probabilities, grid_map(start=(-2, 0, 0), shape=(8, 4, 4)))
+    classes = resample_probabilities(
+        probabilities, grid_map(start=(-2, 0, 0), shape=(8, 4, 4))
+    )
     assert classes[:, 0, 0].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
 
 

@@ -54,7 +54,11 @@ def test_a_voxel_lands_where_the_table_of_axes_says(
 
 @pytest.mark.parametrize(
     ("view", "along", "shape"),
-    [(View.CORONAL, 1, (5, 6, 4)), (View.AXIAL, 2, (6, 5, 4)), (View.SAGITTAL, 0, (4, 6, 5))],
+    [
+        (View.CORONAL, 1, (5, 6, 4)),
+        (View.AXIAL, 2, (6, 5, 4)),
+        (View.SAGITTAL, 0, (4, 6, 5)),
+    ],
 )
 def test_slices_are_counted_along_the_first_axis(
     view: View, along: int, shape: tuple[int, int, int]
@@ -65,7 +69,9 @@ def test_slices_are_counted_along_the_first_axis(
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("view", VIEWS)
-def test_volumes_come_back_whatever_axes_lead(view: View, leading: tuple[int, ...]) -> None:
+def test_volumes_come_back_whatever_axes_lead(
+    view: View, leading: tuple[int, ...]
+) -> None:
     volume = numbered(*leading, 4, 5, 6)
     np.testing.assert_array_equal(from_slices(to_slices(volume, view), view), volume)
     tensor = torch.from_numpy(volume)

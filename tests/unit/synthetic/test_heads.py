@@ -85,13 +85,20 @@ def test_fluid_below_the_cerebellum_lies_in_the_neck(tmp_path: Path) -> None:
     # Cropped to what is there: the third axis begins at 2, the cerebellum at 6.
     column = full.targets[full.labels[0, 0, 0].long()]
     assert [SCHEME.names[int(k)] for k in column] == ["background"] * 4 + ["CSF"] * 6
-    assert full.is_outside[full.labels[0, 0, 0].long()].tolist() == [True] * 4 + [False] * 6
+    assert (
+        full.is_outside[full.labels[0, 0, 0].long()].tolist()
+        == [True] * 4 + [False] * 6
+    )
 
 
 def test_a_mirrored_head_teaches_the_other_side() -> None:
     full = aim(heads_of([0, 2, 17, 14]), SCHEME)
     names = [SCHEME.names[int(k)] for k in full.mirrored_targets]
-    assert names[1:] == ["Right-Cerebral-White-Matter", "Right-Hippocampus", "3rd-Ventricle"]
+    assert names[1:] == [
+        "Right-Cerebral-White-Matter",
+        "Right-Hippocampus",
+        "3rd-Ventricle",
+    ]
     # Merged classes know no sides.
     merged = full.seen_in(View.SAGITTAL)
     assert merged.mirrored_targets.tolist() == merged.targets.tolist()
@@ -131,12 +138,18 @@ def test_a_damaged_file_of_heads_is_refused(tmp_path: Path) -> None:
         load_heads(tmp_path / "heads.npz")
 
 
-def test_slices_are_synthesised_from_label_maps_of_any_orientation(tmp_path: Path) -> None:
+def test_slices_are_synthesised_from_label_maps_of_any_orientation(
+    tmp_path: Path,
+) -> None:
     data = np.random.default_rng(0).choice([0, 2, 41], (20, 24, 28))
-    affine = np.array([[-1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])  # LIA
+    affine = np.array(
+        [[-1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]]
+    )  # LIA
     full = aim(read_label_maps(folder_of_maps(tmp_path, data, affine)), SCHEME)
     generator = torch.Generator().manual_seed(0)
-    images, classes = synthesise(full, SynthesisConfig(), View.CORONAL, 2, (16, 16), generator)
+    images, classes = synthesise(
+        full, SynthesisConfig(), View.CORONAL, 2, (16, 16), generator
+    )
     assert images.shape == (2, 3, 16, 16)
     assert classes.any()
 
@@ -180,7 +193,9 @@ def test_the_phantom_gives_a_head_with_every_structure_but_csf() -> None:
     assert set(full.targets.tolist()) == set(range(33)) - {SCHEME.names.index("CSF")}
 
 
-def test_heads_that_unpack_to_gigabytes_are_refused_before_they_do(tmp_path: Path) -> None:
+def test_heads_that_unpack_to_gigabytes_are_refused_before_they_do(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, labels=np.zeros(2**28 + 1, np.uint8))
     with pytest.raises(FormatError, match=r"unpacks to .* times its size"):
@@ -192,7 +207,9 @@ def test_a_zip_whose_directory_points_elsewhere_is_damage(tmp_path: Path) -> Non
     heads_of([0, 2, 41]).save(path)
     broken = bytearray(path.read_bytes())
     # Where the directory begins, in the record at the end: members are sought before the file.
-    broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(4, "little")
+    broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(
+        4, "little"
+    )
     path.write_bytes(broken)
     with pytest.raises(IntegrityError, match="or a damaged one"):
         load_heads(path)
@@ -212,7 +229,9 @@ def test_each_copy_of_the_heads_shows_what_is_named_for_it() -> None:
     numbers = [0, 2, 3, 12, 13, 24, 507]
     line = [507, 24, 3, 3, 2, 13, 12, 12, 2, 3, 3, 0]
     labels = np.array([numbers.index(n) for n in line], np.uint8).reshape(1, -1, 1, 1)
-    maps = HeadMaps(labels, np.array(numbers), np.zeros(7, np.int64), *[np.ones((2, 1))] * 2)
+    maps = HeadMaps(
+        labels, np.array(numbers), np.zeros(7, np.int64), *[np.ones((2, 1))] * 2
+    )
     copies = with_variants(maps, [["thin-cortex"], ["thin-cortex", "large-pallidum"]])
     same, thin, both = np.array(numbers)[copies.labels[..., 0, 0]]
     assert same.tolist() == line
@@ -223,8 +242,12 @@ def test_each_copy_of_the_heads_shows_what_is_named_for_it() -> None:
 def test_white_matter_takes_a_millimetre_of_a_small_caudate() -> None:
     numbers = [2, 4, 11, 26]
     labels = np.array([0, 2, 2, 1, 2, 2, 3, 3, 0], np.uint8).reshape(1, -1, 1, 1)
-    maps = HeadMaps(labels, np.array(numbers), np.zeros(4, np.int64), *[np.ones((2, 1))] * 2)
-    copies = with_variants(maps, [["small-caudate"], ["small-caudate", "small-accumbens"]])
+    maps = HeadMaps(
+        labels, np.array(numbers), np.zeros(4, np.int64), *[np.ones((2, 1))] * 2
+    )
+    copies = with_variants(
+        maps, [["small-caudate"], ["small-caudate", "small-accumbens"]]
+    )
     _, caudate, both = copies.labels[..., 0, 0]
     assert np.array(numbers)[caudate].tolist() == [2, 2, 11, 4, 11, 11, 26, 26, 2]
     assert np.array(numbers)[both].tolist() == [2, 2, 11, 4, 11, 11, 26, 2, 2]

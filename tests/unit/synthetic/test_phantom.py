@@ -46,7 +46,9 @@ def centroids_mm(labels: Volume) -> NDArray[np.float64]:
     points = np.argwhere(labels.data)
     classes = SCHEME.from_freesurfer(labels.data)[tuple(points.T)]
     sums = [np.bincount(classes, axis, len(SCHEME)) for axis in points.T]
-    voxels = np.stack(sums, -1)[1:] / np.bincount(classes, minlength=len(SCHEME))[1:, None]
+    voxels = (
+        np.stack(sums, -1)[1:] / np.bincount(classes, minlength=len(SCHEME))[1:, None]
+    )
     return nib.affines.apply_affine(labels.affine, voxels)
 
 
@@ -121,21 +123,25 @@ def test_axes_grow_where_the_orientation_says(orientation: str) -> None:
 
 @pytest.mark.parametrize("angle", [0.0, 1.0, 12.0, 45.0])
 def test_an_oblique_grid_is_turned_by_the_angle(angle: float) -> None:
-    image, _ = phantom(2, spacing_mm=(4.0, 4.0, 6.0), orientation="LIA", oblique_deg=angle)
+    image, _ = phantom(
+        2, spacing_mm=(4.0, 4.0, 6.0), orientation="LIA", oblique_deg=angle
+    )
     straight, _ = phantom(2, spacing_mm=(4.0, 4.0, 6.0), orientation="LIA")
     turn = (image.affine[:3, :3] / image.spacing_mm) @ np.linalg.inv(
         straight.affine[:3, :3] / straight.spacing_mm
     )
-    assert np.degrees(np.arccos(np.clip((np.trace(turn) - 1) / 2, -1, 1))) == pytest.approx(
-        angle, abs=0.05
-    )
+    assert np.degrees(
+        np.arccos(np.clip((np.trace(turn) - 1) / 2, -1, 1))
+    ) == pytest.approx(angle, abs=0.05)
     assert np.linalg.det(turn) == pytest.approx(1)
     assert image.axcodes == "LIA"
 
 
 def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
     _, straight = medium(1)
-    _, turned = phantom(1, spacing_mm=(2.0, 2.2, 2.4), orientation="PIR", oblique_deg=30)
+    _, turned = phantom(
+        1, spacing_mm=(2.0, 2.2, 2.4), orientation="PIR", oblique_deg=30
+    )
     # What rounding to voxels does to the boundary, no more; a third of a voxel is 0.7 mm here.
     large = volumes_ml(straight)[1:] > 3
     assert large.sum() > 15
@@ -145,13 +151,17 @@ def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
 
 
 def test_the_affine_survives_a_file(tmp_path: Path) -> None:
-    image, labels = phantom(3, spacing_mm=(3.1, 3.3, 3.7), orientation="AIL", oblique_deg=17)
+    image, labels = phantom(
+        3, spacing_mm=(3.1, 3.3, 3.7), orientation="AIL", oblique_deg=17
+    )
     labels.write(tmp_path / "sub-01_dseg.nii.gz", labels=True)
     image.write(tmp_path / "sub-01_T1w.nii.gz")
     back = Volume.read(tmp_path / "sub-01_dseg.nii.gz", labels=True)
     np.testing.assert_array_equal(back.data, labels.data)
     np.testing.assert_array_equal(back.affine, labels.affine)
-    np.testing.assert_array_equal(Volume.read(tmp_path / "sub-01_T1w.nii.gz").data, image.data)
+    np.testing.assert_array_equal(
+        Volume.read(tmp_path / "sub-01_T1w.nii.gz").data, image.data
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,9 @@ def test_the_affine_survives_a_file(tmp_path: Path) -> None:
         ({"oblique_deg": 46.0}, "oblique angle"),
     ],
 )
-def test_an_impossible_geometry_is_refused(options: dict[str, object], message: str) -> None:
+def test_an_impossible_geometry_is_refused(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         phantom(0, **options)  # type: ignore[arg-type]
 
@@ -189,7 +201,9 @@ def test_truth_is_the_largest_of_the_classes_interpolated_shares() -> None:
     anatomy = load_anatomy(3)
     shape, factors = np.array([8, 9, 10]), (1, 2, 3)
     # Oblique lines through the brain, and beyond the anatomy's edge.
-    steps = np.stack(np.meshgrid(*(np.arange(n) for n in shape * factors), indexing="ij"))
+    steps = np.stack(
+        np.meshgrid(*(np.arange(n) for n in shape * factors), indexing="ij")
+    )
     turn = np.array([[0.9, 0.2, 0.1], [-0.2, 0.8, 0.3], [0.1, -0.2, 0.7]])
     seen: set[int] = set()
     for start in ((15.0, 20.0, 45.0), (20.0, 35.0, 45.0), (-3.0, 20.0, 40.0)):
@@ -230,7 +244,9 @@ def test_a_wild_warp_is_tamed() -> None:
 
 def test_tissues_are_as_bright_as_in_t1() -> None:
     image, labels = medium(1)
-    of = {n: float(np.median(image.data[labels.data == n])) for n in (2, 3, 4, 41, 42, 43)}
+    of = {
+        n: float(np.median(image.data[labels.data == n])) for n in (2, 3, 4, 41, 42, 43)
+    }
     air = float(np.median(image.data[:5]))
     assert air < 0.1 * of[2]
     for white, grey, fluid in ((2, 3, 4), (41, 42, 43)):
@@ -238,23 +254,31 @@ def test_tissues_are_as_bright_as_in_t1() -> None:
     assert of[2] == pytest.approx(of[41], rel=0.1)
 
 
-def deep_white_matter(monkeypatch: pytest.MonkeyPatch, **kept: object) -> NDArray[np.int16]:
+def deep_white_matter(
+    monkeypatch: pytest.MonkeyPatch, **kept: object
+) -> NDArray[np.int16]:
     """Values two voxels inside the white matter, with no more than one cause of variation."""
     none = {"NOISE": (0.0, 0.0), "BIAS_SD": 0.0, "TEXTURE": 0.0}
     for name, value in (none | kept).items():
         monkeypatch.setattr(module, name, value)
     image, labels = phantom(1, spacing_mm=(2.0, 2.0, 2.0))
-    inside = binary_erosion(np.isin(labels.data, (2, 41)), np.ones((3, 3, 3)), iterations=2)
+    inside = binary_erosion(
+        np.isin(labels.data, (2, 41)), np.ones((3, 3, 3)), iterations=2
+    )
     assert inside.sum() > 200
     return image.data[inside]
 
 
-def test_inside_a_tissue_there_is_one_brightness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_tissue_there_is_one_brightness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # And so the truth says where the tissue is: not elsewhere, nor on the other side.
     assert np.ptp(deep_white_matter(monkeypatch)) == 0
 
 
-def test_boundaries_are_between_the_tissues_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boundaries_are_between_the_tissues_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     deep = deep_white_matter(monkeypatch)[0]
     image, labels = phantom(1, spacing_mm=(2.0, 2.0, 2.0))
     fluid = image.data[labels.data == 4]
@@ -312,15 +336,25 @@ def test_left_is_on_the_left(seed: int) -> None:
 
 
 def test_swapped_sides_show_in_the_volumes() -> None:
-    left, right = (SCHEME.names.index(f"{side}-Lateral-Ventricle") for side in ("Left", "Right"))
+    left, right = (
+        SCHEME.names.index(f"{side}-Lateral-Ventricle") for side in ("Left", "Right")
+    )
     for seed in range(6):
         volumes = volumes_ml(medium(seed)[1])
         assert volumes[left] > 1.2 * volumes[right]
 
 
 @pytest.mark.parametrize("subject", ["sub-01", "sub-02", "sub-03", "sub-04", "sub-06"])
-def test_left_is_on_the_left_in_freesurfers_own_maps(dev_data: Path, subject: str) -> None:
-    labels = Volume.read(dev_data / "freesurfer" / subject / "mri" / "aseg.mgz", labels=True)
-    left, right = (np.argwhere(labels.data == number).mean(axis=0) for number in (17, 53))
-    x_left, x_right = nib.affines.apply_affine(labels.affine, np.array([left, right]))[:, 0]
+def test_left_is_on_the_left_in_freesurfers_own_maps(
+    dev_data: Path, subject: str
+) -> None:
+    labels = Volume.read(
+        dev_data / "freesurfer" / subject / "mri" / "aseg.mgz", labels=True
+    )
+    left, right = (
+        np.argwhere(labels.data == number).mean(axis=0) for number in (17, 53)
+    )
+    x_left, x_right = nib.affines.apply_affine(labels.affine, np.array([left, right]))[
+        :, 0
+    ]
     assert x_left < x_right - 20

@@ -18,7 +18,9 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise, synthesise_volume
 
 SCHEME = load_scheme("quicknat33")
-LEFT, RIGHT = (SCHEME.names.index(f"{s}-Cerebral-White-Matter") for s in ("Left", "Right"))
+LEFT, RIGHT = (
+    SCHEME.names.index(f"{s}-Cerebral-White-Matter") for s in ("Left", "Right")
+)
 # Nothing moves, nothing blurs, nothing is added: intensities say which entry is where.
 STILL = SynthesisConfig(
     random_contrast=0,
@@ -100,7 +102,13 @@ def test_a_seed_fixes_images_and_classes(heads: Heads) -> None:
 class Waits(TorchDispatchMode):
     """Collects the operations for which a host has to wait until a GPU is done."""
 
-    names = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "matrix_exp")
+    names = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "lift_fresh",
+        "matrix_exp",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +117,9 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = str(function)
         masks = "index" in name and isinstance(args[1], list | tuple)
-        by_mask = masks and any(x is not None and x.dtype == torch.bool for x in args[1])
+        by_mask = masks and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        )
         if by_mask or any(wait in name for wait in self.names):
             self.found.append(name)
         return function(*args, **(kwargs or {}))
@@ -123,7 +133,12 @@ def test_drawing_never_waits_for_the_device(heads: Heads) -> None:
 
 def test_what_waits_is_noticed() -> None:
     x = torch.arange(4)
-    for wait in (lambda: x[x > 2], lambda: x[[0, 1]], lambda: bool(x.any()), lambda: x[x[1]]):
+    for wait in (
+        lambda: x[x > 2],
+        lambda: x[[0, 1]],
+        lambda: bool(x.any()),
+        lambda: x[x[1]],
+    ):
         with Waits() as waits:
             wait()
         assert waits.found
@@ -136,7 +151,10 @@ def test_left_is_at_the_low_end_of_columns(heads: Heads) -> None:
 
 
 def test_a_mirrored_head_still_has_its_left_on_the_left(heads: Heads) -> None:
-    plain, mirrored = draw(heads, STILL), draw(heads, STILL.model_copy(update={"mirrored": 1}))
+    plain, mirrored = (
+        draw(heads, STILL),
+        draw(heads, STILL.model_copy(update={"mirrored": 1})),
+    )
     columns = torch.arange(20).expand_as(mirrored[1])
     assert columns[mirrored[1] == LEFT].max() < columns[mirrored[1] == RIGHT].min()
     assert (plain[1] == LEFT).any()
@@ -157,7 +175,12 @@ def test_contrast_changes_what_is_darker_than_white_matter(heads: Heads) -> None
     """
     brighter = replace(heads, means=torch.tensor([[0.0, 100, 25, 150], [0, 0, 0, 0]]))
     images, _ = draw(brighter, STILL.model_copy(update={"contrast": (2, 2)}))
-    assert set(images.mul(10000).round().int().unique().tolist()) == {1, 4375, 10000, 15000}
+    assert set(images.mul(10000).round().int().unique().tolist()) == {
+        1,
+        4375,
+        10000,
+        15000,
+    }
 
 
 def test_a_voxel_at_a_border_is_the_mean_of_its_places(heads: Heads) -> None:
@@ -165,7 +188,11 @@ def test_a_voxel_at_a_border_is_the_mean_of_its_places(heads: Heads) -> None:
     beside = replace(heads, centre=heads.centre + torch.tensor([0.5, 0, 0]))
     images, _ = draw(beside, STILL.model_copy(update={"places": 2, "balanced": 1}))
     inside = images[:, 1, 6:14]
-    assert set(inside[:, :, 4].mul(1000).round().int().unique().tolist()) == {250, 625, 1000}
+    assert set(inside[:, :, 4].mul(1000).round().int().unique().tolist()) == {
+        250,
+        625,
+        1000,
+    }
     assert torch.allclose(inside[:, :, 3], torch.tensor(0.25))
     assert torch.allclose(inside[:, :, 5:14], torch.tensor(1.0))
 
@@ -239,7 +266,9 @@ def test_planes_go_astray(heads: Heads) -> None:
 
 
 def test_outside_the_brain_contrast_is_random_for_some(heads: Heads) -> None:
-    images, classes = draw(heads, STILL.model_copy(update={"outside_contrast": 1}), count=8)
+    images, classes = draw(
+        heads, STILL.model_copy(update={"outside_contrast": 1}), count=8
+    )
     middle, brain = images[:, 1], classes > 0
     assert torch.allclose(middle[brain], torch.tensor(1.0), atol=1e-3)
     # Scalp, whose prior is 0.75, and its random spread.
@@ -256,7 +285,9 @@ def test_clutter_leaves_the_brain_alone(heads: Heads) -> None:
     assert torch.allclose(plain[:, 1][changed], torch.tensor(0.75), atol=1e-3)
 
 
-def test_what_lies_beyond_the_field_of_view_is_neither_seen_nor_learned(heads: Heads) -> None:
+def test_what_lies_beyond_the_field_of_view_is_neither_seen_nor_learned(
+    heads: Heads,
+) -> None:
     """The brain, 5 to 14, has its middle at 9.5: with 2.5 mm each way one side keeps 2 voxels."""
     config = STILL.model_copy(update={"cropped": 1, "cropped_mm": (2.5, 2.5)})
     images, classes = draw(heads, config, count=48)
@@ -269,7 +300,9 @@ def test_what_lies_beyond_the_field_of_view_is_neither_seen_nor_learned(heads: H
 
 def test_motion_shifts_a_part_of_the_lines(heads: Heads) -> None:
     plain, _ = draw(heads, STILL, count=16)
-    moved, _ = draw(heads, STILL.model_copy(update={"motion": 1, "motion_mm": 3.0}), count=16)
+    moved, _ = draw(
+        heads, STILL.model_copy(update={"motion": 1, "motion_mm": 3.0}), count=16
+    )
     difference = (moved - plain).abs()
     assert (difference.flatten(1).max(1).values > 1e-3).sum() > 12
     assert difference.mean() < 0.3 * plain.mean()
@@ -279,14 +312,18 @@ def test_motion_shifts_a_part_of_the_lines(heads: Heads) -> None:
 
 
 def test_deformation_moves_image_and_classes_together(heads: Heads) -> None:
-    config = STILL.model_copy(update={"rotation_deg": 20, "elastic_mm": 3, "scaling": 0.2})
+    config = STILL.model_copy(
+        update={"rotation_deg": 20, "elastic_mm": 3, "scaling": 0.2}
+    )
     images, classes = draw(heads, config)
     assert torch.equal(classes > 0, images[:, 1] > 0.9)
     assert not torch.equal(classes, draw(heads, STILL)[1])
 
 
 def test_wholly_random_contrast_is_for_some(heads: Heads) -> None:
-    images, classes = draw(heads, STILL.model_copy(update={"random_contrast": 1}), count=8)
+    images, classes = draw(
+        heads, STILL.model_copy(update={"random_contrast": 1}), count=8
+    )
     ratios = [
         float(image[1][label == 0].max() / image[1][label > 0].mean())
         for image, label in zip(images, classes, strict=True)
@@ -321,7 +358,12 @@ def test_thick_slices_blur_along_one_axis_only(heads: Heads) -> None:
 
 def test_slices_through_thick_ones_show_what_lies_beside_them(heads: Heads) -> None:
     thick = STILL.model_copy(
-        update={"low_resolution": 1, "low_resolution_mm": 9.0, "places": 8, "balanced": 0}
+        update={
+            "low_resolution": 1,
+            "low_resolution_mm": 9.0,
+            "places": 8,
+            "balanced": 0,
+        }
     )
     sharp, _ = draw(heads, STILL.model_copy(update={"balanced": 0}), count=32)
     images, _ = draw(heads, thick, count=32)
@@ -340,12 +382,15 @@ def test_fluid_that_a_stripped_scan_does_not_show_is_not_learned() -> None:
     images, stripped = draw(heads, STILL.model_copy(update={"skull_stripped": 1}))
     assert not ((stripped == csf) & (images[:, 1] == 0)).any()
     assert torch.equal(
-        stripped[stripped != csf], whole[stripped != csf] * (whole != csf)[stripped != csf]
+        stripped[stripped != csf],
+        whole[stripped != csf] * (whole != csf)[stripped != csf],
     )
 
 
 def test_mottled_tissue_varies_smoothly(heads: Heads) -> None:
-    config = STILL.model_copy(update={"mottle": 0.2, "mottle_spacing_mm": 10.0, "balanced": 1})
+    config = STILL.model_copy(
+        update={"mottle": 0.2, "mottle_spacing_mm": 10.0, "balanced": 1}
+    )
     images, classes = draw(heads, config, count=8)
     tissue = torch.where(classes == LEFT, images[:, 1], torch.nan)
     steps = (tissue[..., 1:, :] - tissue[..., :-1, :]).abs()
@@ -368,14 +413,18 @@ def test_the_brightest_tissue_of_a_random_contrast_is_at_the_bright_end() -> Non
     assert brightest == pytest.approx([1.0] * len(brightest), abs=0.15)
 
 
-@pytest.mark.parametrize("wrong", [{"blur_mm": (0, 1)}, {"mirrored": 1.5}, {"skulls": 0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"blur_mm": (0, 1)}, {"mirrored": 1.5}, {"skulls": 0.5}]
+)
 def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         SynthesisConfig.model_validate(wrong)
 
 
 def test_a_volume_is_the_head_as_it_is(heads: Heads) -> None:
-    image, classes = synthesise_volume(heads, STILL, 0, torch.Generator().manual_seed(0))
+    image, classes = synthesise_volume(
+        heads, STILL, 0, torch.Generator().manual_seed(0)
+    )
     assert image.shape == classes.shape == (20, 20, 20)
     assert set(classes[5:10, 5:15, 5:15].flatten().tolist()) == {LEFT}
     assert torch.allclose(image[6:9, 6:14, 6:14], torch.tensor(1.0), atol=1e-3)

@@ -36,7 +36,10 @@ def recipe() -> Recipe:
             "name": "tiny",
             "network": NETWORK | {"channels": 3, "dropout": 0.2},
             "data": {
-                "synthetic": {"heads": "phantom", "synthesis": {"shift_mm": 2, "elastic_mm": 1}},
+                "synthetic": {
+                    "heads": "phantom",
+                    "synthesis": {"shift_mm": 2, "elastic_mm": 1},
+                },
                 "rows": 16,
                 "columns": 16,
                 "epoch_slices": 16,

@@ -37,7 +37,15 @@ from trinat.segmentation.training.config import StoreConfig
 from trinat.segmentation.training.state import seeded
 
 PLAIN = AugmentationConfig(
-    flip=0, affine=0, elastic=0, gain=0, bias=0, gamma=0, blur=0, low_resolution=0, noise=0
+    flip=0,
+    affine=0,
+    elastic=0,
+    gain=0,
+    bias=0,
+    gamma=0,
+    blur=0,
+    low_resolution=0,
+    noise=0,
 )
 SIZE = 16
 
@@ -64,21 +72,29 @@ def config(tmp_path: Path) -> StoreConfig:
     stored = {name: stored_subject(root, name, fingerprint=name) for name in "ab"}
     write_participants(root, [Subject(name, name, None, None) for name in "ab"])
     table = scheme_table(TISSUE4)
-    StoreInfo(source="pairs", scheme=table, views=(View.AXIAL,), subjects=stored).write(root)
-    split = Split(store=Store(root).fingerprint, seed=0, train=("a",), validation=("b",))
+    StoreInfo(source="pairs", scheme=table, views=(View.AXIAL,), subjects=stored).write(
+        root
+    )
+    split = Split(
+        store=Store(root).fingerprint, seed=0, train=("a",), validation=("b",)
+    )
     split.write(tmp_path / "split.json")
     return StoreConfig(path=root, split=tmp_path / "split.json", augmentation=PLAIN)
 
 
 def source_of(
-    config: StoreConfig, size: tuple[int, int] = (SIZE, SIZE), scheme: LabelScheme = TISSUE4
+    config: StoreConfig,
+    size: tuple[int, int] = (SIZE, SIZE),
+    scheme: LabelScheme = TISSUE4,
 ) -> StoreSource:
     return StoreSource(config, (View.AXIAL,), size, 3, 0, scheme)
 
 
 def test_a_batch_is_the_same_when_asked_again(config: StoreConfig) -> None:
     config = config.model_copy(update={"augmentation": AugmentationConfig()})
-    one, again = (source_of(config).draw(View.AXIAL, 37, 4, seeded("cpu", 1)) for _ in range(2))
+    one, again = (
+        source_of(config).draw(View.AXIAL, 37, 4, seeded("cpu", 1)) for _ in range(2)
+    )
     assert one.images.shape == (4, 3, SIZE, SIZE)
     assert torch.equal(one.images, again.images)
     assert one.what == again.what
@@ -97,7 +113,9 @@ def test_slices_carry_their_neighbours_and_their_labels(config: StoreConfig) -> 
 
 
 @pytest.mark.parametrize("size", [(10, 12), (24, 16)])
-def test_slices_are_cut_or_padded_to_size(config: StoreConfig, size: tuple[int, int]) -> None:
+def test_slices_are_cut_or_padded_to_size(
+    config: StoreConfig, size: tuple[int, int]
+) -> None:
     batch = source_of(config, size).draw(View.AXIAL, 0, 3, seeded("cpu", 0))
     assert batch.images.shape == (3, 3, *size)
     assert batch.labels.shape == (3, *size)
@@ -132,15 +150,20 @@ def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
     store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
     config = StoreConfig(path=store, split=all_train(store))
     here, ahead = (
-        StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, workers) for workers in (0, 2)
+        StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, workers)
+        for workers in (0, 2)
     )
     batches = [
-        (view, first, count) for first, count in ((37, 3), (40, 1), (41, 4)) for view in VIEWS
+        (view, first, count)
+        for first, count in ((37, 3), (40, 1), (41, 4))
+        for view in VIEWS
     ]
     for batch in batches:
         ahead.expect(*batch)
     for seed, batch in enumerate([*reversed(batches), (View.AXIAL, 3, 2)]):
-        one, other = (source.draw(*batch, seeded("cpu", seed)) for source in (here, ahead))
+        one, other = (
+            source.draw(*batch, seeded("cpu", seed)) for source in (here, ahead)
+        )
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.labels, other.labels)
         assert one.what == other.what
@@ -159,7 +182,9 @@ class Told(Source):
     def expect(self, view: View, first: int, count: int) -> None:
         self.expected.append((first, count))
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         self.drawn.append((first, count))
         return Batch(torch.zeros(count, 1, 4, 4), torch.zeros(count, 4, 4), "")
 
@@ -199,7 +224,9 @@ def test_drawn_and_real_slices_keep_their_shares(
     config: StoreConfig, maps: HeadMaps, share: float
 ) -> None:
     scheme = TISSUE4
-    drawn = SyntheticSource(maps, load_scheme("quicknat33"), SynthesisConfig(), (SIZE, SIZE), 3)
+    drawn = SyntheticSource(
+        maps, load_scheme("quicknat33"), SynthesisConfig(), (SIZE, SIZE), 3
+    )
     real = source_of(config, scheme=scheme)
     mixed = MixedSource(drawn, real, share)
     names = []
@@ -211,7 +238,9 @@ def test_drawn_and_real_slices_keep_their_shares(
     assert real_count == 40 - int(share * 40)
 
 
-def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it() -> None:
+def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it() -> (
+    None
+):
     source = SyntheticSource(
         phantom_heads(2), load_scheme("left4"), SynthesisConfig(), (SIZE, SIZE), 1
     )

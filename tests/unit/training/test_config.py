@@ -23,7 +23,10 @@ def test_without_stages_there_is_one() -> None:
 
 def test_stages_share_what_stands_above_them_and_may_differ() -> None:
     recipe = Recipe.model_validate(
-        {**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2, "data": {"rows": 96}}]}
+        {
+            **SHARED,
+            "stages": [{"name": "a"}, {"name": "b", "batch": 2, "data": {"rows": 96}}],
+        }
     )
     first, second = recipe.stages
     assert (first.batch, first.data.rows) == (6, 64)
@@ -38,7 +41,9 @@ def test_a_stage_of_another_length_keeps_the_rest_of_the_schedule() -> None:
 
 
 def test_a_resolved_recipe_resolves_to_itself() -> None:
-    recipe = Recipe.model_validate({**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2}]})
+    recipe = Recipe.model_validate(
+        {**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2}]}
+    )
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 

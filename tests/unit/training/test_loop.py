@@ -39,7 +39,9 @@ def trainer_of(
     data = stage.data
     assert data.synthetic is not None
     size, synthesis = (data.rows, data.columns), data.synthetic.synthesis
-    network = ViewsNet(recipe.network, {view: len(SCHEME.seen_in(view)) for view in views})
+    network = ViewsNet(
+        recipe.network, {view: len(SCHEME.seen_in(view)) for view in views}
+    )
     drawn = SyntheticSource(maps, SCHEME, synthesis, size, recipe.network.channels)
     return Trainer(
         recipe,
@@ -116,7 +118,9 @@ def test_batches_drawn_ahead_are_taken_and_change_no_bit(
 
 
 def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
-    trainer = trainer_of(changed(recipe, optimiser={"rate": 0.02}, schedule={"steps": 60}), maps)
+    trainer = trainer_of(
+        changed(recipe, optimiser={"rate": 0.02}, schedule={"steps": 60}), maps
+    )
     losses = [trainer.step().loss for _ in range(60)]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
@@ -129,7 +133,9 @@ class Poisoned(Source):
     def __init__(self, good: SyntheticSource, bad: range) -> None:
         self.good, self.bad = good, bad
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         batch = self.good.draw(view, first, count, generator)
         if first in self.bad:
             batch.images[0, 0, 0, 0] = torch.nan
@@ -145,7 +151,9 @@ def poisoned(recipe: Recipe, maps: HeadMaps, bad: range) -> Trainer:
     return trainer_of(recipe, maps, (View.CORONAL,), Poisoned(good, bad))
 
 
-def test_a_loss_that_is_no_number_leaves_no_trace(recipe: Recipe, maps: HeadMaps) -> None:
+def test_a_loss_that_is_no_number_leaves_no_trace(
+    recipe: Recipe, maps: HeadMaps
+) -> None:
     trainer = poisoned(recipe, maps, range(8, 12))  # the third batch of four
     trainer.step(), trainer.step()
     before = all_tensors(trainer.state({}))
@@ -158,7 +166,9 @@ def test_a_loss_that_is_no_number_leaves_no_trace(recipe: Recipe, maps: HeadMaps
     assert trainer.counters.bad_in_a_row == 0
 
 
-def test_too_many_bad_steps_end_the_run_and_name_the_slices(recipe: Recipe, maps: HeadMaps) -> None:
+def test_too_many_bad_steps_end_the_run_and_name_the_slices(
+    recipe: Recipe, maps: HeadMaps
+) -> None:
     trainer = poisoned(changed(recipe, max_bad_steps=2), maps, range(0, 99))
     trainer.step()
     with pytest.raises(TrainingError, match=r"2 steps in a row.*coronal slices 4-7"):
@@ -168,8 +178,14 @@ def test_too_many_bad_steps_end_the_run_and_name_the_slices(recipe: Recipe, maps
 @pytest.mark.parametrize(
     ("batch", "remedy"),
     [
-        (4, "set batch to 2 and accumulate to 2: as many slices to a step, but batch norms see 2"),
-        (3, "set batch to 1 and accumulate to 3: as many slices to a step, but batch norms see 1"),
+        (
+            4,
+            "set batch to 2 and accumulate to 2: as many slices to a step, but batch norms see 2",
+        ),
+        (
+            3,
+            "set batch to 1 and accumulate to 3: as many slices to a step, but batch norms see 1",
+        ),
         (1, "set data.rows and data.columns, or network.filters, lower"),
     ],
 )
@@ -191,7 +207,9 @@ def test_out_of_memory_says_what_would_fit(
 
 
 @pytest.mark.slow  # the compiler's import
-def test_where_the_compiler_fails_training_goes_on_without(recipe: Recipe, maps: HeadMaps) -> None:
+def test_where_the_compiler_fails_training_goes_on_without(
+    recipe: Recipe, maps: HeadMaps
+) -> None:
     def backend(*_: object) -> None:
         raise RuntimeError("no compiler here")
 
@@ -218,7 +236,9 @@ def test_frozen_parts_stay_and_others_move_at_their_own_rates(
     recipe: Recipe, maps: HeadMaps
 ) -> None:
     parts = {"encoders": 0, "bottleneck": 0.1}
-    trainer = trainer_of(changed(recipe, optimiser={"rate": 0.01, "parts": parts}), maps)
+    trainer = trainer_of(
+        changed(recipe, optimiser={"rate": 0.01, "parts": parts}), maps
+    )
     before = {key: value.clone() for key, value in trainer.network.state_dict().items()}
     trainer.step()
     after = trainer.network.state_dict()
@@ -243,7 +263,9 @@ class Recorded(Source):
     def expect(self, view: View, first: int, count: int) -> None:
         self.expected[view] |= set(range(first, first + count))
 
-    def draw(self, view: View, first: int, count: int, generator: torch.Generator) -> Batch:
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
         self.numbers[view] += range(first, first + count)
         return self.good.draw(view, first, count, generator)
 
@@ -251,7 +273,9 @@ class Recorded(Source):
         return self.good.counts(view)
 
 
-def test_processes_draw_as_many_and_every_slice_once(recipe: Recipe, maps: HeadMaps) -> None:
+def test_processes_draw_as_many_and_every_slice_once(
+    recipe: Recipe, maps: HeadMaps
+) -> None:
     good = trainer_of(recipe, maps)
     assert isinstance(good.source, SyntheticSource)
     sources = [Recorded(good.source) for _ in range(2)]
@@ -272,7 +296,9 @@ def test_processes_draw_as_many_and_every_slice_once(recipe: Recipe, maps: HeadM
         assert len(one_expected) == 3 + AHEAD
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(recipe: Recipe, maps: HeadMaps) -> None:
+def test_a_batch_that_processes_cannot_share_is_refused(
+    recipe: Recipe, maps: HeadMaps
+) -> None:
     good = trainer_of(recipe, maps)
     with pytest.raises(TrainingError, match="4 cannot be divided among 3"):
         Trainer(

@@ -24,7 +24,9 @@ def test_sagittal_networks_tell_no_sides_apart() -> None:
 
 
 @pytest.mark.parametrize("unshuffle", [1, 2])
-def test_an_extracted_network_gives_the_same_logits(recipe: Recipe, unshuffle: int) -> None:
+def test_an_extracted_network_gives_the_same_logits(
+    recipe: Recipe, unshuffle: int
+) -> None:
     torch.manual_seed(0)
     config = recipe.network.model_copy(update={"unshuffle": unshuffle})
     network = ViewsNet(config, CLASSES).eval()
@@ -38,10 +40,14 @@ def test_an_extracted_network_gives_the_same_logits(recipe: Recipe, unshuffle: i
 
 def rows_of(classifier: Any) -> Tensor:
     """Weights and bias of each class, (K, F + 1)."""
-    return torch.cat([classifier.weight.detach().flatten(1), classifier.bias.detach()[:, None]], 1)
+    return torch.cat(
+        [classifier.weight.detach().flatten(1), classifier.bias.detach()[:, None]], 1
+    )
 
 
-def test_classes_keep_their_rows_by_name_whatever_their_number_and_order(recipe: Recipe) -> None:
+def test_classes_keep_their_rows_by_name_whatever_their_number_and_order(
+    recipe: Recipe,
+) -> None:
     # Background stays the first; the other classes change their order, and two their names.
     names = ["background", *reversed(SCHEME.names[3:]), "Tumour"]
     theirs = LabelScheme(
@@ -83,7 +89,9 @@ def test_a_merged_view_shares_with_another_what_has_no_side(recipe: Recipe) -> N
     assert torch.equal(taken[SCHEME.names.index(stem)], given[merged.names.index(stem)])
 
 
-def test_weights_of_the_trunk_that_fit_are_taken_and_the_others_named(recipe: Recipe) -> None:
+def test_weights_of_the_trunk_that_fit_are_taken_and_the_others_named(
+    recipe: Recipe,
+) -> None:
     source = QuickNat(recipe.network.model_copy(update={"channels": 1}))
     network = ViewsNet(recipe.network, CLASSES)
     kept, anew = copy_matching(network, View.AXIAL, source, SCHEME, SCHEME)

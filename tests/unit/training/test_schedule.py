@@ -37,7 +37,9 @@ def test_warm_up_rises_evenly_and_ends() -> None:
 
 def test_warm_up_of_a_slow_device_ends_with_a_twentieth_of_its_time() -> None:
     slow = ScheduleConfig(kind="constant", steps=5000, warmup_steps=999)
-    rates = [learning_rate(slow, 1.0, at(step=9, share=s)) for s in (0, 0.025, 0.05, 0.5)]
+    rates = [
+        learning_rate(slow, 1.0, at(step=9, share=s)) for s in (0, 0.025, 0.05, 0.5)
+    ]
     assert rates == pytest.approx([0.01, 0.5, 1.0, 1.0])
 
 

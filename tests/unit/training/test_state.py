@@ -24,7 +24,11 @@ def state(step: int, value: float = 1.0) -> State:
     tensors = {"weight": torch.full((2, 3), value), "count": torch.tensor(step)}
     counters = Counters(step=step, seconds=0.1, best=0.25)
     return State(
-        counters, {"seed": 1}, tensors, {"weight": torch.zeros(1)}, {"weight/m": torch.ones(2)}
+        counters,
+        {"seed": 1},
+        tensors,
+        {"weight": torch.zeros(1)},
+        {"weight/m": torch.ones(2)},
     )
 
 
@@ -85,7 +89,11 @@ def test_differences_name_the_key() -> None:
 
 
 def test_a_stage_more_is_named_and_its_settings_are_cut_short() -> None:
-    stage = {"name": "coronal", "views": ["coronal"], "data": {"rows": 160, "columns": 160}}
+    stage = {
+        "name": "coronal",
+        "views": ["coronal"],
+        "data": {"rows": 160, "columns": 160},
+    }
     found = list(differences({"stages": [stage]}, {"stages": [stage, stage]}))
     assert found == [
         'stages.1: null -> {"name": "coronal", "views": ["coronal"], "data": {"rows": 160, ...'

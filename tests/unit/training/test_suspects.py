@@ -53,7 +53,9 @@ def test_exchanged_sides_are_seen_as_such() -> None:
 def test_a_shift_is_measured_in_voxels() -> None:
     moved = np.roll(boxes(), (3, -1), (1, 2))
     expected = np.hypot(3, 1)
-    assert summarise([seen(moved)], PARTNERS).measures["shift"] == pytest.approx(expected)
+    assert summarise([seen(moved)], PARTNERS).measures["shift"] == pytest.approx(
+        expected
+    )
 
 
 def test_a_slice_with_hardly_a_voxel_counts_as_right() -> None:
@@ -78,7 +80,10 @@ def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> No
     usual = {f"s{n}": evidence(loss=1 + n / 100) for n in range(5)}
     strange = {"lost": evidence(missed=200), "swapped": evidence(sides=1.0)}
     ranked = rank(usual | strange, NAMES, PARTNERS)
-    assert ranked["why"][:2].to_dict() == {"swapped": MEASURES["sides"], "lost": "middle differs"}
+    assert ranked["why"][:2].to_dict() == {
+        "swapped": MEASURES["sides"],
+        "lost": "middle differs",
+    }
     assert ranked.index[0] == "swapped"
 
 
@@ -87,7 +92,9 @@ def test_a_structure_that_most_subjects_lack_accuses_nobody() -> None:
     assert set(rank(found, NAMES, PARTNERS)["score"]) == {0.0}
 
 
-def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_badly() -> None:
+def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_badly() -> (
+    None
+):
     usual = {f"s{n}": evidence(missed=450) for n in range(5)}
     small = Evidence(usual["s0"].measures, np.diag([0, 500, 500, 10]), (0, 0))
     first = rank({**usual, "small": small}, NAMES, PARTNERS).iloc[0]
@@ -97,7 +104,9 @@ def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_ba
 def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
     # Thalami, say, of 300 to 700 voxels: one of 550 is none to look at but beside its partner.
     found = {f"s{n}": evidence((300 + 100 * n, 300 + 100 * n, 500)) for n in range(5)}
-    first = rank({**found, "swollen": evidence((550, 400, 500))}, NAMES, PARTNERS).iloc[0]
+    first = rank({**found, "swollen": evidence((550, 400, 500))}, NAMES, PARTNERS).iloc[
+        0
+    ]
     assert first.name == "swollen"
     assert first["structure"] in ("left", "right")
 
@@ -139,7 +148,9 @@ def test_loss_and_gradient_of_one_bright_pixel_that_is_called_background() -> No
 
 def test_what_is_ignored_costs_nothing_and_is_seen_nowhere() -> None:
     slices = torch.ones(1, 1, 2, 2)
-    found = look(two_classes(8.0), slices, torch.full((1, 2, 2), 255, dtype=torch.uint8))
+    found = look(
+        two_classes(8.0), slices, torch.full((1, 2, 2), 255, dtype=torch.uint8)
+    )
     assert found.loss.tolist() == [0]
     assert not found.predicted.any()
     assert not found.truth.any()

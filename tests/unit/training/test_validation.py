@@ -13,7 +13,12 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
-from trinat.segmentation.training.validation import Scan, predict_classes, synthetic_scans, validate
+from trinat.segmentation.training.validation import (
+    Scan,
+    predict_classes,
+    synthetic_scans,
+    validate,
+)
 
 
 class Threshold(nn.Module):
@@ -79,7 +84,8 @@ def test_neighbours_are_channels_and_empty_beyond_the_ends() -> None:
 def test_held_out_heads_are_drawn_alike_every_time(maps: HeadMaps) -> None:
     scheme = load_scheme("quicknat33")
     one, again = (
-        list(synthetic_scans(maps, scheme, SynthesisConfig(), View.AXIAL, 5)) for _ in range(2)
+        list(synthetic_scans(maps, scheme, SynthesisConfig(), View.AXIAL, 5))
+        for _ in range(2)
     )
     assert [scan.name for scan in one] == ["head-1", "head-2"]
     assert one[0].images.shape == (20, 20, 24)

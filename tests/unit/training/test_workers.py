@@ -57,7 +57,9 @@ def test_norms_see_the_whole_batch_where_there_are_several_gpus(
     assert data.synthetic is not None
     scheme = load_scheme("quicknat33")
     size, channels = (data.rows, data.columns), recipe.network.channels
-    source = SyntheticSource(maps, scheme, data.synthetic.synthesis, size, channels, "cuda")
+    source = SyntheticSource(
+        maps, scheme, data.synthetic.synthesis, size, channels, "cuda"
+    )
     network = ViewsNet(recipe.network, {View.AXIAL: 33})
     trainer = Trainer(
         recipe,
@@ -68,8 +70,12 @@ def test_norms_see_the_whole_batch_where_there_are_several_gpus(
         torch.device("cuda"),
         Workers(0, count),
     )
-    norms = [m for m in trainer.network.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    norms = [
+        m for m in trainer.network.modules() if isinstance(m, torch.nn.SyncBatchNorm)
+    ]
     assert bool(norms) == (count > 1)
     # What is validated and shipped is plain, and has the same names.
     assert trainer.average.state_dict().keys() == trainer.network.state_dict().keys()
-    assert not [m for m in trainer.average.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    assert not [
+        m for m in trainer.average.modules() if isinstance(m, torch.nn.SyncBatchNorm)
+    ]

@@ -35,7 +35,13 @@ def noisy(image: np.ndarray, share: float) -> np.ndarray:
 
 def test_an_even_image_with_sharp_edges_has_no_finding() -> None:
     given = evidence(LABELS, noisy(IMAGE, 0.01))
-    for check in (check_contrast, check_saturation, check_noise, check_bands, check_edges):
+    for check in (
+        check_contrast,
+        check_saturation,
+        check_noise,
+        check_bands,
+        check_edges,
+    ):
         assert check(given, LIMITS) == []
 
 
@@ -54,7 +60,9 @@ def test_saturation_is_the_share_of_white_matter_with_its_greatest_value() -> No
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1])
-def test_noise_is_measured_against_the_difference_of_white_matter_and_cortex(share) -> None:
+def test_noise_is_measured_against_the_difference_of_white_matter_and_cortex(
+    share,
+) -> None:
     assert noise_share(evidence(LABELS, noisy(IMAGE, share))) == pytest.approx(
         share / 0.4, rel=0.05
     )
@@ -84,7 +92,13 @@ def test_an_edge_is_as_sharp_as_along_its_worst_axis() -> None:
 
 def test_without_white_matter_nothing_is_said() -> None:
     given = evidence(np.zeros(SHAPE, np.uint8))
-    for measure in (tissue_contrast, saturated_share, noise_share, band_share, edge_sharpness):
+    for measure in (
+        tissue_contrast,
+        saturated_share,
+        noise_share,
+        band_share,
+        edge_sharpness,
+    ):
         assert measure(given) is None
 
 

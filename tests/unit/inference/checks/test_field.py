@@ -72,7 +72,11 @@ def test_a_cut_names_what_is_cut_and_how_much() -> None:
     found[:40][found[:40] > 0] = CORTEX
     small, large = (replace(LIMITS, cut_mm2=(300.0, reject)) for reject in (9e3, 1e3))
     given = evidence(found[:, :, :40], np.ones((80, 80, 40)))
-    looked, rejected = (check_field_of_view(given, limits)[0] for limits in (small, large))
+    looked, rejected = (
+        check_field_of_view(given, limits)[0] for limits in (small, large)
+    )
     assert (looked.rejects, rejected.rejects) == (False, True)
     assert set(looked.structures) == {"white", "cortex"}
-    assert looked.reason.startswith("the field of view ends inside the brain: 28 cm² of ")
+    assert looked.reason.startswith(
+        "the field of view ends inside the brain: 28 cm² of "
+    )

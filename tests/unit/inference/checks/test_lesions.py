@@ -25,7 +25,9 @@ def test_a_sound_brain_has_no_such_places() -> None:
 @pytest.mark.parametrize(
     ("value", "what"), [(0.3, "dark"), (1.6, "bright")], ids=["dark", "bright"]
 )
-def test_a_place_that_is_labelled_as_white_matter_is_found_and_named(value, what) -> None:
+def test_a_place_that_is_labelled_as_white_matter_is_found_and_named(
+    value, what
+) -> None:
     given = evidence(BRAIN, np.where(BLOB, value, SOUND))
     assert find_places(given)[what].mm3 == BLOB_MM3
     (finding,) = check_lesions(given, LIMITS)

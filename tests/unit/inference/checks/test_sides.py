@@ -18,7 +18,9 @@ def given(**volumes_mm3: float):
 
 
 def test_symmetry_is_of_tissue_and_not_of_ventricles() -> None:
-    alike = given(left_nucleus=5e5, right_nucleus=5e5, left_ventricle=1.5e5, right_ventricle=2e4)
+    alike = given(
+        left_nucleus=5e5, right_nucleus=5e5, left_ventricle=1.5e5, right_ventricle=2e4
+    )
     assert check_symmetry(alike, LIMITS) == []
     unlike = given(left_nucleus=5e5, right_nucleus=2.5e5)
     (finding,) = check_symmetry(unlike, LIMITS)
@@ -31,8 +33,13 @@ def test_symmetry_is_of_tissue_and_not_of_ventricles() -> None:
     [(4000, 2700, False), (4000, 2500, True), (2500, 4000, True), (900, 100, False)],
     ids=["alike", "right smaller", "left smaller", "too small to say"],
 )
-def test_a_structure_much_smaller_than_its_partner_is_named(left, right, is_found) -> None:
-    assert bool(check_sides(given(left_nucleus=left, right_nucleus=right), LIMITS)) is is_found
+def test_a_structure_much_smaller_than_its_partner_is_named(
+    left, right, is_found
+) -> None:
+    assert (
+        bool(check_sides(given(left_nucleus=left, right_nucleus=right), LIMITS))
+        is is_found
+    )
 
 
 def test_the_smaller_side_is_the_subject_and_both_are_looked_at() -> None:

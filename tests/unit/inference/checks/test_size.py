@@ -23,7 +23,9 @@ NOTHING = np.zeros((4, 4, 4), np.uint8)
     [(0.4, [True]), (0.7, [False]), (1.2, []), (2.0, [False]), (2.5, [True])],
 )
 def test_a_brain_is_neither_too_small_nor_too_large(litres, rejects) -> None:
-    findings = check_brain_size(evidence(NOTHING, volumes_mm3={"white": litres * 1e6}), LIMITS)
+    findings = check_brain_size(
+        evidence(NOTHING, volumes_mm3={"white": litres * 1e6}), LIMITS
+    )
     assert [finding.rejects for finding in findings] == rejects
 
 
@@ -32,7 +34,9 @@ def test_the_brain_is_tissue_without_ventricles() -> None:
     assert total_brain_mm3(evidence(NOTHING).scheme, volumes) == 7
 
 
-@pytest.mark.parametrize(("slice_mm", "rejects"), [(2.0, []), (3.0, [False]), (7.0, [True])])
+@pytest.mark.parametrize(
+    ("slice_mm", "rejects"), [(2.0, []), (3.0, [False]), (7.0, [True])]
+)
 def test_thick_slices_are_looked_at(slice_mm, rejects) -> None:
     scan = Grid((4, 4, 4), np.diag([1.0, 1.0, slice_mm, 1.0]))
     findings = check_resolution(evidence(NOTHING, scan=scan), LIMITS)
@@ -40,5 +44,7 @@ def test_thick_slices_are_looked_at(slice_mm, rejects) -> None:
 
 
 def test_what_was_not_found_is_named() -> None:
-    (finding,) = check_missing(evidence(NOTHING, volumes_mm3={"white": 0, "cortex": 1}), LIMITS)
+    (finding,) = check_missing(
+        evidence(NOTHING, volumes_mm3={"white": 0, "cortex": 1}), LIMITS
+    )
     assert (finding.rejects, finding.reason) == (False, "not found: white")
