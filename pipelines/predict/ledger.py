@@ -245,12 +245,21 @@ class Ledger:
             if not self._written.issuperset(outputs.items()):
                 self.add(Entry(case, "writing", model=model, outputs=outputs))
                 self._written.update(outputs.items())
-        for name in files.keys() - (there.keys() - changed.keys()):
-            final = self._folder / name
-            final.parent.mkdir(parents=True, exist_ok=True)
-            if name in strange:
-                final.rename(_kept_name(final))
-            names[name].replace(final)
+        placed = []
+        try:
+            for name in sorted(files.keys() - (there.keys() - changed.keys())):
+                final = self._folder / name
+                final.parent.mkdir(parents=True, exist_ok=True)
+                if name in strange:
+                    final.rename(_kept_name(final))
+                names[name].replace(final)
+                placed.append(final)
+        except OSError:
+            # Half of a case's result is none: it is not even an old one to be set aside.
+            if entry is not None:
+                for final in placed:
+                    final.unlink(missing_ok=True)
+            raise
         shutil.rmtree(staged)
 
     def set_aside(self, names: Iterable[str]) -> dict[str, str]:

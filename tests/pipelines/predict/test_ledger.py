@@ -212,3 +212,19 @@ def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(
     path.write_bytes(b"by hand")
     with pytest.raises(IntegrityError, match="no entry of a ledger"):
         read_entries([path])
+
+
+def test_a_result_that_could_not_be_placed_wholly_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    """Half of it is no older result either, which would be set aside and kept."""
+    staged, out = tmp_path / "staged", tmp_path / "out"
+    (staged / "later").mkdir(parents=True)
+    out.mkdir()
+    (staged / "first").write_text("first")
+    (staged / "later" / "file").write_text("second")
+    (out / "later").write_text("no folder: nothing can be placed in it")
+    outputs = {name: sha256_of(staged / name) for name in ("first", "later/file")}
+    with Ledger(out / "run.jsonl") as ledger, pytest.raises(OSError, match="later"):
+        ledger.place(staged, replace(DONE, outputs=outputs))
+    assert not (out / "first").exists()
