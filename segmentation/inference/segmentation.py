@@ -21,7 +21,8 @@ from trinat.segmentation.space.conform import (
     restore_probabilities,
 )
 from trinat.segmentation.space.grid import grown, is_empty
-from trinat.segmentation.space.resample import GridMap, occupied_box
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import occupied_box
 
 _TOUCHING = np.ones((3, 3, 3), bool)
 

@@ -38,7 +38,8 @@ from trinat.segmentation.models.hardware import (
 )
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
 from trinat.segmentation.space.grid import to_shape
-from trinat.segmentation.space.resample import GridMap, resample_image
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import (
     View,
     chosen_views,

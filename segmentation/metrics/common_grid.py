@@ -41,10 +41,9 @@ def on_grid_of(
             f"not on the truth's grid: {difference}",
             remedy="use --resample to bring it there, and the report will say so",
         )
-    from trinat.segmentation.space.resample import (
-        GridMap,
-        resample_labels,
-    )  # brings torch along
+    # Imported here: it brings torch along.
+    from trinat.segmentation.space.grid_map import GridMap
+    from trinat.segmentation.space.resample import resample_labels
 
     data = resample_labels(labels.data, GridMap.between(labels.grid, reference.grid))
     note = f"resampled to the truth's grid, label by label ({difference})"

@@ -1,8 +1,12 @@
-"""Where an array's voxels are: its shape and its affine, with one way to compare them."""
+"""Where an array's voxels are: its shape and its affine, with one way to compare them.
+
+An affine is a 4×4 matrix. It takes the indices (i, j, k) of a voxel to the place of its centre in
+RAS millimetres, as in nibabel: x grows to the person's right, y to the front, z upwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,10 +18,24 @@ from numpy.typing import NDArray
 Shape = tuple[int, int, int]
 Box = tuple[slice, slice, slice]
 
+# The letter that an array axis grows to: its world axis (0, 1 or 2) and the direction on it.
+_DIRECTIONS = {
+    "L": (0, -1),
+    "R": (0, 1),
+    "P": (1, -1),
+    "A": (1, 1),
+    "I": (2, -1),
+    "S": (2, 1),
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """`shape` voxels; `affine` takes a voxel's indices to RAS mm, and is read-only."""
+    """A regular grid of `shape` voxels, at the places that `affine` (4, 4) gives them.
+
+    The affine's first three columns are the steps in mm from a voxel to the next one along each
+    array axis. Its last column is the centre of voxel (0, 0, 0). The grid keeps a read-only copy.
+    """
 
     shape: Shape
     affine: NDArray[np.float64]
@@ -29,11 +47,14 @@ class Grid:
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
+        """Distance between neighbouring voxels along each array axis."""
+        steps = self.affine[:3, :3]
+        x, y, z = np.sqrt((steps**2).sum(axis=0)).tolist()
         return x, y, z
 
     @property
     def voxel_mm3(self) -> float:
+        """Volume of a voxel."""
         return float(abs(np.linalg.det(self.affine[:3, :3])))
 
     @property
@@ -53,68 +74,86 @@ class Grid:
     def cut(self, box: Box) -> Grid:
         """The grid of a part of the voxels."""
         affine = self.affine.copy()
-        affine[:3, 3] = self.places([s.start for s in box])
-        return Grid(to_shape(s.stop - s.start for s in box), affine)
+        affine[:3, 3] = self.places([side.start for side in box])
+        shape = to_shape(side.stop - side.start for side in box)
+        return Grid(shape, affine)
 
     def extent_mm(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Lowest and highest world coordinates of the outer faces of a box of voxels."""
-        faces = list(product(*((s.start - 0.5, s.stop - 0.5) for s in box)))
-        corners = self.places(faces)
-        return corners.min(axis=0), corners.max(axis=0)
+        # A voxel reaches half a voxel to either side of its centre.
+        faces = [(side.start - 0.5, side.stop - 0.5) for side in box]
+        face_corners = self.places(list(product(*faces)))
+        return face_corners.min(axis=0), face_corners.max(axis=0)
 
     def apart_mm(self, other: Grid) -> float:
         """The largest distance between the places of one voxel; infinite if shapes differ."""
         if self.shape != other.shape:
             return float("inf")
-        at = corners(self.box)
-        return float(np.linalg.norm(self.places(at) - other.places(at), axis=1).max())
+        # The difference of two affine maps is affine: its length is largest at a corner.
+        indices = corners(self.box)
+        offsets = self.places(indices) - other.places(indices)
+        return float(np.linalg.norm(offsets, axis=1).max())
 
 
 def moved(points: Any, affine: NDArray[np.floating]) -> NDArray[np.float64]:
     """Where an affine takes points (..., 3)."""
-    at: NDArray[np.float64] = np.asarray(points, np.float64) @ affine[:3, :3].T
-    return at + affine[:3, 3]
+    # Points are rows: p @ Aᵀ is what A @ p is for columns.
+    turned: NDArray[np.float64] = np.asarray(points, np.float64) @ affine[:3, :3].T
+    return turned + affine[:3, 3]
 
 
 def corners(box: Box) -> list[tuple[int, ...]]:
     """The eight voxels at the corners of a box."""
-    return list(product(*((side.start, side.stop - 1) for side in box)))
+    ends = [(side.start, side.stop - 1) for side in box]
+    return list(product(*ends))
 
 
 def whole(shape: Sequence[int]) -> Box:
     """All voxels of an array."""
-    x, y, z = (slice(0, n) for n in shape)
-    return x, y, z
+    return to_box(slice(0, length) for length in shape)
 
 
 def grown(
     box: Sequence[slice], shape: Sequence[int], voxels: int | NDArray[np.int_] = 1
 ) -> Box:
-    """The box with so many voxels more on each side, as far as there are any."""
-    x, y, z = (
-        slice(max(s.start - v, 0), min(s.stop + v, n))
-        for s, n, v in zip(box, shape, np.broadcast_to(voxels, 3).tolist(), strict=True)
-    )
-    return x, y, z
+    """The box with `voxels` more on each side, one number or one per axis.
+
+    At the edge of an array of this shape it ends.
+    """
+    margins = np.broadcast_to(voxels, 3).tolist()
+    sides = []
+    for side, length, margin in zip(box, shape, margins, strict=True):
+        start = max(side.start - margin, 0)
+        stop = min(side.stop + margin, length)
+        sides.append(slice(start, stop))
+    return to_box(sides)
 
 
 def is_empty(box: Box) -> bool:
-    return any(s.start >= s.stop for s in box)
+    """Whether a box holds no voxel."""
+    return any(side.start >= side.stop for side in box)
+
+
+def to_box(sides: Iterable[slice]) -> Box:
+    """Three slices as a box."""
+    x, y, z = sides
+    return x, y, z
 
 
 def to_shape(sides: Any) -> Shape:
+    """Three numbers as a shape."""
     x, y, z = (int(side) for side in sides)
     return x, y, z
 
 
 def world_axes(codes: str) -> tuple[tuple[int, int], ...]:
-    """World axis (0, 1 or 2) and direction (1 or -1) of each array axis, of codes such as "LIA"."""
-    pairs = ("LR", "PA", "IS")
-    axes = [
-        (w, pair.find(c)) for c in codes for w, pair in enumerate(pairs) if c in pair
-    ]
+    """World axis (0, 1 or 2) and direction (1 or -1) of each array axis, of codes such as "LIA".
+
+    Raises ValueError if the codes do not name each world axis once.
+    """
+    axes = [_DIRECTIONS[code] for code in codes if code in _DIRECTIONS]
     if len(codes) != 3 or sorted(world for world, _ in axes) != [0, 1, 2]:
         raise ValueError(
             f"{codes!r} must name three axes, one of each pair L/R, P/A, I/S, as in RAS or LIA"
         )
-    return tuple((world, 1 if place else -1) for world, place in axes)
+    return tuple(axes)

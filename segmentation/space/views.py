@@ -1,4 +1,4 @@
-"""Volumes to slices and back, and to other axes: the only place where a volume's are permuted.
+"""Volumes to slices and back, and to other axes: the only place where volumes' axes are permuted.
 
 On the working grid i grows to the right, j to the front and k upwards (RAS). No axis is turned
 round, so that slices are views into the volume's memory, for NumPy and torch alike.
@@ -26,7 +26,7 @@ _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 
 
 class View(Enum):
-    """An anatomical direction to cut in."""
+    """An anatomical direction to cut slices in; the value is its name in settings and files."""
 
     CORONAL = "coronal"
     AXIAL = "axial"
@@ -34,10 +34,16 @@ class View(Enum):
 
 
 def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] | None:
-    """Views or their names, also one name by itself; None, for all, stays None."""
+    """Views of their names, of one name by itself or of views; None, for all, stays None.
+
+    Raises ConfigError for what is no view.
+    """
+    if views is None:
+        return None
+    if isinstance(views, str):
+        views = [views]
     try:
-        views = [views] if isinstance(views, str) else views
-        return None if views is None else tuple(View(view) for view in views)
+        return tuple(View(view) for view in views)
     except (TypeError, ValueError) as error:
         names = ", ".join(view.value for view in View)
         raise ConfigError(str(error), remedy=f"choose from {names}") from None
@@ -66,57 +72,78 @@ def slice_axes(view: View) -> SliceAxes:
 def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _Array:
     """Volume (..., X, Y, Z) as slices (N, ..., H, W), without a copy.
 
-    So many `trailing` axes, of classes, come behind X, Y, Z, and stay behind. A network trained
-    elsewhere, on slices of another orientation, brings its own `SliceAxes`.
+    The array may have `trailing` axes, of classes, behind X, Y, Z; they stay behind. A network
+    trained elsewhere, on slices of another orientation, brings its own `SliceAxes`.
     """
-    axes = slice_axes(view) if isinstance(view, View) else view
+    axes = _as_axes(view)
     leading: int = array.ndim - 3 - trailing
-    along, rows, columns = (leading + axis for axis in axes)
+    along = leading + axes.along
+    rows = leading + axes.rows
+    columns = leading + axes.columns
     last: range = range(leading + 3, array.ndim)
     return _permute(array, (along, *range(leading), rows, columns, *last))
 
 
 def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
     """Slices (N, ..., H, W) as volume (..., X, Y, Z), without a copy; inverts `to_slices`."""
-    axes = slice_axes(view) if isinstance(view, View) else view
+    axes = _as_axes(view)
     leading: int = slices.ndim - 3
     # Where slices hold each axis of the volume: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
-    return _permute(
-        slices, (*range(1, leading + 1), held_at[0], held_at[1], held_at[2])
-    )
+    volume_axes = (held_at[0], held_at[1], held_at[2])
+    return _permute(slices, (*range(1, leading + 1), *volume_axes))
+
+
+def _as_axes(view: View | SliceAxes) -> SliceAxes:
+    if isinstance(view, View):
+        return slice_axes(view)
+    return view
 
 
 def source_axes(given: str, wanted: str) -> tuple[tuple[int, int], ...]:
-    """For each axis of an array that runs as `wanted` ("LIA"), which axis of one that runs as
-    `given` it is, and whether in the same direction (1) or not (-1)."""
-    have = {world: (axis, sign) for axis, (world, sign) in enumerate(world_axes(given))}
-    return tuple(
-        (have[world][0], sign * have[world][1]) for world, sign in world_axes(wanted)
-    )
+    """How an array that runs as `given` ("LIA") becomes one that runs as `wanted`.
+
+    For each axis of the wanted array: which axis of the given one it is, and whether it runs in
+    the same direction (1) or the opposite one (-1).
+    """
+    given_axes: dict[int, tuple[int, int]] = {}
+    for axis, (world, direction) in enumerate(world_axes(given)):
+        given_axes[world] = axis, direction
+    found = []
+    for world, wanted_direction in world_axes(wanted):
+        axis, direction = given_axes[world]
+        found.append((axis, wanted_direction * direction))
+    return tuple(found)
 
 
 def turned(array: NDArray[Any], axes: Sequence[tuple[int, int]]) -> NDArray[Any]:
-    """An array (X, Y, Z) with its axes in another order and direction, without a copy."""
-    order, signs = zip(*axes, strict=True)
-    return _permute(array, order)[tuple(slice(None, None, sign) for sign in signs)]
+    """An array (X, Y, Z) with its axes in another order and direction, without a copy.
+
+    `axes` are as `source_axes` gives them.
+    """
+    order = tuple(axis for axis, _ in axes)
+    directions = tuple(slice(None, None, direction) for _, direction in axes)
+    return _permute(array, order)[directions]
 
 
 def reoriented(volume: Volume, axes: str) -> Volume:
-    """The same voxels in the same places, in an array whose axes run as `axes` say."""
+    """The same voxels in the same places, in an array whose axes run as `axes` ("RAS") say."""
     if volume.axcodes == axes:
         return volume
-    way = source_axes(volume.axcodes, axes)
-    back = np.diag([0.0, 0, 0, 1])
-    for axis, (source, sign) in enumerate(way):
-        back[source, axis] = sign
-        back[source, 3] = 0 if sign > 0 else volume.shape[source] - 1
-    return replace(volume, data=turned(volume.data, way), affine=volume.affine @ back)
+    from_given = source_axes(volume.axcodes, axes)
+    # The matrix that takes new voxel indices to old ones. An axis that is turned round counts
+    # from the old one's last voxel: old = length - 1 - new.
+    to_given = np.diag([0.0, 0, 0, 1])
+    for axis, (source, direction) in enumerate(from_given):
+        to_given[source, axis] = direction
+        if direction < 0:
+            to_given[source, 3] = volume.shape[source] - 1
+    data = turned(volume.data, from_given)
+    return replace(volume, data=data, affine=volume.affine @ to_given)
 
 
 def _permute(array: _Array, order: tuple[int, ...]) -> _Array:
-    return (
-        array.transpose(order)
-        if isinstance(array, np.ndarray)
-        else array.permute(order)
-    )
+    """Axes in another order; NumPy and torch have different words for it."""
+    if isinstance(array, np.ndarray):
+        return array.transpose(order)
+    return array.permute(order)

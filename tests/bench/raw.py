@@ -17,7 +17,8 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.space.grid import Grid
-from trinat.segmentation.space.resample import GridMap, resample_image, resample_labels
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import resample_image, resample_labels
 
 __all__ = ["made_raw", "run"]
 

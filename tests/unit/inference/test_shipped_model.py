@@ -20,7 +20,8 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
 from trinat.segmentation.space.conform import conform
-from trinat.segmentation.space.resample import GridMap, occupied_box, resample_labels
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import occupied_box, resample_labels
 from trinat.segmentation.synthetic.anatomy import Anatomy, _cells, load_anatomy
 from trinat.segmentation.synthetic.phantom import phantom
 

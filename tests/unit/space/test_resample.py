@@ -11,8 +11,8 @@ from scipy.spatial.transform import Rotation
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.space.grid import Grid
+from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import (
-    GridMap,
     occupied_box,
     resample_image,
     resample_labels,

@@ -1,0 +1,114 @@
+"""How one grid of voxels lies in another: the map of voxel indices that resampling follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.space.grid import Box, Grid, Shape, moved, to_box, to_shape
+
+# Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
+_SAME_VOXELS = 0.01
+# A step of up to this many source voxels is left to linear interpolation alone.
+_STEP_OF_ONE_POINT = 1.25
+
+
+class SourceAxis(NamedTuple):
+    """Where the voxels along a target axis come from, if they are the source's own voxels."""
+
+    axis: int
+    direction: int  # 1 or -1
+    start: int  # the source voxel at target voxel 0; it may lie beyond the source
+
+
+@dataclass(frozen=True, eq=False)
+class GridMap:
+    """A target grid of `shape` voxels, and where each of them lies in the source.
+
+    `matrix` (4, 4) takes target indices to source indices, which need not be whole.
+    """
+
+    matrix: NDArray[np.float64]
+    shape: Shape
+
+    @classmethod
+    def between(cls, source: Grid, target: Grid) -> GridMap:
+        """The map of a target grid into a source grid that share a world."""
+        # From a target index to RAS mm, and from there to a source index.
+        matrix = np.linalg.solve(source.affine, target.affine)
+        return cls(np.asarray(matrix), target.shape)
+
+    def cut(self, source: Box, target: Box) -> GridMap:
+        """The same map for parts of both grids."""
+        # Voxel n of a part is voxel start + n of its whole:
+        # M' n = M (target_start + n) - source_start.
+        target_start = np.array([side.start for side in target])
+        source_start = [side.start for side in source]
+        matrix = self.matrix.copy()
+        matrix[:3, 3] += matrix[:3, :3] @ target_start - source_start
+        shape = to_shape(side.stop - side.start for side in target)
+        return GridMap(matrix, shape)
+
+    def reach(self, source: Box) -> Box:
+        """The target voxels that any voxel of this part of the source touches."""
+        # Linear interpolation carries a voxel's value as far as its neighbours' centres.
+        touched_sides = [(side.start - 1, side.stop) for side in source]
+        to_target = np.linalg.inv(self.matrix)
+        touched = moved(list(product(*touched_sides)), to_target)
+        # A target voxel's extent is half a voxel to either side.
+        first = np.floor(touched.min(axis=0) - 0.5).astype(int).tolist()
+        last = np.ceil(touched.max(axis=0) + 0.5).astype(int).tolist()
+        sides = []
+        for low, high, length in zip(first, last, self.shape, strict=True):
+            start = min(max(low, 0), length)
+            stop = max(min(high + 1, length), 0)
+            sides.append(slice(start, stop))
+        return to_box(sides)
+
+    @property
+    def source_axes(self) -> list[int] | None:
+        """The source axis along each target axis, or None if the grids stand askew."""
+        steps = np.abs(self.matrix[:3, :3])
+        order = steps.argmax(axis=0).tolist()
+        # How far a line of the whole target strays to the other axes of the source.
+        drift = steps * self.shape
+        drift[order, range(3)] = 0
+        is_aligned = sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS
+        if not is_aligned:
+            return None
+        return order
+
+    @property
+    def reordering(self) -> list[SourceAxis] | None:
+        """The source of each target axis, if each target voxel is a source voxel or beyond it.
+
+        None if anything must be interpolated.
+        """
+        order = self.source_axes
+        if order is None:
+            return None
+        steps = self.matrix[order, range(3)]
+        starts = self.matrix[order, 3]
+        directions = np.sign(steps)
+        whole_starts = np.rint(starts)
+        # What the map is off by at the far end of each axis.
+        error = np.abs(steps - directions) * self.shape + np.abs(starts - whole_starts)
+        if error.max() >= _SAME_VOXELS:
+            return None
+        sources = zip(order, directions, whole_starts, strict=True)
+        return [SourceAxis(a, int(sign), int(start)) for a, sign, start in sources]
+
+    @property
+    def points(self) -> list[NDArray[np.float64]]:
+        """Along each target axis, where between -0.5 and 0.5 a voxel is sampled.
+
+        There are as many points as source voxels in a step, so that none is skipped.
+        """
+        steps: Any = np.sqrt((self.matrix[:3, :3] ** 2).sum(axis=0))
+        counts = np.maximum(1, np.ceil(steps - (_STEP_OF_ONE_POINT - 1))).astype(int)
+        # The middles of `count` equal parts of the voxel.
+        return [(np.arange(count) + 0.5) / count - 0.5 for count in counts]

@@ -1,0 +1,85 @@
+"""Where in a scan the head is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.grid import Box, to_box
+from trinat.segmentation.space.intensity import foreground, tissue_threshold
+from trinat.segmentation.space.resample import occupied_box
+
+# Around the head: some scalp and air above the highest brain.
+_MARGIN_MM = 10.0
+# The scan is looked at through cells of about this size, in which noise averages out.
+_CELL_MM = 4.0
+# From the top of the scalp to the lowest brain: under 180 mm, in a head bent by 30° under 200.
+_HEAD_HEIGHT_MM = 210.0
+
+
+def head_box(volume: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
+    """Voxels (X, Y, Z) that hold the head and a margin, inside the scan; all of it if unsure.
+
+    What reaches further down than any brain does, neck and shoulders, is left out.
+    """
+    spacing = np.array(volume.spacing_mm)
+    steps = np.maximum(1, np.rint(_CELL_MM / spacing)).astype(int)
+    head = _head_cells(volume, steps)
+    if head is None:
+        return volume.grid.box
+    cells = occupied_box(_above_the_neck(head, volume, steps))
+    margins = np.ceil(margin_mm / spacing).astype(int)
+    sides = []
+    for cell_side, step, margin, length in zip(
+        cells, steps, margins, volume.shape, strict=True
+    ):
+        start = max(int(cell_side.start * step - margin), 0)
+        stop = min(int(cell_side.stop * step + margin), length)
+        sides.append(slice(start, stop))
+    return to_box(sides)
+
+
+def _head_cells(volume: Volume, steps: NDArray[np.int_]) -> NDArray[np.bool_] | None:
+    """Which cells of `steps` voxels are the largest piece of tissue; None if there is none."""
+    means = _block_means(volume.data, steps)
+    cell_mm3 = float(np.prod(np.array(volume.spacing_mm) * steps))
+    low, bright = foreground(means, cell_mm3)
+    tissue = means > tissue_threshold(low, bright)
+    # One cell across is a wrap-around ghost, a marker or a nose, no head.
+    padded = np.pad(tissue, 1, mode="edge")
+    solid = ndimage.binary_opening(padded)[1:-1, 1:-1, 1:-1]
+    parts, count = ndimage.label(solid)
+    if not count:
+        return None
+    sizes = np.bincount(parts.ravel())[1:]  # part 0 is what belongs to none
+    largest = parts == 1 + sizes.argmax()
+    # What opening took from the head's own surface comes back.
+    return np.asarray(ndimage.binary_dilation(largest) & tissue)
+
+
+def _block_means(data: NDArray[Any], steps: NDArray[np.int_]) -> NDArray[np.float64]:
+    """Means of blocks of `steps` voxels; the last of each axis may be smaller."""
+    means = data
+    for axis, step in enumerate(steps):
+        starts = np.arange(0, data.shape[axis], step)
+        counts = np.diff(np.append(starts, data.shape[axis]))
+        sums = np.add.reduceat(means, starts, axis=axis, dtype=np.float64)
+        other_axes = [other for other in range(3) if other != axis]
+        means = sums / np.expand_dims(counts, other_axes)
+    return means
+
+
+def _above_the_neck(
+    head: NDArray[np.bool_], volume: Volume, steps: NDArray[np.int_]
+) -> NDArray[np.bool_]:
+    """The part of a mask of cells that lies within a head's height of its top."""
+    # The affine's third row gives a voxel's height; its offset does not matter here.
+    x, y, z = volume.affine[2, :3] * steps
+    i, j, k = np.ogrid[tuple(slice(n) for n in head.shape)]
+    heights_mm = x * i + y * j + z * k
+    top_mm = heights_mm[head].max()
+    return np.asarray(head & (heights_mm > top_mm - _HEAD_HEIGHT_MM))
