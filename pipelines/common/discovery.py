@@ -32,7 +32,8 @@ from trinat.pipelines.common.naming import LEFT_OUT, safe_component
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.data.sources.freesurfer import find_image
 from trinat.segmentation.errors import ConfigError, InputError, reason_of
-from trinat.segmentation.io.dicom import Series, find_series, is_dicom
+from trinat.segmentation.io.dicom.containers import is_dicom
+from trinat.segmentation.io.dicom.series import Series, find_series
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.naming import RESULT_ENDINGS
 from trinat.segmentation.data.sources.base import without_suffix
-from trinat.segmentation.io.dicom import is_dicom
+from trinat.segmentation.io.dicom.containers import is_dicom
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
 
 

@@ -33,7 +33,7 @@ from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.io.files import sha256_of, write_whole
-from trinat.segmentation.io.volume import write_maps
+from trinat.segmentation.io.maps import write_maps
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.pictures import draw_mosaic, encoded, view_result

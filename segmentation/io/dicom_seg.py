@@ -20,7 +20,8 @@ from trinat.segmentation.errors import (
     LabelError,
     OutputError,
 )
-from trinat.segmentation.io.dicom import load, quiet
+from trinat.segmentation.io.dicom.parsing import quiet
+from trinat.segmentation.io.dicom.scan import load
 from trinat.segmentation.io.files import atomic_write, read_text
 from trinat.segmentation.space.grid import Grid
 

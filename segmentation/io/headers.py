@@ -16,29 +16,32 @@ import numpy as np
 from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
-from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
-from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.errors import FormatError, GeometryError
+from trinat.segmentation.io.limits import (
+    REMAKE,
+    Sides,
+    Zooms,
+    check_bytes,
+    check_memory,
+    check_sides,
+    check_zooms,
+    wrong,
+)
 from trinat.segmentation.io.streams import Source
 
-_Shape = tuple[int, int, int]
-_Zooms = tuple[float, float, float]
-
-MAX_SIDE = 1500
-MIN_SIDE = 16
-MAX_BYTES = 2 * 2**30
-# A voxel is not smaller than a cell nor larger than a head.
-SPACING_RANGE_MM = (0.01, 100.0)
-# What bringing a scan to the working grid takes, measured: bytes for each voxel beside the voxels
-# themselves, and for each cell of 4 mm in which the head is looked for. Less than the last is
-# taken for granted.
-_WORK_BYTES = 14
-_CELL_BYTES = 50
-_CELL_MM3 = 64.0
-_GRANTED_BYTES = 2**30
+_NIFTI1_LENGTH = 348
+_NIFTI2_LENGTH = 540
 # NIfTI header extensions may hold a whole DICOM header, but not more than this.
 _MAX_OFFSET = 64 * 2**20
 _MGH_VOXELS_AT = 284
-_REMAKE = "its header is wrong; convert the scan again from its source"
+# Where an MGH header says whether it has an orientation.
+_MGH_FLAG = slice(28, 30)
+_UNIT_LENGTH_TOLERANCE = 1e-3
+# NIfTI's codes of spatial units.
+_UNKNOWN_UNITS = 0
+_MILLIMETRES = 2
+_MOST_DIMENSIONS = 7
+_LARGEST_FORM_CODE = 5
 
 
 @dataclass(frozen=True)
@@ -51,45 +54,55 @@ class Form:
 
 @dataclass(frozen=True)
 class Header:
-    """All that reading needs; `bare` is the affine that nibabel takes where no form is coded."""
+    """All that reading needs.
 
-    shape: _Shape
+    `shape` and `zooms` (mm) are of the three axes; `dtype` is that of the file, with its byte
+    order. The voxels begin at byte `offset` of the file; their value is `slope` times what is
+    stored plus `inter`. `bare` is the affine that nibabel takes where no form is coded.
+    """
+
+    shape: Sides
     dtype: np.dtype[Any]
     offset: int
     slope: float
     inter: float
-    zooms: _Zooms
+    zooms: Zooms
     qform: Form
     sform: Form
     bare: NDArray[np.float64]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all voxels in the file, unpacked."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def scaled(self) -> bool:
+        """Whether the values are other than what is stored."""
         return (self.slope, self.inter) != (1.0, 0.0)
 
 
 def read_nifti(source: Source) -> Header:
     """The header of a .nii file, NIfTI-1 or NIfTI-2, leaving `source` at its first voxel."""
-    fields, start = _struct(source)
+    fields, length = _struct(source)
     where = source.path
-    if fields["magic"].tobytes()[:4] != (b"n+1\0" if start == 348 else b"n+2\0"):
+    magic = b"n+1\0" if length == _NIFTI1_LENGTH else b"n+2\0"
+    if fields["magic"].tobytes()[:4] != magic:
         raise FormatError(
             "not a single-file NIfTI image, though named .nii",
             where=where,
             remedy="if it is half of a pair, name the .hdr file",
         )
     header = from_nifti(fields, where)
-    if header.offset < start + 4:
-        raise _wrong(
+    # Four bytes behind the header say whether extensions follow.
+    if header.offset < length + 4:
+        raise wrong(
             f"voxels are said to start at byte {header.offset}, inside the header",
             where,
         )
     announce(source, header)
-    _check_extensions(source.take(header.offset - start), fields.endianness, where)
+    extensions = source.take(header.offset - length)
+    _check_extensions(extensions, fields.endianness, where)
     return header
 
 
@@ -113,13 +126,12 @@ def read_mgh(source: Source) -> Header:
     where = source.path
     block = source.take(_MGH_VOXELS_AT)
     fields = nib.freesurfer.MGHImage.header_class(block, check=False)
-    if int(fields["version"]) != 1:
-        raise FormatError(
-            f"MGH version {int(fields['version'])}, not 1", where=where, remedy=_REMAKE
-        )
-    flag = int.from_bytes(block[28:30], "big", signed=True)
+    version = int(fields["version"])
+    if version != 1:
+        raise FormatError(f"MGH version {version}, not 1", where=where, remedy=REMAKE)
+    flag = int.from_bytes(block[_MGH_FLAG], "big", signed=True)
     if flag not in (0, 1):
-        raise _wrong(f"goodRASFlag is {flag}, not 0 or 1", where)
+        raise wrong(f"goodRASFlag is {flag}, not 0 or 1", where)
     if flag == 0:
         # nibabel has put defaults in place of the fields: 1 mm, and LSP where FreeSurfer has LIA.
         fields["Mdc"] = ((-1, 0, 0), (0, 0, -1), (0, 1, 0))
@@ -129,9 +141,9 @@ def read_mgh(source: Source) -> Header:
     with np.errstate(all="ignore"):
         lengths = np.linalg.norm(fields["Mdc"].astype(np.float64), axis=1)
         affine = np.asarray(fields.get_affine(), np.float64)
-    if not np.all(np.abs(lengths - 1) <= 1e-3):
+    if not np.all(np.abs(lengths - 1) <= _UNIT_LENGTH_TOLERANCE):
         raise GeometryError(
-            "direction cosines are not unit vectors", where=where, remedy=_REMAKE
+            "direction cosines are not unit vectors", where=where, remedy=REMAKE
         )
     try:
         dtype = np.dtype(fields.get_data_dtype()).newbyteorder(">")
@@ -152,41 +164,29 @@ def announce(source: Source, header: Header) -> None:
 
 def check_size(header: Header, where: Path) -> None:
     """Refuse sizes beyond the limits, or beyond the memory that is free."""
-    # Scaled voxels become 4-byte floats.
-    size = math.prod(header.shape) * max(
-        header.dtype.itemsize, 4 if header.scaled else 1
-    )
-    if size > MAX_BYTES:
-        raise FormatError(
-            f"{size / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",
-            where=where,
-            remedy="resample it to a coarser grid",
-        )
-    _require_memory(header, where)
-
-
-def _require_memory(header: Header, where: Path) -> None:
-    cells = min(1.0, math.prod(header.zooms) / _CELL_MM3)
-    work = math.prod(header.shape) * (_WORK_BYTES + _CELL_BYTES * cells)
-    needed = header.nbytes + work
-    if needed > _GRANTED_BYTES and needed > (there := free_memory()):
-        raise FormatError(
-            f"{_by(header.shape)} voxels take {needed / 2**30:.1f} GiB of memory to prepare, and "
-            f"{there / 2**30:.1f} are free",
-            where=where,
-            remedy="resample it to a coarser grid, or use a larger machine",
-        )
+    voxel_bytes = header.dtype.itemsize
+    if header.scaled:
+        # Scaled voxels become 4-byte floats.
+        voxel_bytes = max(voxel_bytes, 4)
+    check_bytes(math.prod(header.shape) * voxel_bytes, where)
+    check_memory(header.shape, header.zooms, header.nbytes, where)
 
 
 def _struct(source: Source) -> tuple[Any, int]:
-    """nibabel's view of the fields of a NIfTI or Analyze header, and its length."""
+    """nibabel's view of the fields of a NIfTI or Analyze header, and its length.
+
+    A header begins with its own length, which gives away its kind and its byte order.
+    """
     start = source.take(4)
-    for kind, size in ((nib.Nifti1Header, 348), (nib.Nifti2Header, 540)):
+    kinds = (
+        (nib.Nifti1Header, _NIFTI1_LENGTH),
+        (nib.Nifti2Header, _NIFTI2_LENGTH),
+    )
+    for kind, length in kinds:
         for endianness in ("<", ">"):
-            if int.from_bytes(start, "little" if endianness == "<" else "big") == size:
-                return kind(
-                    start + source.take(size - 4), endianness, check=False
-                ), size
+            if int.from_bytes(start, _byte_order(endianness)) == length:
+                block = start + source.take(length - 4)
+                return kind(block, endianness, check=False), length
     raise FormatError(
         "not a NIfTI or Analyze header",
         where=source.path,
@@ -194,15 +194,22 @@ def _struct(source: Source) -> tuple[Any, int]:
     )
 
 
+def _byte_order(endianness: str) -> Literal["little", "big"]:
+    """Python's word for nibabel's "<" and ">"."""
+    return "little" if endianness == "<" else "big"
+
+
 def from_nifti(fields: Any, where: Path) -> Header:
     """The fields of a NIfTI-1 or NIfTI-2 header, checked."""
-    spatial = int(fields["xyzt_units"]) & 7
-    if spatial not in (0, 2):  # unknown, millimetres; the bits for time do not matter
+    # The lowest three bits; those for time do not matter.
+    spatial_units = int(fields["xyzt_units"]) & 7
+    if spatial_units not in (_UNKNOWN_UNITS, _MILLIMETRES):
         raise _units_refused(where)
     shape, zooms, dtype = _grid(fields, where)
     slope, inter = _scaling(fields, where)
     with np.errstate(all="ignore"):
-        offset, qform = _offset(fields, where), _qform(fields, where)
+        offset = _offset(fields, where)
+        qform = _qform(fields, where)
         code = _code(fields, "sform_code", where)
         sform = Form(code, np.asarray(fields.get_sform(), np.float64))
         bare = np.asarray(fields.get_base_affine(), np.float64)
@@ -212,68 +219,31 @@ def from_nifti(fields: Any, where: Path) -> Header:
 def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
     """An Analyze 7.5 header: no forms, no scaling (its grey values are relative anyway)."""
     if len(block) != nib.AnalyzeHeader.template_dtype.itemsize:
-        raise FormatError("neither NIfTI nor Analyze", where=where, remedy=_REMAKE)
+        raise FormatError("neither NIfTI nor Analyze", where=where, remedy=REMAKE)
     fields = nib.AnalyzeHeader(block, endianness, check=False)
     units = fields["vox_units"].tobytes().split(b"\0")[0].strip().lower()
     if units not in (b"", b"mm"):
         raise _units_refused(where)
     shape, zooms, dtype = _grid(fields, where)
-    offset, nothing = _offset(fields, where), Form(0, None)
+    offset = _offset(fields, where)
+    no_form = Form(0, None)
     bare = np.asarray(fields.get_base_affine(), np.float64)
-    return Header(shape, dtype, offset, 1.0, 0.0, zooms, nothing, nothing, bare)
+    return Header(shape, dtype, offset, 1.0, 0.0, zooms, no_form, no_form, bare)
 
 
-def _grid(fields: Any, where: Path) -> tuple[_Shape, _Zooms, np.dtype[Any]]:
+def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
     """Size, spacing and voxel type of a NIfTI or Analyze header."""
     count = int(fields["dim"][0])
-    if not 1 <= count <= 7:
-        raise _wrong(f"{count} dimensions, not 3", where)
-    shape = check_sides([int(n) for n in fields["dim"][1 : 1 + count]], where)
+    if not 1 <= count <= _MOST_DIMENSIONS:
+        raise wrong(f"{count} dimensions, not 3", where)
+    dims = [int(length) for length in fields["dim"][1 : 1 + count]]
+    shape = check_sides(dims, where)
     zooms = check_zooms(fields["pixdim"][1:4], where)
     dtype = _voxel_type(fields, where)
-    if int(fields["bitpix"]) != dtype.itemsize * 8:
-        bits = int(fields["bitpix"])
-        raise _wrong(f"voxels of {bits} bits and of type {dtype.name} at once", where)
+    bits = int(fields["bitpix"])
+    if bits != dtype.itemsize * 8:
+        raise wrong(f"voxels of {bits} bits and of type {dtype.name} at once", where)
     return shape, zooms, dtype
-
-
-def check_sides(dims: list[int], where: Path) -> _Shape:
-    """Three sides within the limits, once trailing ones are squeezed."""
-    if min(dims) <= 0:
-        raise _wrong(f"impossible dimensions {_by(dims)}", where)
-    extra = math.prod(dims[3:])
-    if extra > 1:
-        raise FormatError(
-            f"{extra} volumes in one file",
-            where=where,
-            remedy="split it and name one volume",
-        )
-    sides = (*dims, 1, 1, 1)[:3]
-    if max(sides) > MAX_SIDE:
-        raise FormatError(
-            f"{_by(sides)} voxels, more than {MAX_SIDE} a side",
-            where=where,
-            remedy="resample it to a coarser grid",
-        )
-    if min(sides) < MIN_SIDE:
-        raise FormatError(
-            f"{_by(sides)} voxels, fewer than {MIN_SIDE} slices along an axis",
-            where=where,
-            remedy="give a whole-head 3D scan",
-        )
-    return sides[0], sides[1], sides[2]
-
-
-def check_zooms(zooms: Any, where: Path) -> _Zooms:
-    x, y, z = (float(zoom) for zoom in zooms)
-    low, high = SPACING_RANGE_MM
-    if not all(low <= zoom <= high for zoom in (x, y, z)):
-        raise GeometryError(
-            f"impossible voxel size {x:g} x {y:g} x {z:g} mm",
-            where=where,
-            remedy=_REMAKE,
-        )
-    return x, y, z
 
 
 def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
@@ -292,26 +262,29 @@ def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
 
 
 def _offset(fields: Any, where: Path) -> int:
+    """Where in the file the voxels begin; a float in the header."""
     offset = float(fields["vox_offset"])
     if not (0 <= offset <= _MAX_OFFSET and offset.is_integer()):
-        raise _wrong(f"voxels are said to start at byte {offset:g}", where)
+        raise wrong(f"voxels are said to start at byte {offset:g}", where)
     return int(offset)
 
 
 def _scaling(fields: Any, where: Path) -> tuple[float, float]:
     """Slope and intercept; a slope of 0 or NaN means none, as the standard and custom have it."""
-    slope, inter = float(fields["scl_slope"]), float(fields["scl_inter"])
+    slope = float(fields["scl_slope"])
+    inter = float(fields["scl_inter"])
     if slope == 0 or math.isnan(slope):
         return 1.0, 0.0
     if not (math.isfinite(slope) and math.isfinite(inter)):
-        raise _wrong(f"voxels scaled by {slope:g} and shifted by {inter:g}", where)
+        raise wrong(f"voxels scaled by {slope:g} and shifted by {inter:g}", where)
     return slope, inter
 
 
 def _code(fields: Any, name: str, where: Path) -> int:
+    """The code of a form; 0 says that there is none."""
     code = int(fields[name])
-    if not 0 <= code <= 5:
-        raise _wrong(f"unknown {name} {code}", where)
+    if not 0 <= code <= _LARGEST_FORM_CODE:
+        raise wrong(f"unknown {name} {code}", where)
     return code
 
 
@@ -329,20 +302,19 @@ def _qform(fields: Any, where: Path) -> Form:
 
 
 def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
-    """Walk the extensions between header and voxels: none may reach into the voxels."""
+    """Walk the extensions between header and voxels: none may reach into the voxels.
+
+    The block's first byte says whether there are any. Each begins with its own size.
+    """
     if not block[0]:
         return
-    order: Literal["little", "big"] = "little" if endianness == "<" else "big"
+    order = _byte_order(endianness)
     at = 4
     while at + 8 <= len(block):
         size = int.from_bytes(block[at : at + 4], order, signed=True)
         if size < 8 or at + size > len(block):
-            raise _wrong("a header extension reaches into the voxels", where)
+            raise wrong("a header extension reaches into the voxels", where)
         at += size
-
-
-def _wrong(what: str, where: Path) -> IntegrityError:
-    return IntegrityError(what, where=where, remedy=_REMAKE)
 
 
 def _type_refused(what: str, where: Path) -> FormatError:
@@ -357,7 +329,3 @@ def _units_refused(where: Path) -> GeometryError:
         where=where,
         remedy="convert the header to millimetres",
     )
-
-
-def _by(sides: Any) -> str:
-    return " x ".join(str(side) for side in sides)

@@ -1,15 +1,16 @@
 """A 3D image and its place in space, read with every check that a file from anywhere needs.
 
 What is taken: .nii and .nii.gz (NIfTI-1 and -2), .mgh and .mgz, pairs of .hdr and .img (NIfTI or
-Analyze 7.5). What is refused, and why, stands where it is checked: the file's bytes in streams.py,
-the header's fields in headers.py, the affine in orientation.py, the voxels here.
+Analyze 7.5), series of DICOM files. What is refused, and why, stands where it is checked: the
+file's bytes in streams.py, the header's fields in headers.py, the affine in orientation.py, the
+voxels in voxels.py.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,29 +20,25 @@ import numpy as np
 from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
-from trinat.segmentation.errors import FormatError, InputError, IntegrityError
-from trinat.segmentation.io.dicom import holds_dicom, read_series
+from trinat.segmentation.errors import FormatError
+from trinat.segmentation.io.dicom.containers import holds_dicom
+from trinat.segmentation.io.dicom.scan import read_series
 from trinat.segmentation.io.files import atomic_write
-from trinat.segmentation.io.headers import (
-    Header,
-    announce,
-    from_nifti,
-    read_mgh,
-    read_nifti,
-    read_pair,
-)
+from trinat.segmentation.io.headers import from_nifti
 from trinat.segmentation.io.orientation import TrustAffine, place
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
+from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.io.voxels import (
+    for_disk,
+    read_pair_of_files,
+    read_single_file,
+    usable_values,
+)
 from trinat.segmentation.space.grid import Grid, Shape
 
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
-_GZIP_LEVEL = 4
-# Steps of 3e-5, finer than float16, in half the bytes of float32 and a type that all tools read.
-_MAP_STEPS = 32767
-# The header, and four bytes that say that no extension follows.
-_MAP_OFFSET = 352
-_NIFTI_PADDING = 4096
-_MGH_TAGS = 16 * 2**20
+GZIP_LEVEL = 4
+_PAIR_SUFFIXES = (".hdr", ".img")
+_WRITTEN_SUFFIXES = (".nii", ".nii.gz", ".mgz")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +76,7 @@ class Volume:
 
     @property
     def grid(self) -> Grid:
+        """Where the voxels are."""
         return Grid(self.shape, self.affine)
 
     @property
@@ -88,6 +86,7 @@ class Volume:
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
+        """Distance between neighbouring voxels along each array axis."""
         return self.grid.spacing_mm
 
     @property
@@ -97,20 +96,20 @@ class Volume:
 
     @classmethod
     def of(cls, scan: Scan, *, labels: bool = False) -> Volume:
-        """A scan (or label map) as users have it: see `Scan`."""
+        """A scan (or label map) as users have it: see `Scan`. TypeError for anything else."""
         if isinstance(scan, Volume):
             return scan
         if isinstance(scan, str | os.PathLike):
             return cls.read(Path(scan), labels=labels)
         if isinstance(scan, tuple) and len(scan) == 2:
-            return cls.of_array(*scan, labels=labels)
+            array, affine = scan
+            return cls.of_array(array, affine, labels=labels)
         if hasattr(scan, "dataobj") and hasattr(scan, "affine"):
             return cls.of_image(scan, labels=labels)
-        several = "; segment_many takes several paths" if isinstance(scan, list) else ""
-        raise TypeError(
-            f"cannot use {type(scan).__name__}: "
-            f"give a path, a nibabel image, a tuple (array, affine) or a Volume{several}"
-        )
+        remedy = "give a path, a nibabel image, a tuple (array, affine) or a Volume"
+        if isinstance(scan, list):
+            remedy += "; segment_many takes several paths"
+        raise TypeError(f"cannot use {type(scan).__name__}: {remedy}")
 
     @classmethod
     def read(
@@ -135,31 +134,35 @@ class Volume:
         """
         where = Path(path)
         name = where.name.lower()
-        said: tuple[str, ...] = ()
-        if series or (not name.endswith(SCAN_SUFFIXES) and holds_dicom(where)):
-            header, voxels, digest, said = read_series(where, series)
-        elif not name.endswith(SCAN_SUFFIXES):
+        series_notes: tuple[str, ...] = ()
+        is_image = name.endswith(SCAN_SUFFIXES)
+        if series or (not is_image and holds_dicom(where)):
+            header, voxels, digest, series_notes = read_series(where, series)
+        elif not is_image:
             raise FormatError(
                 "not a known kind of scan",
                 where=where,
                 remedy=f"give one of {', '.join(SCAN_SUFFIXES)}",
             )
-        elif name.endswith((".hdr", ".img")):
-            header, voxels, digest = _read_pair(where)
+        elif name.endswith(_PAIR_SUFFIXES):
+            header, voxels, digest = read_pair_of_files(where)
         else:
-            header, voxels, digest = _read_single(where)
+            header, voxels, digest = read_single_file(where)
         affine, codes, notes = place(header, trust_affine, axes, where)
-        data, filled = _values(
+        data, filled = usable_values(
             voxels, header, where, labels=labels, fill=fill_nonfinite
         )
-        notes = (*notes, *said)
+        notes = (*notes, *series_notes)
         if filled:
             notes = (*notes, f"{filled} voxels that were NaN or infinite are set to 0")
         return cls(data, affine, codes, notes, digest)
 
     @classmethod
     def of_image(cls, image: Any, *, labels: bool = False) -> Volume:
-        """A scan of a nibabel image (NIfTI or MGH) in memory, behind the same checks as a file."""
+        """A scan of a nibabel image (NIfTI or MGH) in memory, behind the same checks as a file.
+
+        The voxels are not copied where their type stays; the image may share them.
+        """
         where = Path("image")
         if not isinstance(image, nib.Nifti1Pair | nib.freesurfer.MGHImage):
             raise FormatError(
@@ -173,10 +176,10 @@ class Volume:
         # nibabel has scaled what it read, and takes an array as it is.
         header = replace(from_nifti(image.header, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)
-        voxels = voxels.astype(voxels.dtype.newbyteorder("="), copy=False).reshape(
-            header.shape
-        )
-        data, _ = _values(voxels, header, where, labels=labels, fill=False)
+        native = voxels.astype(voxels.dtype.newbyteorder("="), copy=False)
+        # Without the axes of length 1 that images may have behind the third.
+        three_axes = native.reshape(header.shape)
+        data, _ = usable_values(three_axes, header, where, labels=labels, fill=False)
         return cls(data, affine, codes, notes)
 
     @classmethod
@@ -184,14 +187,12 @@ class Volume:
         cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False
     ) -> Volume:
         """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`."""
-        voxels, place_mm = np.asarray(array), np.asarray(affine)
-        if (
-            voxels.dtype.kind not in "iuf"
-            or voxels.ndim != 3
-            or place_mm.shape != (4, 4)
-        ):
+        voxels = np.asarray(array)
+        to_ras = np.asarray(affine)
+        are_numbers = voxels.dtype.kind in "iuf"
+        if not are_numbers or voxels.ndim != 3 or to_ras.shape != (4, 4):
             raise FormatError(
-                f"{voxels.dtype} {voxels.shape} with an affine {place_mm.shape}",
+                f"{voxels.dtype} {voxels.shape} with an affine {to_ras.shape}",
                 where=Path("array"),
                 remedy="give numbers (X, Y, Z) and an affine (4, 4)",
             )
@@ -199,8 +200,8 @@ class Volume:
             voxels = voxels.astype(np.float32, copy=False)
         image = nib.Nifti1Image(voxels, None)
         # Not by way of the constructor, which fails on what is refused here.
-        image.header.set_sform(place_mm, "aligned")
-        image.header.set_zooms(np.linalg.norm(place_mm[:3, :3], axis=0))
+        image.header.set_sform(to_ras, "aligned")
+        image.header.set_zooms(np.linalg.norm(to_ras[:3, :3], axis=0))
         return cls.of_image(image, labels=labels)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
@@ -211,31 +212,32 @@ class Volume:
         """
         where = Path(path)
         name = where.name.lower()
-        if not name.endswith((".nii", ".nii.gz", ".mgz")):
+        if not name.endswith(_WRITTEN_SUFFIXES):
             raise FormatError(
                 "not a kind of image that is written",
                 where=where,
                 remedy="use .nii.gz or .mgz",
             )
-        data = _for_disk(self.data, where, labels=labels)
-        image = (
-            nib.MGHImage(data, self.affine)
-            if name.endswith(".mgz")
-            else self._nifti(data, labels)
-        )
+        data = for_disk(self.data, where, labels=labels)
+        if name.endswith(".mgz"):
+            image = nib.MGHImage(data, self.affine)
+        else:
+            image = self._nifti(data, labels)
         with atomic_write(where) as file:
             if name.endswith(".nii"):
                 image.to_stream(file)
             else:
                 # No name and no time inside, so that equal volumes give equal bytes.
-                with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
+                with gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0) as packed:
                     image.to_stream(packed)
 
     def to_nibabel(self, *, labels: bool = False) -> nib.Nifti1Image:
         """The image that `write` writes as NIfTI, in memory."""
-        return self._nifti(_for_disk(self.data, Path("image"), labels=labels), labels)
+        data = for_disk(self.data, Path("image"), labels=labels)
+        return self._nifti(data, labels)
 
     def _nifti(self, data: NDArray[Any], labels: bool) -> Any:
+        """A NIfTI image of these voxels at this volume's place, both forms coded."""
         image = nib.Nifti1Image(data, self.affine)
         image.set_qform(self.affine, self.codes[0])
         image.set_sform(self.affine, self.codes[1])
@@ -250,154 +252,3 @@ class Volume:
 Scan: TypeAlias = (
     "str | os.PathLike[str] | SpatialImage | tuple[ArrayLike, ArrayLike] | Volume"
 )
-
-
-def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
-    """Write `count` maps of values from 0 to 1, of one grid, as 4D .nii.gz: whole or not at all.
-
-    One map at a time is in memory. The same maps give the same bytes.
-    """
-    with (
-        atomic_write(path) as file,
-        gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed,
-    ):
-        for number, volume in enumerate(maps):
-            if number == 0:
-                _maps_header(volume, count).write_to(packed)
-            values = np.rint(np.clip(volume.data, 0, 1) * np.float32(_MAP_STEPS))
-            packed.write(values.astype("<i2").tobytes(order="F"))
-
-
-def _maps_header(volume: Volume, count: int) -> nib.Nifti1Header:
-    header = nib.Nifti1Header(endianness="<")
-    header.set_data_dtype(np.int16)
-    header.set_data_shape((*volume.shape, count))
-    header.set_qform(volume.affine, volume.codes[0])
-    header.set_sform(volume.affine, volume.codes[1])
-    header.set_xyzt_units("mm")
-    header.set_slope_inter(1 / _MAP_STEPS, 0)
-    header["vox_offset"] = _MAP_OFFSET
-    return header
-
-
-def _read_single(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both."""
-    name = where.name.lower()
-    mgh = name.endswith((".mgh", ".mgh.gz", ".mgz"))
-    with Source(where, packed=has_checksum(where)) as source:
-        header = read_mgh(source) if mgh else read_nifti(source)
-        voxels = _voxels(source, header)
-        # FreeSurfer appends the scan's parameters and history.
-        source.drain(limit=_MGH_TAGS if mgh else _NIFTI_PADDING, zeros=not mgh)
-        return header, voxels, source.digest.hexdigest()
-
-
-def _read_pair(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """As `_read_single`, for a header and an image file beside it; either may be named."""
-    with Source(_partner(where, ".hdr"), packed=False) as source:
-        header = read_pair(source)
-        source.drain(limit=_MGH_TAGS, zeros=False)
-        digest = source.digest
-    with Source(_partner(where, ".img"), packed=False, digest=digest) as source:
-        announce(source, header)
-        source.take(header.offset)
-        voxels = _voxels(source, header)
-        source.drain(limit=_NIFTI_PADDING, zeros=True)
-        return header, voxels, source.digest.hexdigest()
-
-
-def _partner(where: Path, suffix: str) -> Path:
-    """The file of a pair with this suffix, in the case in which the other half is named."""
-    given = where.suffix
-    if given.lower() == suffix:
-        return where
-    partner = where.with_suffix(suffix.upper() if given.isupper() else suffix)
-    if not partner.exists():
-        raise InputError(
-            f"its other half {partner.name} is missing",
-            where=where,
-            remedy="put it beside it",
-        )
-    return partner
-
-
-def _voxels(source: Source, header: Header) -> NDArray[Any]:
-    """Voxels (X, Y, Z) as they lie in the file, first index fastest, in this machine's order."""
-    flat = np.empty(header.nbytes // header.dtype.itemsize, header.dtype)
-    source.fill(flat.view(np.uint8).data)
-    if not flat.dtype.isnative:
-        flat = flat.byteswap(inplace=True).view(flat.dtype.newbyteorder())
-    return flat.reshape(header.shape, order="F")
-
-
-def _values(
-    voxels: NDArray[Any], header: Header, where: Path, *, labels: bool, fill: bool
-) -> tuple[NDArray[Any], int]:
-    """Scale and check the voxels; also how many non-finite ones were filled with 0."""
-    data = voxels
-    stays = data.dtype.itemsize <= 4 and data.dtype != np.uint32
-    # Label numbers in floats or wide integers keep all their digits until they are checked.
-    if header.scaled or not (stays or labels):
-        with np.errstate(over="ignore", invalid="ignore"):
-            data = data.astype(np.float32, copy=False)
-            if header.scaled:
-                data *= np.float32(header.slope)
-                data += np.float32(header.inter)
-    # NaN and infinities survive into the extremes, so that no mask is needed to find them.
-    low, high = data.min(), data.max()
-    filled = 0
-    if not (np.isfinite(low) and np.isfinite(high)):
-        bad = ~np.isfinite(data)
-        filled = int(bad.sum())
-        if not fill:
-            raise IntegrityError(
-                f"{filled} voxels are NaN or infinite",
-                where=where,
-                remedy="set them to 0 (on the command line: --fill-nonfinite)",
-            )
-        data[bad] = 0
-        low, high = data.min(), data.max()
-    if labels:
-        return _whole_numbers(data, where, (np.uint8, np.int16, np.int32)), filled
-    if low == high:
-        raise FormatError(
-            f"all voxels are {low:g}", where=where, remedy="give a scan of a head"
-        )
-    return data, filled
-
-
-def _whole_numbers(
-    data: NDArray[Any], where: Path, kinds: tuple[type[np.integer[Any]], ...]
-) -> NDArray[Any]:
-    """The labels as the first of these types that holds them all."""
-    # As Python's numbers: 2**31 - 1 as a float32 is 2**31, which would pass for it.
-    low, high = data.min().item(), data.max().item()
-    if data.dtype.kind == "f" and not (np.rint(data) == data).all():
-        raise FormatError(
-            "not a label map: fractions in it", where=where, remedy="name a label map"
-        )
-    for kind in kinds:
-        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return data.astype(kind, copy=False)
-    raise FormatError(
-        f"label numbers from {low} to {high}, beyond {np.iinfo(kinds[-1]).bits} bits",
-        where=where,
-        remedy="use smaller numbers",
-    )
-
-
-def _for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
-    """The voxels in a type that every reader of the written formats knows."""
-    if data.dtype == np.bool_:
-        data = data.view(np.uint8)
-    if data.dtype.kind not in "iuf":
-        raise FormatError(
-            f"cannot write {data.dtype} voxels", where=where, remedy="use numbers"
-        )
-    if labels:
-        return _whole_numbers(data, where, (np.uint8, np.int16))
-    return (
-        data
-        if data.dtype in (np.uint8, np.int16, np.int32)
-        else data.astype(np.float32)
-    )

@@ -27,7 +27,10 @@ from typing import NoReturn
 # Code, and the tests that must notice when it changes.
 MODULES = {
     "segmentation/io/volume.py": "tests/unit/io/test_volume.py tests/unit/io/test_headers.py",
+    "segmentation/io/voxels.py": "tests/unit/io/test_volume.py tests/unit/io/test_headers.py",
     "segmentation/io/headers.py": "tests/unit/io/test_headers.py tests/unit/io/test_volume.py "
+    "tests/unit/io/test_memory.py tests/faults/test_broken_files.py",
+    "segmentation/io/limits.py": "tests/unit/io/test_headers.py tests/unit/io/test_volume.py "
     "tests/unit/io/test_memory.py tests/faults/test_broken_files.py",
     "segmentation/io/orientation.py": "tests/unit/io/test_orientation.py",
     "segmentation/io/streams.py": "tests/unit/io/test_streams.py tests/faults/test_broken_files.py",

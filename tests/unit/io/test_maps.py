@@ -7,7 +7,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from trinat.segmentation.io.volume import Volume, write_maps
+from trinat.segmentation.io.maps import write_maps
+from trinat.segmentation.io.volume import Volume
 
 AFFINE = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, -7], [0, 0, 3, 11], [0, 0, 0, 1]])
 MAPS = [

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from trinat.segmentation.errors import FormatError
-from trinat.segmentation.io import headers
+from trinat.segmentation.io import limits
 from trinat.segmentation.io.memory import free_memory
 from trinat.segmentation.io.volume import Volume
 
@@ -69,7 +69,7 @@ def test_a_scan_that_needs_more_than_there_is_is_refused_before_its_voxels_are_r
     image.header["magic"] = b"n+1"
     rest = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
     path.write_bytes(gzip.compress(image.header.binaryblock + bytes(4) + rest, 1))
-    monkeypatch.setattr(headers, "free_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr(limits, "free_memory", lambda: 8 * 2**30)
     # 1000³ voxels of 1 byte, 14 bytes of work and 50/64 of a cell each: 15.78 GB.
     with pytest.raises(FormatError) as told:
         Volume.read(path)
@@ -86,5 +86,5 @@ def test_a_usual_scan_is_not_measured(
     data = np.zeros((32, 32, 32), np.int16)
     data[8:24, 8:24, 8:24] = 100
     nib.save(nib.Nifti1Image(data, np.eye(4)), path)
-    monkeypatch.setattr(headers, "free_memory", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(limits, "free_memory", lambda: pytest.fail("asked"))
     assert Volume.read(path).shape == (32, 32, 32)

@@ -28,7 +28,8 @@ from trinat.segmentation.errors import (
     IntegrityError,
     OutputError,
 )
-from trinat.segmentation.io.volume import Volume, write_maps
+from trinat.segmentation.io.maps import write_maps
+from trinat.segmentation.io.volume import Volume
 
 SUFFIXES = (".nii", ".nii.gz", ".mgz")
 ORIENTATIONS = [

@@ -1,0 +1,170 @@
+"""A scan's voxels: read from its file, scaled and checked, and made ready to be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.errors import FormatError, InputError, IntegrityError
+from trinat.segmentation.io.headers import (
+    Header,
+    announce,
+    read_mgh,
+    read_nifti,
+    read_pair,
+)
+from trinat.segmentation.io.streams import Source, has_checksum
+
+_MGH_SUFFIXES = (".mgh", ".mgh.gz", ".mgz")
+# What may follow the voxels: zeros in a NIfTI file, the scan's parameters and history in an MGH.
+_NIFTI_PADDING = 4096
+_MGH_TAGS = 16 * 2**20
+# Integers of up to 32 bits stay as they are, but for those that int32 does not hold.
+_WIDEST_KEPT = 4
+_READ_LABELS = (np.uint8, np.int16, np.int32)
+_WRITTEN_LABELS = (np.uint8, np.int16)
+_WRITTEN_INTEGERS = (np.uint8, np.int16, np.int32)
+
+
+def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
+    """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both."""
+    is_mgh = where.name.lower().endswith(_MGH_SUFFIXES)
+    with Source(where, packed=has_checksum(where)) as source:
+        if is_mgh:
+            header = read_mgh(source)
+            voxels = _voxels(source, header)
+            source.drain(limit=_MGH_TAGS, zeros=False)
+        else:
+            header = read_nifti(source)
+            voxels = _voxels(source, header)
+            source.drain(limit=_NIFTI_PADDING, zeros=True)
+        return header, voxels, source.digest.hexdigest()
+
+
+def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
+    """As `read_single_file`, for a header and an image file beside it; either may be named."""
+    with Source(_partner(where, ".hdr"), packed=False) as source:
+        header = read_pair(source)
+        source.drain(limit=_MGH_TAGS, zeros=False)
+        digest = source.digest
+    with Source(_partner(where, ".img"), packed=False, digest=digest) as source:
+        announce(source, header)
+        source.take(header.offset)
+        voxels = _voxels(source, header)
+        source.drain(limit=_NIFTI_PADDING, zeros=True)
+        return header, voxels, source.digest.hexdigest()
+
+
+def _partner(where: Path, suffix: str) -> Path:
+    """The file of a pair with this suffix, in the case in which the other half is named."""
+    given = where.suffix
+    if given.lower() == suffix:
+        return where
+    if given.isupper():
+        suffix = suffix.upper()
+    partner = where.with_suffix(suffix)
+    if not partner.exists():
+        raise InputError(
+            f"its other half {partner.name} is missing",
+            where=where,
+            remedy="put it beside it",
+        )
+    return partner
+
+
+def _voxels(source: Source, header: Header) -> NDArray[Any]:
+    """Voxels (X, Y, Z) as they are in the file, first index fastest, in this machine's order."""
+    flat = np.empty(header.nbytes // header.dtype.itemsize, header.dtype)
+    source.fill(flat.view(np.uint8).data)
+    if not flat.dtype.isnative:
+        flat = flat.byteswap(inplace=True).view(flat.dtype.newbyteorder())
+    return flat.reshape(header.shape, order="F")
+
+
+def usable_values(
+    voxels: NDArray[Any], header: Header, where: Path, *, labels: bool, fill: bool
+) -> tuple[NDArray[Any], int]:
+    """The voxels scaled and checked, and how many that were no numbers became 0.
+
+    Unscaled integers of up to 32 bits stay as they are, all else becomes float32; labels, which
+    must be whole, the smallest type that holds them. Without `fill`, NaN and infinite voxels raise
+    IntegrityError. The array may be the one that is given.
+    """
+    data = voxels
+    stays = data.dtype.itemsize <= _WIDEST_KEPT and data.dtype != np.uint32
+    # Label numbers in floats or wide integers keep all their digits until they are checked.
+    if header.scaled or not (stays or labels):
+        data = _as_float32(data, header)
+    # NaN and infinities survive into the extremes, so that no mask is needed to find them.
+    low = data.min()
+    high = data.max()
+    filled = 0
+    if not (np.isfinite(low) and np.isfinite(high)):
+        bad = ~np.isfinite(data)
+        filled = int(bad.sum())
+        if not fill:
+            raise IntegrityError(
+                f"{filled} voxels are NaN or infinite",
+                where=where,
+                remedy="set them to 0 (on the command line: --fill-nonfinite)",
+            )
+        data[bad] = 0
+        low = data.min()
+        high = data.max()
+    if labels:
+        return _whole_numbers(data, where, _READ_LABELS), filled
+    if low == high:
+        raise FormatError(
+            f"all voxels are {low:g}", where=where, remedy="give a scan of a head"
+        )
+    return data, filled
+
+
+def _as_float32(data: NDArray[Any], header: Header) -> NDArray[Any]:
+    """The values as float32, scaled by the header; in place where they are float32 already."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = data.astype(np.float32, copy=False)
+        if header.scaled:
+            values *= np.float32(header.slope)
+            values += np.float32(header.inter)
+    return values
+
+
+def _whole_numbers(
+    data: NDArray[Any], where: Path, kinds: tuple[type[np.integer[Any]], ...]
+) -> NDArray[Any]:
+    """The labels as the first of these types that holds them all; FormatError if none does."""
+    # As Python's numbers: 2**31 - 1 as a float32 is 2**31, which would pass for it.
+    low = data.min().item()
+    high = data.max().item()
+    if data.dtype.kind == "f" and not (np.rint(data) == data).all():
+        raise FormatError(
+            "not a label map: fractions in it", where=where, remedy="name a label map"
+        )
+    for kind in kinds:
+        limits = np.iinfo(kind)
+        if limits.min <= low and high <= limits.max:
+            return data.astype(kind, copy=False)
+    raise FormatError(
+        f"label numbers from {low} to {high}, beyond {np.iinfo(kinds[-1]).bits} bits",
+        where=where,
+        remedy="use smaller numbers",
+    )
+
+
+def for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
+    """The voxels in a type that every reader of the written formats knows."""
+    if data.dtype == np.bool_:
+        data = data.view(np.uint8)
+    if data.dtype.kind not in "iuf":
+        raise FormatError(
+            f"cannot write {data.dtype} voxels", where=where, remedy="use numbers"
+        )
+    if labels:
+        return _whole_numbers(data, where, _WRITTEN_LABELS)
+    if data.dtype in _WRITTEN_INTEGERS:
+        return data
+    return data.astype(np.float32)
