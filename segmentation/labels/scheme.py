@@ -6,89 +6,41 @@ The facts stand in `configs/labels/*.tsv`, one table per scheme. Networks see cl
 
 from __future__ import annotations
 
-import csv
 import difflib
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.files import read_bytes
-from trinat.segmentation.labels.folding import (
-    MAX_CLASSES,
-    Folding,
-    FoldingTable,
-    folding_table,
-    outer_rim,
-)
+from trinat.segmentation.labels.class_map import ClassMap
+from trinat.segmentation.labels.folding import FoldingTable, folding_table
+from trinat.segmentation.labels.label import Label, find_problem
+from trinat.segmentation.labels.nearest_side import outer_rim
+from trinat.segmentation.labels.scheme_table import parse_labels
 from trinat.segmentation.space.views import View
+
+__all__ = [
+    "IGNORE",
+    "SHIPPED",
+    "Label",
+    "LabelScheme",
+    "MergedScheme",
+    "load_scheme",
+    "parse_scheme",
+]
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
 IGNORE = 255
 
-Side = Literal["left", "right"]
-Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
-
 SHIPPED = ("quicknat33", "tissue4", "left4")
-_REQUIRED = (
-    "index",
-    "name",
-    "freesurfer",
-    "side",
-    "partner",
-    "color",
-    "abbreviation",
-    "group",
-)
-_OPTIONAL = ("members", "rim_of")
-_ABSENT = ("", "n/a")
-# Lines before a viewer's table, and the line of a label; background is clear. docs/prediction.md
-# says where each form is from.
-_FORMS: dict[Viewer, tuple[str, str]] = {
-    "freesurfer": ("#No. Label Name: R G B A\n", "{number} {name} {r} {g} {b} 0"),
-    "itksnap": (
-        "# ITK-SnAP Label Description File\n# IDX -R- -G- -B- -A- VIS MSH LABEL\n",
-        '{number} {r} {g} {b} {shown} {shown} {shown} "{name}"',
-    ),
-    "slicer": (
-        "# Color table file {scheme}.ctbl\n# {count} values\n",
-        "{number} {name} {r} {g} {b} {opacity}",
-    ),
-    "fsleyes": ("", "{number} {red:.5f} {green:.5f} {blue:.5f} {name}"),
-}
-
-
-@dataclass(frozen=True)
-class Label:
-    """One class; `partner` is the index of the same structure on the other side."""
-
-    index: int
-    name: str
-    fs_id: int
-    partner: int | None
-    color: tuple[int, int, int]
-    abbreviation: str
-    group: str
-    side: Side | None = None
-    members: tuple[
-        int, ...
-    ] = ()  # FreeSurfer numbers that belong here; empty: `fs_id` alone
-    rim_of: int | None = (
-        None  # if a map lacks it, it is the one-voxel rim around that class
-    )
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The FreeSurfer numbers that are this class."""
-        return self.members or (self.fs_id,)
 
 
 @dataclass(frozen=True)
@@ -99,7 +51,8 @@ class LabelScheme:
     labels: tuple[Label, ...]
 
     def __post_init__(self) -> None:
-        if problem := _find_problem(self.labels):
+        problem = find_problem(self.labels)
+        if problem:
             raise LabelError(f"{self.name}: {problem}")
 
     def __len__(self) -> int:
@@ -107,6 +60,7 @@ class LabelScheme:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """Name of each class, K of them."""
         return tuple(label.name for label in self.labels)
 
     @cached_property
@@ -117,7 +71,7 @@ class LabelScheme:
     @cached_property
     def partner_permutation(self) -> NDArray[np.int64]:
         """Index of each class after left and right have changed places, (K,)."""
-        partners = [x.index if x.partner is None else x.partner for x in self.labels]
+        partners = [_partner_or_itself(label) for label in self.labels]
         return _frozen(np.array(partners, np.int64))
 
     @property
@@ -141,7 +95,8 @@ class LabelScheme:
 
         With `fold` the map has the numbers of that table instead. `extra` maps numbers to
         FreeSurfer numbers and `ignore` lists numbers that become background, both before any
-        table. `spacing_mm` decides which side is nearest; `where` names the file in errors.
+        table. `spacing_mm` decides which side is nearest; `where` names the file in errors. Raises
+        LabelError for numbers that are not known.
         """
         array = np.asarray(array)
         if not np.issubdtype(array.dtype, np.integer):
@@ -150,11 +105,12 @@ class LabelScheme:
                 where=where,
                 remedy="read the file as labels",
             )
-        folding = Folding.build(self.name, self._classes, extra or {}, ignore, fold)
-        indices = folding.apply(array, spacing_mm, where)
+        class_map = ClassMap.build(self.name, self._classes, extra or {}, ignore, fold)
+        indices = class_map.apply(array, spacing_mm, where)
         for label in self.labels:
             if label.rim_of is not None and not (indices == label.index).any():
-                indices[outer_rim(indices == label.rim_of) & (array == 0)] = label.index
+                rim = outer_rim(indices == label.rim_of)
+                indices[rim & (array == 0)] = label.index
         return indices
 
     def classes_of_number(self, number: int) -> set[int]:
@@ -168,7 +124,7 @@ class LabelScheme:
         return {self._classes[target] for target in folded if target in self._classes}
 
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
-        """FreeSurfer numbers of a map of class indices."""
+        """FreeSurfer numbers of a map of class indices; LabelError for what is no class."""
         indices = np.asarray(indices)
         if not np.issubdtype(indices.dtype, np.integer):
             raise LabelError(f"class indices are integers, not {indices.dtype}")
@@ -188,26 +144,34 @@ class LabelScheme:
                 f"{self.name} has classes on one side only, which a sagittal slice cannot show",
                 remedy="use the coronal and axial views",
             )
+        # One of each pair is kept, the one that comes first.
         kept = [x for x in self.labels if x.partner is None or x.index < x.partner]
         to_merged = np.zeros(len(self), np.int64)
-        for index, label in enumerate(kept):
-            to_merged[
-                [label.index, label.index if label.partner is None else label.partner]
-            ] = index
-        labels = []
-        for index, label in enumerate(kept):
-            sides = np.flatnonzero(to_merged == index)
-            members = tuple(
-                number for side in sides for number in self.labels[side].numbers
-            )
-            rim_of = None if label.rim_of is None else int(to_merged[label.rim_of])
-            name, short = _without_side(label.name), _without_side(label.abbreviation)
-            one = replace(
-                label, index=index, name=name, abbreviation=short, members=members
-            )
-            labels.append(replace(one, partner=None, side=None, rim_of=rim_of))
-        return MergedScheme(
-            LabelScheme(f"{self.name}-merged", tuple(labels)), _frozen(to_merged)
+        for merged_index, label in enumerate(kept):
+            to_merged[label.index] = merged_index
+            to_merged[_partner_or_itself(label)] = merged_index
+        labels = tuple(self._merged_label(label, to_merged) for label in kept)
+        scheme = LabelScheme(f"{self.name}-merged", labels)
+        return MergedScheme(scheme, _frozen(to_merged))
+
+    def _merged_label(self, label: Label, to_merged: NDArray[np.int64]) -> Label:
+        """The class of a label and its partner, without a side."""
+        index = int(to_merged[label.index])
+        members: list[int] = []
+        for side in np.flatnonzero(to_merged == index):
+            members += self.labels[side].numbers
+        rim_of = None
+        if label.rim_of is not None:
+            rim_of = int(to_merged[label.rim_of])
+        return replace(
+            label,
+            index=index,
+            name=_without_side(label.name),
+            abbreviation=_without_side(label.abbreviation),
+            members=tuple(members),
+            partner=None,
+            side=None,
+            rim_of=rim_of,
         )
 
     def seen_in(self, view: View) -> LabelScheme:
@@ -217,46 +181,55 @@ class LabelScheme:
     def find(self, structure: str | int) -> Label:
         """The label with this name, abbreviation or FreeSurfer number.
 
-        Upper and lower case are the same, and so are spaces, underscores and dashes.
+        Upper and lower case are the same, and so are spaces, underscores and dashes. A name
+        without its side does where there is one side only. Raises LabelError for no structure
+        and for two.
         """
-        spoken: dict[str, list[str]] = {}
+        names_of = self._names_by_word
+        wanted = _spoken(str(structure))
+        names = names_of.get(wanted, [])
+        if len(names) == 1:
+            return self.labels[self.names.index(names[0])]
+        if names:
+            raise LabelError(
+                f"{structure} has two sides", remedy=f"name {' or '.join(names)}"
+            )
+        words = [word for word in names_of if not word.isdecimal()]
+        near: list[str] = []
+        for word in difflib.get_close_matches(wanted, words):
+            near += names_of[word]
+        remedy = f"give a name, an abbreviation or a FreeSurfer number, such as {self.names[1]}"
+        if near:
+            remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?"
+        raise LabelError(f"{structure!r} is no structure of {self.name}", remedy=remedy)
+
+    @property
+    def _names_by_word(self) -> dict[str, list[str]]:
+        """For each word that a structure may be called by, the names of those that it means."""
+        names_of: dict[str, list[str]] = {}
         for label in self.labels:
             full = {label.name, label.abbreviation, str(label.fs_id)}
-            for word in {
-                _spoken(word) for word in full | set(map(_without_side, full))
-            }:
-                spoken.setdefault(word, []).append(label.name)
-        wanted = _spoken(str(structure))
-        match spoken.get(wanted, []):
-            case [name]:
-                return self.labels[self.names.index(name)]
-            case [_, *_] as names:
-                raise LabelError(
-                    f"{structure} has two sides", remedy=f"name {' or '.join(names)}"
-                )
-        words = [word for word in spoken if not word.isdecimal()]
-        near = [
-            name
-            for word in difflib.get_close_matches(wanted, words)
-            for name in spoken[word]
-        ]
-        raise LabelError(
-            f"{structure!r} is no structure of {self.name}",
-            remedy=f"did you mean {' or '.join(dict.fromkeys(near))}?"
-            if near
-            else f"give a name, an abbreviation or a FreeSurfer number, such as {self.names[1]}",
-        )
+            without_side = {_without_side(word) for word in full}
+            for word in {_spoken(word) for word in full | without_side}:
+                names_of.setdefault(word, []).append(label.name)
+        return names_of
 
     @cached_property
     def _classes(self) -> dict[int, int]:
-        return {
-            number: label.index for label in self.labels for number in label.numbers
-        }
+        """The class of each FreeSurfer number that the scheme names."""
+        classes = {}
+        for label in self.labels:
+            for number in label.numbers:
+                classes[number] = label.index
+        return classes
 
 
 @dataclass(frozen=True, eq=False)
 class MergedScheme:
-    """`to_merged[k]` is the merged class of class k: `merged_values[to_merged]` expands."""
+    """A scheme whose classes are pairs of another's, and which classes these are.
+
+    `to_merged[k]` is the merged class of class k: `merged_values[to_merged]` expands.
+    """
 
     scheme: LabelScheme
     to_merged: NDArray[np.int64]
@@ -265,8 +238,9 @@ class MergedScheme:
 def load_scheme(name_or_path: str | Path) -> LabelScheme:
     """A shipped scheme by its name (quicknat33, tissue4, left4), or one's own from a TSV file."""
     # A shipped name wins over a file of that name: the same command means the same everywhere.
-    if str(name_or_path) in SHIPPED:
-        return _load_shipped(str(name_or_path))
+    name = str(name_or_path)
+    if name in SHIPPED:
+        return _load_shipped(name)
     path = Path(name_or_path)
     if not path.is_file():
         raise LabelError(
@@ -285,155 +259,24 @@ def _load_shipped(name: str) -> LabelScheme:
 
 def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
     """A scheme from the content of its TSV file; `path` names the file in errors."""
-    try:
-        text = table.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelError("is not a text file in UTF-8", where=path) from error
-    reader = csv.DictReader(text.splitlines(), delimiter="\t", strict=True)
-    try:
-        columns = reader.fieldnames or []
-        rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
-    except csv.Error as error:
-        raise LabelError(f"is no table: {error}", where=path) from error
-    missing = [column for column in _REQUIRED if column not in columns]
-    unknown = [column for column in columns if column not in _REQUIRED + _OPTIONAL]
-    if missing or unknown:
-        raise LabelError(
-            f"has {'no column' if missing else 'an unknown column'} {(missing or unknown)[0]!r}",
-            where=path,
-            remedy=f"tab-separated columns: {' '.join(_REQUIRED)}, optional {' '.join(_OPTIONAL)}",
-        )
-    labels = tuple(_parse_row(row, where) for where, row in rows)
-    if problem := _find_problem(labels):
-        raise LabelError(problem, where=path)
-    return LabelScheme(name, labels)
+    return LabelScheme(name, parse_labels(table, path))
 
 
-def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
-    if None in row or None in row.values():
-        raise LabelError("has more or fewer cells than the header", where=where)
-    cell = {column: value.strip() for column, value in row.items()}
-    if cell["side"] not in ("left", "right", *_ABSENT):
-        raise LabelError(
-            f"{cell['side']!r} is no side", where=where, remedy="left, right or n/a"
-        )
-    if not re.fullmatch(r"#[0-9A-Fa-f]{6}", cell["color"]):
-        raise LabelError(
-            f"{cell['color']!r} is no colour", where=where, remedy="write it as #CD3E4E"
-        )
-    for column in ("name", "abbreviation", "group"):
-        if cell[column] in _ABSENT:
-            raise LabelError(f"{column} is empty", where=where)
-
-    def whole(text: str, column: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,6}", text):
-            raise LabelError(f"{column} {text!r} is no whole number", where=where)
-        return int(text)
-
-    def optional(column: str) -> int | None:
-        text = cell.get(column, "")
-        return None if text in _ABSENT else whole(text, column)
-
-    members = cell.get("members", "")
-    side: dict[str, Side] = {"left": "left", "right": "right"}
-    red, green, blue = bytes.fromhex(cell["color"][1:])
-    return Label(
-        index=whole(cell["index"], "index"),
-        name=cell["name"],
-        fs_id=whole(cell["freesurfer"], "freesurfer"),
-        partner=optional("partner"),
-        color=(red, green, blue),
-        abbreviation=cell["abbreviation"],
-        group=cell["group"],
-        side=side.get(cell["side"]),
-        members=()
-        if members in _ABSENT
-        else tuple(whole(word, "members") for word in members.split()),
-        rim_of=optional("rim_of"),
-    )
-
-
-def _find_problem(labels: tuple[Label, ...]) -> str:
-    """What keeps `labels` from being a scheme, or nothing."""
-    if not 2 <= len(labels) <= MAX_CLASSES:
-        return f"has {len(labels)} classes, not 2 to {MAX_CLASSES}"
-    if [label.index for label in labels] != list(range(len(labels))):
-        return "indices do not count up from 0"
-    if labels[0].fs_id != 0:
-        return f"class 0 is background, FreeSurfer number 0, not {labels[0].fs_id}"
-    largest = np.iinfo(np.int16).max
-    for label in labels:
-        if label.fs_id > largest or label.fs_id < 0:
-            return f"FreeSurfer number {label.fs_id} of {label.name} is not in 0 to {largest}"
-        if problem := _find_partner_problem(label, labels):
-            return problem
-        if label.rim_of is not None and not 0 < label.rim_of < len(labels):
-            return f"{label.name} is the rim of {label.rim_of}, which is no class"
-    stated: dict[str, Counter[Any]] = {
-        "name": Counter(label.name for label in labels),
-        "FreeSurfer number": Counter(label.fs_id for label in labels),
-        "member": Counter(number for label in labels for number in label.numbers),
-    }
-    twice = [
-        f"{what} {value}"
-        for what, of in stated.items()
-        for value in of
-        if of[value] > 1
-    ]
-    return f"{twice[0]} stands there twice" if twice else ""
-
-
-def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
-    if label.partner is None:
-        return ""
-    if not 0 <= label.partner < len(labels):
-        return f"partner {label.partner} of {label.name} is no class"
-    partner = labels[label.partner]
-    if partner.partner != label.index:
-        return f"{label.name} has partner {partner.name}, but not the other way round"
-    if {label.side, partner.side} != {"left", "right"}:
-        return (
-            f"partners {label.name} and {partner.name} are not one left and one right"
-        )
-    return ""
+def _partner_or_itself(label: Label) -> int:
+    """The index of the same structure on the other side; of an unpaired class its own."""
+    return label.index if label.partner is None else label.partner
 
 
 def _without_side(name: str) -> str:
+    """What "Left-Thalamus" and "Right-Thalamus" have in common."""
     return re.sub(r"^(left|right|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
 
 
 def _spoken(name: str) -> str:
+    """A name as it is compared: small letters, one dash between words."""
     return re.sub(r"[\s_-]+", "-", name.strip().casefold())
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     array.setflags(write=False)
     return array
-
-
-def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False) -> str:
-    """The scheme's labels for a viewer, in ascending order of their numbers in label maps."""
-    header, line = _FORMS[viewer]
-    rows = []
-    for label in sorted(
-        scheme.labels, key=lambda label: label.index if by_index else label.fs_id
-    ):
-        if viewer == "fsleyes" and not label.index:
-            continue  # or the scan would be hidden behind background
-        r, g, b = label.color
-        row = line.format(
-            number=label.index if by_index else label.fs_id,
-            name=label.name.replace(" ", "_"),
-            shown=int(label.index > 0),
-            opacity=255 if label.index else 0,
-            **{
-                "r": r,
-                "g": g,
-                "b": b,
-                "red": r / 255,
-                "green": g / 255,
-                "blue": b / 255,
-            },
-        )
-        rows.append(row + "\n")
-    return header.format(scheme=scheme.name, count=len(rows)) + "".join(rows)

@@ -11,7 +11,8 @@ from scipy.ndimage import distance_transform_edt
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.folding import folding_table, outer_rim
+from trinat.segmentation.labels.folding import folding_table
+from trinat.segmentation.labels.nearest_side import outer_rim
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
 

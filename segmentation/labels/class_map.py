@@ -1,0 +1,186 @@
+"""Which class of a scheme each label number becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.labels.folding import (
+    MAX_NUMBER,
+    FoldingTable,
+    Targets,
+    folding_table,
+)
+from trinat.segmentation.labels.nearest_side import SidelessNumbers, join_nearest
+
+# Indices are uint8; the two values above the last class mark voxels with no class (yet).
+MAX_CLASSES = 254
+_SIDELESS = 254
+_UNKNOWN = 255
+_BACKGROUND = (0,)
+# An atlas has fewer numbers that are not known, a scan more.
+_MANY = 200
+# How many of the unknown numbers are named.
+_NAMED = 20
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMap:
+    """Which class each label number becomes in one scheme.
+
+    `numbering` is the folding table's name, empty for FreeSurfer's own numbers. `table` holds the
+    class index by number, up to the largest known number. `sideless` are the numbers that join
+    the nearest of two classes.
+    """
+
+    scheme: str
+    numbering: str
+    table: NDArray[np.uint8]
+    sideless: tuple[SidelessNumbers, ...]
+
+    @classmethod
+    def build(
+        cls,
+        scheme: str,
+        classes: Mapping[int, int],
+        extra: Mapping[int, int],
+        ignore: Collection[int],
+        fold: FoldingTable | None = None,
+    ) -> ClassMap:
+        """`classes`: number -> index. A scheme's own numbers go before FreeSurfer's table.
+
+        With `fold` the numbers are those of that table, and FreeSurfer's only what they become.
+        `extra` maps numbers to FreeSurfer numbers, and those in `ignore` become background.
+        """
+        _check_own_rules(extra, ignore)
+        freesurfer = dict(folding_table())
+        for number in classes:
+            freesurfer[number] = (number,)
+        targets = dict(freesurfer) if fold is None else _through(fold, freesurfer)
+        # Which voxels make a side: what the caller makes background counts too, anatomy does not
+        # move.
+        anatomy = dict(targets)
+        for number, target in extra.items():
+            if target not in freesurfer:
+                raise LabelError(
+                    f"{number} is mapped to {target}, which {scheme} does not know",
+                    remedy="map it to a FreeSurfer number of the scheme",
+                )
+            targets[number] = freesurfer[target]
+            if targets[number] != _BACKGROUND:
+                anatomy[number] = targets[number]
+        for number in ignore:
+            targets[number] = _BACKGROUND
+        table, sideless = _classes_of(targets, classes)
+        kinds = []
+        for (left, right), numbers in sideless.items():
+            left_side = _folding_into(left, anatomy)
+            right_side = _folding_into(right, anatomy)
+            if fold is None:
+                # FreeSurfer's number of a side is that side even where the scheme lacks it. In
+                # another numbering the same number names something else.
+                left_side.add(left)
+                right_side.add(right)
+            sides = (tuple(sorted(left_side)), tuple(sorted(right_side)))
+            of_sides = (classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN))
+            kind = SidelessNumbers(tuple(numbers), (left, right), of_sides, sides)
+            kinds.append(kind)
+        numbering = "" if fold is None else fold.name
+        return cls(scheme, numbering, table, tuple(kinds))
+
+    def apply(
+        self,
+        array: NDArray[Any],
+        spacing_mm: tuple[float, float, float],
+        where: str | Path | None,
+    ) -> NDArray[np.uint8]:
+        """Class index of each voxel, in the memory order of `array`.
+
+        Raises LabelError for numbers that are not known; `where` names the file in it.
+        """
+        size = len(self.table)
+        if array.size and (array.min() < 0 or array.max() >= size):
+            raise self._unknown(array, where)
+        indices: NDArray[np.uint8] = self.table[array]
+        for kind in self.sideless:
+            if not (indices == _SIDELESS).any():
+                break
+            join_nearest(kind, array, indices, spacing_mm, size=size, where=where)
+        if (indices == _UNKNOWN).any():
+            raise self._unknown(array, where)
+        return indices
+
+    def _unknown(self, array: NDArray[Any], where: str | Path | None) -> LabelError:
+        """What to raise for a map with numbers that no class has; the first are named."""
+        listed = []
+        numbers, counts = np.unique(array, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            is_known = 0 <= number < len(self.table) and self.table[number] != _UNKNOWN
+            if not is_known:
+                voxels = "voxel" if count == 1 else "voxels"
+                listed.append(f"{number} ({count} {voxels})")
+        shown = ", ".join(listed[:_NAMED])
+        if len(listed) > _NAMED:
+            shown += f" and {len(listed) - _NAMED} more"
+        what = f"holds label numbers that {self.scheme} does not know"
+        remedy = "map them to known numbers, or ignore them"
+        if self.numbering:
+            what = f"holds label numbers that {self.numbering} does not fold into {self.scheme}"
+            remedy = "add them to the table, or ignore them"
+        if len(listed) > _MANY:
+            remedy = "give a label map, not a scan"
+        return LabelError(f"{what}: {shown}", where=where, remedy=remedy)
+
+
+def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
+    """Refuse what no label number is, and numbers that are both mapped and ignored."""
+    for number in (*extra, *ignore):
+        if not 0 <= number < MAX_NUMBER:
+            raise LabelError(
+                f"{number} is no label number", remedy="numbers start at 0"
+            )
+    both = sorted(set(extra) & set(ignore))
+    if both:
+        raise LabelError(f"{both} are both mapped and ignored", remedy="choose one")
+
+
+def _classes_of(
+    targets: Targets, classes: Mapping[int, int]
+) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
+    """The class by number, and by left and right target the numbers whose side is open."""
+    table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
+    sideless: dict[tuple[int, ...], list[int]] = {}
+    for number, candidates in targets.items():
+        indices = {classes.get(candidate, _UNKNOWN) for candidate in candidates}
+        if len(indices) == 1:
+            table[number] = indices.pop()
+        else:
+            table[number] = _SIDELESS
+            sideless.setdefault(candidates, []).append(number)
+    return table, sideless
+
+
+def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ...]]:
+    """What a table's numbers become: what FreeSurfer's numbers become that they are folded into."""
+    targets: dict[int, tuple[int, ...]] = {0: _BACKGROUND}
+    for number, target in fold.targets.items():
+        if len(target) == 1:
+            targets[number] = freesurfer.get(target[0], target)
+            continue
+        sides = []
+        for side in target:
+            folded = freesurfer.get(side, (side,))
+            sides.append(folded[0] if len(folded) == 1 else side)
+        targets[number] = tuple(sides)
+    return targets
+
+
+def _folding_into(target: int, targets: Targets) -> set[int]:
+    """The numbers that become this one."""
+    return {number for number, found in targets.items() if found == (target,)}
