@@ -56,67 +56,67 @@ class TrinatError(Exception):
 
 
 class ConfigError(TrinatError):
-    pass
+    """A setting is unknown, of the wrong type or out of range."""
 
 
 class InputError(TrinatError):
-    pass
+    """A file cannot be used."""
 
 
 class IntegrityError(InputError):
-    pass
+    """A file is damaged: empty, truncated, checksum failed, torn."""
 
 
 class FormatError(InputError):
-    pass
+    """A file is sound, but not a kind of image that we take."""
 
 
 class GeometryError(InputError):
-    pass
+    """A file's place in space is missing, impossible or contradictory."""
 
 
 class OutputError(TrinatError):
-    pass
+    """A file could not be written."""
 
 
 class DiskFullError(OutputError):
-    pass
+    """A file could not be written, for want of room or of a quota."""
 
 
 class LabelError(TrinatError):
-    pass
+    """A label map and a label scheme do not meet."""
 
 
 class DatasetError(TrinatError):
-    pass
+    """A source, a slice store or a split is not what it must be."""
 
 
 class DownloadError(TrinatError):
-    pass
+    """A file could not be fetched whole."""
 
 
 class ModelError(TrinatError):
-    pass
+    """A model folder or its weights cannot be used."""
 
 
 class TrainingError(TrinatError):
-    pass
+    """A training run cannot go on."""
 
 
 class EvaluationError(TrinatError):
-    pass
+    """Predictions and truths cannot be compared."""
 
 
 class DeviceError(TrinatError):
-    pass
+    """The device asked for is not there or too small."""
 
 
 class LockedError(TrinatError):
-    pass
+    """Another run is at work in the same place."""
 
 
 class InterruptedRunError(TrinatError):
-    pass
+    """A run was stopped by a signal; the same command resumes it."""
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -135,8 +135,9 @@ def first_mistake(error: ValidationError) -> tuple[str, str]:
     """The first bad key, empty where it is the whole, and what is wrong there."""
     first = error.errors()[0]
     known = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
-    message = known.get(first["type"], first["msg"].removeprefix("Value error, "))
-    return ".".join(str(part) for part in first["loc"]), message
+    message = first["msg"].removeprefix("Value error, ")
+    key = ".".join(str(part) for part in first["loc"])
+    return key, known.get(first["type"], message)
 
 
 def reason_of(error: BaseException, *, where: bool = True) -> str:
@@ -144,26 +145,26 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
 
     Tables are shared: the full path of an input is nobody else's business.
     """
-    first = (
-        "" if isinstance(error, TrinatError) else str(error).strip().partition("\n")[0]
-    )
-    if isinstance(error, TrinatError):
-        parts = [error.where if where else None, error.what, error.remedy]
-    elif isinstance(error, OSError):
-        name = os.fsdecode(error.filename) if error.filename else None
-        parts = [
-            name if where or name is None else Path(name).name,
-            error.strerror or first,
-            "free some space there"
-            if is_disk_full(error)
-            else "check path and permissions",
-        ]
-    elif isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(
-        f"{type(error).__name__} {first}"
-    ):
-        parts = ["out of memory", "close other programs, or use a larger machine"]
-    elif isinstance(error, ImportError):
-        parts = [first, "trinat doctor says what is missing"]
-    else:
-        parts = [type(error).__name__, first, "a fault of trinat"]
+    parts = _parts_of(error, where)
     return ": ".join(one_line(part) for part in parts if part)
+
+
+def _parts_of(error: BaseException, where: bool) -> list[str | None]:
+    """Where, what and what to do, as far as each is known."""
+    if isinstance(error, TrinatError):
+        return [error.where if where else None, error.what, error.remedy]
+    first_line = str(error).strip().partition("\n")[0]
+    if isinstance(error, OSError):
+        name = os.fsdecode(error.filename) if error.filename else None
+        if name is not None and not where:
+            name = Path(name).name
+        remedy = "check path and permissions"
+        if is_disk_full(error):
+            remedy = "free some space there"
+        return [name, error.strerror or first_line, remedy]
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{kind} {first_line}"):
+        return ["out of memory", "close other programs, or use a larger machine"]
+    if isinstance(error, ImportError):
+        return [first_line, "trinat doctor says what is missing"]
+    return [kind, first_line, "a fault of trinat"]

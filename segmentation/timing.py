@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-Spent = Mapping[str, tuple[float, float]]  # stage -> wall seconds, processor seconds
+# Stage -> wall seconds, processor seconds.
+Spent = Mapping[str, tuple[float, float]]
 
 
 class Clock:
@@ -23,37 +24,41 @@ class Clock:
     def __init__(self) -> None:
         self._spent: dict[str, tuple[float, float]] = {}
         self._at_work: dict[int, str] = {}  # thread -> stage
-        self._since = time.perf_counter(), time.process_time()
-        self.began = self._since[0]
+        self._wall_since = time.perf_counter()
+        self._processor_since = time.process_time()
+        self.began = self._wall_since
         self._lock = threading.Lock()
 
     def switch(self, to: str | None) -> str | None:
         """From now on this thread is in another stage, or in none; returns the one before."""
+        thread = threading.get_ident()
         with self._lock:
             self._add()
-            before = self._at_work.pop(threading.get_ident(), None)
+            before = self._at_work.pop(thread, None)
             if to is not None:
-                self._at_work[threading.get_ident()] = to
+                self._at_work[thread] = to
             return before
 
     def take(self) -> Spent:
         """Seconds of each stage since they were last taken; "" is the time when none was."""
         with self._lock:
             self._add()
-            spent, self._spent = self._spent, {}
+            spent = self._spent
+            self._spent = {}
             return spent
 
     def _add(self) -> None:
-        now = time.perf_counter(), time.process_time()
+        """Share the time since the last call out among the stages at work."""
+        wall_now = time.perf_counter()
+        processor_now = time.process_time()
         stages = list(self._at_work.values()) or [""]
+        wall_share = (wall_now - self._wall_since) / len(stages)
+        processor_share = (processor_now - self._processor_since) / len(stages)
         for name in stages:
-            so_far = self._spent.get(name, (0.0, 0.0))
-            wall, processor = (
-                s + (n - since) / len(stages)
-                for s, n, since in zip(so_far, now, self._since, strict=True)
-            )
-            self._spent[name] = wall, processor
-        self._since = now
+            wall, processor = self._spent.get(name, (0.0, 0.0))
+            self._spent[name] = wall + wall_share, processor + processor_share
+        self._wall_since = wall_now
+        self._processor_since = processor_now
 
 
 _of_scan: ContextVar[Clock | None] = ContextVar("_of_scan", default=None)
@@ -79,8 +84,10 @@ def _age_s() -> float:
     except OSError:
         # Not on Linux: starting is mostly work.
         return time.process_time()
-    ticks = int(text.rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    # Behind the program's name, which may hold spaces: field 22, when the process was started.
+    fields = text.rpartition(")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
 
 @contextmanager
@@ -110,23 +117,24 @@ def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
     sums: dict[str, tuple[float, float]] = {}
     for part in parts:
         for name, (wall, processor) in part.items():
-            before = sums.get(name, (0.0, 0.0))
-            sums[name] = before[0] + wall / side_by_side, before[1] + processor
+            wall_before, processor_before = sums.get(name, (0.0, 0.0))
+            wall_sum = wall_before + wall / side_by_side
+            sums[name] = wall_sum, processor_before + processor
     return sums
 
 
 def as_table(*parts: Spent) -> str:
     """Stages in the order in which they were begun, the rest, and this process's whole time."""
-    spent, wall_s = together(parts), time.perf_counter() - time_process().began
-    stages = {name: seconds for name, seconds in spent.items() if name}
-    _, waited = spent.get("", (0.0, 0.0))
-    known, used = (sum(column) for column in zip(*stages.values(), strict=True))
-    rows = {
-        **stages,
-        "other": (wall_s - known, waited),
-        "total": (wall_s, used + waited),
-    }
+    spent = together(parts)
+    total_wall = time.perf_counter() - time_process().began
+    rows = {name: seconds for name, seconds in spent.items() if name}
+    _, other_processor = spent.get("", (0.0, 0.0))
+    known_wall = sum(wall for wall, _ in rows.values())
+    known_processor = sum(processor for _, processor in rows.values())
+    rows["other"] = total_wall - known_wall, other_processor
+    rows["total"] = total_wall, known_processor + other_processor
     lines = [f"{'stage':12} {'wall s':>9} {'share':>6} {'processor s':>12}"]
     for name, (wall, processor) in rows.items():
-        lines.append(f"{name:12} {wall:9.2f} {wall / wall_s:6.1%} {processor:12.2f}")
+        share = wall / total_wall
+        lines.append(f"{name:12} {wall:9.2f} {share:6.1%} {processor:12.2f}")
     return "\n".join(lines)

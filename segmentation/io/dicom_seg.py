@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trinat.segmentation.errors import (
     GeometryError,
@@ -20,22 +21,35 @@ from trinat.segmentation.errors import (
     LabelError,
     OutputError,
 )
+from trinat.segmentation.io.dicom.frames import Frame
 from trinat.segmentation.io.dicom.parsing import quiet
 from trinat.segmentation.io.dicom.scan import load
 from trinat.segmentation.io.files import atomic_write, read_text
 from trinat.segmentation.space.grid import Grid
 
 if TYPE_CHECKING:
+    from pydicom import Dataset
+
     from trinat.segmentation.io.volume import Volume
     from trinat.segmentation.labels.scheme import Label, LabelScheme
 
 _SAME_MM = 1e-3
 # What the standard wants there, be it empty: files that were made anonymous may have dropped it.
 _NEEDED = (
-    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber"),
-    *("StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName"),
+    "PatientID",
+    "PatientName",
+    "PatientBirthDate",
+    "PatientSex",
+    "AccessionNumber",
+    "StudyID",
+    "StudyDate",
+    "StudyTime",
+    "ReferringPhysicianName",
 )
-_SIDES = {"left": ("7771000", "SCT", "Left"), "right": ("24028007", "SCT", "Right")}
+_SIDES = {
+    "left": ("7771000", "SCT", "Left"),
+    "right": ("24028007", "SCT", "Right"),
+}
 _MADE_BY = "trinat"
 
 
@@ -49,25 +63,28 @@ class Code(NamedTuple):
 
 @cache
 def _codes() -> dict[int, tuple[Code, Code]]:
+    """Type and category of each structure, by its FreeSurfer number."""
     table = Path(str(resources.files("trinat.configs") / "labels" / "dicom-codes.tsv"))
-    rows = csv.DictReader(read_text(table).splitlines(), delimiter="\t")
-    return {
-        int(number): (
-            Code(row["code"], row["scheme"], row["meaning"]),
-            Code(row["category_code"], "SCT", row["category"]),
-        )
-        for row in rows
-        for number in row["freesurfer"].split()
-    }
+    codes = {}
+    for row in csv.DictReader(read_text(table).splitlines(), delimiter="\t"):
+        kind = Code(row["code"], row["scheme"], row["meaning"])
+        category = Code(row["category_code"], "SCT", row["category"])
+        for number in row["freesurfer"].split():
+            codes[int(number)] = kind, category
+    return codes
 
 
 def code_of(label: Label) -> tuple[Code, Code]:
-    """Type and category of a structure; its side is told apart from them."""
-    if label.fs_id not in _codes():
+    """Type and category of a structure; its side is a code of its own.
+
+    Raises LabelError for a structure that has none.
+    """
+    codes = _codes()
+    if label.fs_id not in codes:
         raise LabelError(
             f"no DICOM code for {label.name}", remedy="leave out --dicom-seg"
         )
-    return _codes()[label.fs_id]
+    return codes[label.fs_id]
 
 
 def write_seg(
@@ -97,6 +114,20 @@ def write_seg(
     if grid.apart_mm(indices.grid) > _SAME_MM:
         raise GeometryError("labels lie on another grid than the series", where=place)
     datasets = [file.dataset for file in source.files.values()]
+    _fill_in(datasets, place)
+    labels = [label for label in scheme.labels[1:] if label.name not in left_out]
+    # Segments are numbered from 1, without gaps; 0 is background and what is left out.
+    segment_of = np.zeros(len(scheme), np.uint8)
+    segment_of[[label.index for label in labels]] = np.arange(1, len(labels) + 1)
+    stack = _in_order_of_files(segment_of[indices.data], source.frames)
+    with quiet():
+        content = _encoded(datasets, stack, labels, digest, model)
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def _fill_in(datasets: list[Dataset], place: Path) -> None:
+    """Give headers, empty, what the standard wants; GeometryError without what we cannot give."""
     for dataset in datasets:
         for keyword in _NEEDED:
             if keyword not in dataset:
@@ -105,28 +136,25 @@ def write_seg(
         raise GeometryError(
             "no frame of reference, which a DICOM SEG needs", where=place
         )
-    labels = [x for x in scheme.labels[1:] if x.name not in left_out]
-    numbers = np.zeros(len(scheme), np.uint8)
-    numbers[[label.index for label in labels]] = np.arange(1, len(labels) + 1)
-    # Frames in the order of the files, rows before columns.
-    stack = np.empty(source.header.shape[::-1], np.uint8)
-    in_files = sorted(range(len(stack)), key=lambda at: source.frames[at][:2])
-    for frame, at in enumerate(in_files):
-        stack[frame] = numbers[indices.data[..., at].T]
-    with quiet():
-        content = _encoded(datasets, stack, labels, digest, model)
-    with atomic_write(path) as file:
-        file.write(content)
 
 
-def _encoded(
-    sources: list[Any], stack: Any, labels: Sequence[Label], digest: str, model: str
-) -> bytes:
+def _in_order_of_files(
+    segments: NDArray[np.uint8], frames: list[Frame]
+) -> NDArray[np.uint8]:
+    """Segment numbers (column, row, slice) as frames (frame, row, column), in the files' order."""
+    columns, rows, slices = segments.shape
+    stack = np.empty((slices, rows, columns), np.uint8)
+    places = [(frame.file, frame.number, at) for at, frame in enumerate(frames)]
+    for number, (_, _, at) in enumerate(sorted(places)):
+        stack[number] = segments[..., at].T
+    return stack
+
+
+def _segments(labels: Sequence[Label], model: str) -> list[Any]:
+    """What the file says of each structure: its name, codes, side, colour and who drew it."""
     import highdicom as hd
     from pydicom.sr.codedict import codes
-    from pydicom.uid import generate_uid
 
-    made = hashlib.sha256(stack.tobytes()).hexdigest()
     algorithm = hd.AlgorithmIdentificationSequence(
         _MADE_BY,
         codes.DCM.ArtificialIntelligence,
@@ -150,6 +178,18 @@ def _encoded(
             (property_type,) = segment.SegmentedPropertyTypeCodeSequence
             property_type.SegmentedPropertyTypeModifierCodeSequence = [side]
         segments.append(segment)
+    return segments
+
+
+def _encoded(
+    sources: list[Any], stack: Any, labels: Sequence[Label], digest: str, model: str
+) -> bytes:
+    """The bytes of a DICOM SEG, for a stack of segment numbers (frame, row, column)."""
+    import highdicom as hd
+    from pydicom.uid import generate_uid
+
+    made = hashlib.sha256(stack.tobytes()).hexdigest()
+    segments = _segments(labels, model)
     buffer = io.BytesIO()
     try:
         hd.seg.Segmentation(

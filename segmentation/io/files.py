@@ -27,19 +27,19 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.timing import stage
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
-_EXCEL = {
-    ".xls": "xlrd",
-    ".xlsx": "openpyxl",
-}  # The package that pandas reads each with.
+# The package that pandas reads each with.
+_EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
+_NOT_WRITABLE = "choose a folder that you may write to"
+_NO_FOLDER = "create the folder first"
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk and run again",
     errno.EDQUOT: "free some of your quota on that disk and run again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) or write elsewhere",
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS),
-        "choose a folder that you may write to",
-    ),
-    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create the folder first"),
+    errno.EACCES: _NOT_WRITABLE,
+    errno.EPERM: _NOT_WRITABLE,
+    errno.EROFS: _NOT_WRITABLE,
+    errno.ENOENT: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
     errno.EISDIR: "choose a name that is not a folder's",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
@@ -48,7 +48,8 @@ _REMEDIES = {
 def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a regular file to read, also through links; never wait for a pipe, never read a device.
 
-    A file that is missing or not readable raises an OSError, as `open` does.
+    A file that is missing or not readable raises an OSError, as `open` does; a folder and whatever
+    else is no file raises an InputError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -120,11 +121,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         sync(final.parent)
     except OSError as error:
         # An error about another file, raised in the block, is not ours to explain.
-        if error.errno is None or error.filename not in (
-            None,
-            str(temporary),
-            str(final.parent),
-        ):
+        ours = (None, str(temporary), str(final.parent))
+        if error.errno is None or error.filename not in ours:
             raise
         raise not_written(final, error) from error
 
@@ -212,49 +210,68 @@ def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _tsv_cell(value: Any) -> str:
+    """A value as a cell: n/a for None, and text without what would end a cell."""
     if value is None:
         return "n/a"
     if not isinstance(value, str):
         return str(value)
-    return spreadsheet_safe("".join(ch if ch.isprintable() else " " for ch in value))
+    printable = "".join(ch if ch.isprintable() else " " for ch in value)
+    return spreadsheet_safe(printable)
 
 
 def spreadsheet_safe(text: str) -> str:
     """Text that a spreadsheet would run as a formula, made plain text by a leading quote."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    if text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{text}"
+    return text
 
 
 def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
-    """Rows of a .csv, .tsv or Excel table with a header; what is not known is an empty string."""
+    """Rows of a .csv, .tsv or Excel table with a header; what is not known is an empty string.
+
+    Raises DatasetError for what is no table, and for one without a required column.
+    """
     if path.suffix.lower() in _EXCEL:
         rows = _sheet(path)
-        columns: Iterable[str] = rows[0] if rows else ()
+        columns: Sequence[str] = list(rows[0]) if rows else []
     else:
-        delimiter = "\t" if path.suffix == ".tsv" else ","
-        try:
-            with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, delimiter=delimiter, restval="")
-                columns, rows = reader.fieldnames or (), list(reader)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
-    missing = [name for name in required if name not in columns]
-    if missing:
-        raise DatasetError(f"has no column {missing[0]!r}", where=path)
-    return [
-        {
-            key: "" if value.strip().lower() in _UNKNOWN else value.strip()
-            for key, value in row.items()
-            if isinstance(value, str)
-        }
-        for row in rows
-    ]
+        columns, rows = _text_table(path)
+    for name in required:
+        if name not in columns:
+            raise DatasetError(f"has no column {name!r}", where=path)
+    return [_known_cells(row) for row in rows]
+
+
+def _known_cells(row: dict[str, str]) -> dict[str, str]:
+    """A row's cells without spaces around them, empty where they say that nothing is known."""
+    cells = {}
+    for column, value in row.items():
+        # Cells beyond the header come as a list.
+        if not isinstance(value, str):
+            continue
+        text = value.strip()
+        cells[column] = "" if text.lower() in _UNKNOWN else text
+    return cells
+
+
+def _text_table(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Columns and rows of a .csv or .tsv file in UTF-8."""
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    try:
+        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter, restval="")
+            columns = reader.fieldnames or []
+            return columns, list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
 
 
 def _sheet(path: Path) -> list[dict[str, str]]:
     """Rows of an Excel file's first sheet, as text."""
     import pandas as pd
 
-    content, package = io.BytesIO(read_bytes(path)), _EXCEL[path.suffix.lower()]
+    content = io.BytesIO(read_bytes(path))
+    package = _EXCEL[path.suffix.lower()]
     try:
         table = pd.read_excel(content, dtype=str, na_filter=False)
     except ImportError:
@@ -266,10 +283,11 @@ def _sheet(path: Path) -> list[dict[str, str]]:
         raise DatasetError(
             f"not an Excel table ({one_line(str(error))})", where=path
         ) from None
-    return [
-        {str(key): str(value) for key, value in row.items()}
-        for row in table.to_dict("records")
-    ]
+    return [_as_text(record) for record in table.to_dict("records")]
+
+
+def _as_text(record: dict[Any, Any]) -> dict[str, str]:
+    return {str(column): str(value) for column, value in record.items()}
 
 
 def sync(path: Path) -> None:
@@ -279,7 +297,8 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         # Some network file systems cannot sync a folder; the rename itself stands.
-        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF)):
+        cannot_sync = error.errno in (errno.EINVAL, errno.EBADF)
+        if not (path.is_dir() and cannot_sync):
             raise
     finally:
         os.close(descriptor)

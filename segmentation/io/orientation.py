@@ -25,6 +25,8 @@ _TRUST = "decide with --trust-affine sform, qform or header"
 
 
 class Place(NamedTuple):
+    """The affine of an image, the (q-form, s-form) codes to write, and notes on the choice."""
+
     affine: NDArray[np.float64]
     codes: tuple[int, int]
     notes: tuple[str, ...]
@@ -38,24 +40,20 @@ def place(
     The s-form goes before the q-form. With `trust`, "sform" and "qform" are taken whatever their
     codes and whatever the other says; "header" is nibabel's choice: s-form, else q-form, else
     voxel axes to the left, front and top. `axes` (as "ASL") speaks only where no form is coded.
+    Raises GeometryError where the header says nothing, contradicts itself or `axes`.
     """
-    qform, sform = header.qform, header.sform
+    qform = header.qform
+    sform = header.sform
     if trust == "sform":
         return _place(header, sform, "s-form", where)
     if trust == "qform":
         return _place(header, qform, "q-form", where)
     if not (qform.code or sform.code):
-        if axes is not None:
-            bare = _from_axes(axes, header)
-        elif trust == "header":
-            bare = header.bare
-        else:
-            raise GeometryError(
-                "no orientation in its header", where=where, remedy=_TRUST
-            )
-        return _place(header, Form(1, bare), "voxel size", where)
-    chosen, name = (sform, "s-form") if sform.code else (qform, "q-form")
-    taken = _place(header, chosen, name, where)
+        return _place_without_form(header, trust, axes, where)
+    if sform.code:
+        taken = _place(header, sform, "s-form", where)
+    else:
+        taken = _place(header, qform, "q-form", where)
     found = "".join(nib.aff2axcodes(taken.affine))
     if axes is not None and trust is None and found != axes:
         raise GeometryError(
@@ -70,11 +68,25 @@ def place(
             where=where,
             remedy=_TRUST,
         )
-    distance = Grid(header.shape, taken.affine).apart_mm(Grid(header.shape, other))
-    if distance <= _SAME_MM:
+    taken_grid = Grid(header.shape, taken.affine)
+    apart_mm = taken_grid.apart_mm(Grid(header.shape, other))
+    if apart_mm <= _SAME_MM:
         return taken._replace(codes=(qform.code, sform.code))
-    note = f"q- and s-form differ by up to {distance:.1f} mm; the s-form is used"
+    note = f"q- and s-form differ by up to {apart_mm:.1f} mm; the s-form is used"
     return taken._replace(notes=(*taken.notes, note))
+
+
+def _place_without_form(
+    header: Header, trust: TrustAffine | None, axes: str | None, where: Path
+) -> Place:
+    """The place of an image neither of whose forms is coded: by `axes`, or as nibabel has it."""
+    if axes is not None:
+        affine = _from_axes(axes, header)
+    elif trust == "header":
+        affine = header.bare
+    else:
+        raise GeometryError("no orientation in its header", where=where, remedy=_TRUST)
+    return _place(header, Form(1, affine), "voxel size", where)
 
 
 def _place(header: Header, form: Form, name: str, where: Path) -> Place:
@@ -92,8 +104,10 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
 
 def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
     """The form's affine, if it can be one of a scan."""
-    problem = "is not a rotation" if form.affine is None else _problem(form.affine)
-    if form.affine is None or problem:
+    if form.affine is None:
+        raise GeometryError(f"its {name} is not a rotation", where=where, remedy=_TRUST)
+    problem = _problem(form.affine)
+    if problem:
         raise GeometryError(f"its {name} {problem}", where=where, remedy=_TRUST)
     return form.affine
 
@@ -108,10 +122,11 @@ def _problem(affine: NDArray[np.float64]) -> str:
     low, high = SPACING_RANGE_MM
     if lengths.min() < low or lengths.max() > high:
         return "has impossible voxel sizes"
-    axes = affine[:3, :3] / lengths
-    if abs(np.linalg.det(axes)) < MAX_SHEAR:
+    directions = affine[:3, :3] / lengths
+    if abs(np.linalg.det(directions)) < MAX_SHEAR:
         return "is singular"
-    if np.abs(axes.T @ axes - np.eye(3)).max() > MAX_SHEAR:
+    # Unit vectors at right angles: their products with each other are the identity.
+    if np.abs(directions.T @ directions - np.eye(3)).max() > MAX_SHEAR:
         return "has shear"
     if np.abs(affine[:3, 3]).max() > MAX_ORIGIN_MM:
         return f"puts the scan more than {MAX_ORIGIN_MM / 1000:.0f} m away"
@@ -119,12 +134,14 @@ def _problem(affine: NDArray[np.float64]) -> str:
 
 
 def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Voxel sizes of an affine of any values, (3,), mm."""
     with np.errstate(over="ignore"):
         return np.asarray(np.sqrt((affine[:3, :3] ** 2).sum(axis=0)))
 
 
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
     """Whether one mirrors the other, or their directions to the right are far apart (60°)."""
+    # The determinant is negative where the voxel axes are left-handed.
     if np.linalg.det(one[:3, :3]) * np.linalg.det(two[:3, :3]) < 0:
         return True
     # The first row, with unit columns, is the world's right as seen from the voxel axes.
@@ -136,9 +153,9 @@ def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
 def _from_axes(axes: str, header: Header) -> NDArray[np.float64]:
     """Axes that a dataset's documentation gives, the header's voxel sizes, centred at 0 mm."""
     affine = np.diag([0.0, 0, 0, 1])
-    for axis, ((world, direction), zoom) in enumerate(
-        zip(world_axes(axes), header.zooms, strict=True)
-    ):
-        affine[world, axis] = direction * zoom
-    affine[:3, 3] = -affine[:3, :3] @ ((np.array(header.shape) - 1) / 2)
+    for axis, (world, direction) in enumerate(world_axes(axes)):
+        affine[world, axis] = direction * header.zooms[axis]
+    # The centre's index goes to 0 mm: A c + t = 0.
+    centre = (np.array(header.shape) - 1) / 2
+    affine[:3, 3] = -affine[:3, :3] @ centre
     return affine

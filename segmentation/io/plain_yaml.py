@@ -10,6 +10,14 @@ _INT = "tag:yaml.org,2002:int"
 _LONGEST_INT = 100
 # Many times what a recipe has; aliases of aliases make more.
 _MAX_VALUES = 100_000
+# Beside YAMLError, PyYAML lets through what it stumbles over in `!!int ""` or `!!bool x`.
+_STUMBLES = (
+    yaml.YAMLError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 
 
 def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
@@ -20,29 +28,35 @@ def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
     loader = _Loader if aliases else _LoaderWithoutAliases
     try:
         content = yaml.load(text, loader)
-    # Beside YAMLError, PyYAML lets through what it stumbles over in `!!int ""` or `!!bool x`.
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = "" if line is None else f", line {line + 1}"
-        refused = (
-            error.problem
-            if isinstance(error, _RefusedError)
-            else "is not readable YAML"
-        )
-        raise ValueError(f"{refused}{place}") from error
+    except _STUMBLES as error:
+        raise ValueError(_explained(error)) from error
+    _refuse_many_values(content)
+    return content
+
+
+def _explained(error: BaseException) -> str:
+    """What is wrong with a text, in a few words, and on which line if that is known."""
+    problem = "is not readable YAML"
+    if isinstance(error, _RefusedError):
+        problem = str(error.problem)
+    mark = getattr(error, "problem_mark", None)
+    line = getattr(mark, "line", None)
+    if line is None:
+        return problem
+    return f"{problem}, line {line + 1}"
+
+
+def _refuse_many_values(content: Any) -> None:
+    """Count the values as they would be without aliases, up to the limit."""
     values = [content]
+    # The list grows while it is walked.
     for value in values:
-        if isinstance(value, dict | list | tuple):
-            values += value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
         if len(values) > _MAX_VALUES:
             raise ValueError("holds too many values")
-    return content
 
 
 class _RefusedError(yaml.MarkedYAMLError):
@@ -50,6 +64,8 @@ class _RefusedError(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, without keys that stand twice and without endless numbers."""
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         keys = set()
@@ -71,6 +87,8 @@ class _Loader(yaml.SafeLoader):
 
 
 class _LoaderWithoutAliases(_Loader):
+    """One that refuses aliases, too."""
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")

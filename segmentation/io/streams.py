@@ -43,7 +43,7 @@ def has_checksum(path: Path) -> bool:
 
 
 def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
-    """FormatError for so many bytes in so few as no scan, nor array of scans, packs into."""
+    """FormatError for more bytes than any scan, or array of scans, packs into as few."""
     if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
         raise FormatError(
             f"unpacks to {unpacked // packed} times its size, as no scan does",
@@ -55,7 +55,8 @@ def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
 class Source:
     """A scan file, opened once and read from front to back, so what is checked is what is used.
 
-    `digest` takes in the bytes as they lie on disk, as far as they have been read.
+    With `packed` it is unpacked by gzip. `digest` takes in the bytes as they are on disk, as far as
+    they have been read. Whatever is wrong with the file raises an InputError.
     """
 
     def __init__(
@@ -70,12 +71,10 @@ class Source:
             self.size = os.fstat(raw.fileno()).st_size
             self._check_start(raw)
             self.digest = hashlib.sha256() if digest is None else digest
-            self._hashed = _Hashed(raw, self.digest)
-            self._bytes: io.BufferedIOBase | io.RawIOBase = (
-                gzip.GzipFile(fileobj=cast(BinaryIO, self._hashed))
-                if packed
-                else self._hashed
-            )
+            hashed = _Hashed(raw, self.digest)
+            self._bytes: io.BufferedIOBase | io.RawIOBase = hashed
+            if packed:
+                self._bytes = gzip.GzipFile(fileobj=cast(BinaryIO, hashed))
         except BaseException:
             raw.close()
             raise
@@ -110,7 +109,10 @@ class Source:
 
     def announce(self, end: int) -> None:
         """Refuse, before anything is allocated, a header that announces more than can be there."""
-        if end > self.size * (_DEFLATE_LIMIT if self._packed else 1):
+        most = self.size
+        if self._packed:
+            most *= _DEFLATE_LIMIT
+        if end > most:
             raise IntegrityError(
                 f"truncated: {self.size} bytes cannot hold the {end} that the header announces",
                 where=self.path,
@@ -128,7 +130,8 @@ class Source:
         with _damage_explained(self.path):
             while count := self._bytes.readinto(rest):
                 found += count
-                if found > limit or (zeros and any(memoryview(rest)[:count])):
+                is_padding = not zeros or not any(memoryview(rest)[:count])
+                if found > limit or not is_padding:
                     raise IntegrityError(
                         "holds more data than its header announces",
                         where=self.path,
@@ -168,9 +171,11 @@ class _Hashed(io.RawIOBase):
         self._digest = digest
 
     def readable(self) -> bool:
+        """It is, as gzip wants to know."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill the buffer as far as the file goes at once; how many bytes were read."""
         count = self._file.readinto(buffer) or 0
         with stage("hash"):
             self._digest.update(memoryview(buffer)[:count])
@@ -199,8 +204,9 @@ def _damage_explained(path: Path) -> Iterator[None]:
     except EOFError:
         problem = "truncated: its gzip stream ends early"
     except gzip.BadGzipFile as error:
-        garbage = "Not a gzipped file" in str(error)
-        problem = "garbage after its gzip stream" if garbage else "gzip checksum failed"
+        problem = "gzip checksum failed"
+        if "Not a gzipped file" in str(error):
+            problem = "garbage after its gzip stream"
     except zlib.error:
         problem = "damaged gzip stream"
     except OSError as error:

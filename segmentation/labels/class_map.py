@@ -77,9 +77,9 @@ class ClassMap:
                 anatomy[number] = targets[number]
         for number in ignore:
             targets[number] = _BACKGROUND
-        table, sideless = _classes_of(targets, classes)
-        kinds = []
-        for (left, right), numbers in sideless.items():
+        table, open_numbers = _classes_of(targets, classes)
+        sideless = []
+        for (left, right), numbers in open_numbers.items():
             left_side = _folding_into(left, anatomy)
             right_side = _folding_into(right, anatomy)
             if fold is None:
@@ -87,12 +87,15 @@ class ClassMap:
                 # another numbering the same number names something else.
                 left_side.add(left)
                 right_side.add(right)
-            sides = (tuple(sorted(left_side)), tuple(sorted(right_side)))
-            of_sides = (classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN))
-            kind = SidelessNumbers(tuple(numbers), (left, right), of_sides, sides)
-            kinds.append(kind)
+            kind = SidelessNumbers(
+                numbers=tuple(numbers),
+                targets=(left, right),
+                classes=(classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN)),
+                sides=(tuple(sorted(left_side)), tuple(sorted(right_side))),
+            )
+            sideless.append(kind)
         numbering = "" if fold is None else fold.name
-        return cls(scheme, numbering, table, tuple(kinds))
+        return cls(scheme, numbering, table, tuple(sideless))
 
     def apply(
         self,
@@ -155,15 +158,15 @@ def _classes_of(
 ) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
     """The class by number, and by left and right target the numbers whose side is open."""
     table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
-    sideless: dict[tuple[int, ...], list[int]] = {}
+    open_numbers: dict[tuple[int, ...], list[int]] = {}
     for number, candidates in targets.items():
         indices = {classes.get(candidate, _UNKNOWN) for candidate in candidates}
         if len(indices) == 1:
             table[number] = indices.pop()
         else:
             table[number] = _SIDELESS
-            sideless.setdefault(candidates, []).append(number)
-    return table, sideless
+            open_numbers.setdefault(candidates, []).append(number)
+    return table, open_numbers
 
 
 def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ...]]:

@@ -64,6 +64,7 @@ class _Extent(NamedTuple):
 
     @property
     def centre(self) -> NDArray[np.float64]:
+        """The point in the middle, RAS mm."""
         return (self.low + self.high) / 2
 
     def fits(self, size_mm: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -170,14 +171,17 @@ def _grid_over(
     if content.high[2] - content.low[2] > size_mm[2]:
         centre[2] = content.high[2] - size_mm[2] / 2
     face = field_of_view.low
-    # Whole voxels from the scan's face to the grid's.
-    shift = np.rint((centre - size_mm / 2 - face) / _GRID_MM - _ROUNDING) * _GRID_MM
+    # From the scan's face to the grid's there are whole voxels.
+    shift_voxels = (centre - size_mm / 2 - face) / _GRID_MM
+    shift_mm = np.rint(shift_voxels - _ROUNDING) * _GRID_MM
     affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
-    affine[:3, 3] = face + shift + _GRID_MM / 2
+    # The centre of the first voxel is half a voxel behind the face.
+    affine[:3, 3] = face + shift_mm + _GRID_MM / 2
     return Grid(shape, affine)
 
 
 def _size_mm(shape: Shape) -> NDArray[np.float64]:
+    """How large a working grid of this shape is along each axis."""
     return np.array(shape) * _GRID_MM
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,12 +60,14 @@ class GridMap:
         to_target = np.linalg.inv(self.matrix)
         touched = moved(list(product(*touched_sides)), to_target)
         # A target voxel's extent is half a voxel to either side.
-        first = np.floor(touched.min(axis=0) - 0.5).astype(int).tolist()
-        last = np.ceil(touched.max(axis=0) + 0.5).astype(int).tolist()
+        lowest = np.floor(touched.min(axis=0) - 0.5)
+        highest = np.ceil(touched.max(axis=0) + 0.5)
         sides = []
-        for low, high, length in zip(first, last, self.shape, strict=True):
-            start = min(max(low, 0), length)
-            stop = max(min(high + 1, length), 0)
+        for axis, length in enumerate(self.shape):
+            first = int(lowest[axis])
+            last = int(highest[axis])
+            start = min(max(first, 0), length)
+            stop = max(min(last + 1, length), 0)
             sides.append(slice(start, stop))
         return to_box(sides)
 
@@ -73,7 +75,7 @@ class GridMap:
     def source_axes(self) -> list[int] | None:
         """The source axis along each target axis, or None if the grids stand askew."""
         steps = np.abs(self.matrix[:3, :3])
-        order = steps.argmax(axis=0).tolist()
+        order: list[int] = steps.argmax(axis=0).tolist()
         # How far a line of the whole target strays to the other axes of the source.
         drift = steps * self.shape
         drift[order, range(3)] = 0
@@ -99,8 +101,12 @@ class GridMap:
         error = np.abs(steps - directions) * self.shape + np.abs(starts - whole_starts)
         if error.max() >= _SAME_VOXELS:
             return None
-        sources = zip(order, directions, whole_starts, strict=True)
-        return [SourceAxis(a, int(sign), int(start)) for a, sign, start in sources]
+        sources = []
+        for target, axis in enumerate(order):
+            direction = int(directions[target])
+            start = int(whole_starts[target])
+            sources.append(SourceAxis(axis, direction, start))
+        return sources
 
     @property
     def points(self) -> list[NDArray[np.float64]]:
@@ -108,7 +114,12 @@ class GridMap:
 
         There are as many points as source voxels in a step, so that none is skipped.
         """
-        steps: Any = np.sqrt((self.matrix[:3, :3] ** 2).sum(axis=0))
-        counts = np.maximum(1, np.ceil(steps - (_STEP_OF_ONE_POINT - 1))).astype(int)
-        # The middles of `count` equal parts of the voxel.
-        return [(np.arange(count) + 0.5) / count - 0.5 for count in counts]
+        linear = self.matrix[:3, :3]
+        steps = np.sqrt((linear**2).sum(axis=0))
+        counts = np.ceil(steps - (_STEP_OF_ONE_POINT - 1))
+        points = []
+        for count in np.maximum(1, counts).astype(int):
+            # The middles of `count` equal parts of the voxel.
+            middles = (np.arange(count) + 0.5) / count
+            points.append(middles - 0.5)
+        return points

@@ -62,10 +62,22 @@ def _axis_weights(to: GridMap, target: int, axis: int, length: int) -> Tensor:
     targets = np.broadcast_to(voxels, positions.shape)
     # Rows 0 and length + 1 take what lies beyond the edges.
     weights = np.zeros((length + 2, size))
-    for neighbours, shares in ((lower, upper - positions), (upper, positions - lower)):
-        rows = np.clip(neighbours + 1, 0, length + 1)
-        np.add.at(weights, (rows, targets), shares / len(points))
+    count = len(points)
+    _add_shares(weights, lower, targets, (upper - positions) / count)
+    _add_shares(weights, upper, targets, (positions - lower) / count)
     return torch.from_numpy(weights[1:-1].astype(np.float32))
+
+
+def _add_shares(
+    weights: NDArray[np.float64],
+    voxels: NDArray[np.int_],
+    targets: NDArray[np.int_],
+    shares: NDArray[np.float64],
+) -> None:
+    """Add source voxels' shares in target voxels to a matrix with a row more at either end."""
+    last_row = len(weights) - 1
+    rows = np.clip(voxels + 1, 0, last_row)
+    np.add.at(weights, (rows, targets), shares)
 
 
 def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
@@ -134,10 +146,10 @@ def source_positions(
 
 def _target_indices(
     to: GridMap, rows: slice, point: tuple[float, ...]
-) -> tuple[NDArray[np.float64], ...]:
+) -> tuple[NDArray[np.floating], ...]:
     """Indices of a slab's voxels, shifted by a sample point: (rows, 1, 1), (1, Y, 1), (1, 1, Z)."""
     _, y_size, z_size = to.shape
     along_x = np.arange(rows.start, rows.stop) + point[0]
     along_y = np.arange(y_size) + point[1]
     along_z = np.arange(z_size) + point[2]
-    return np.ix_(along_x, along_y, along_z)
+    return along_x[:, None, None], along_y[None, :, None], along_z[None, None, :]

@@ -50,7 +50,8 @@ class LabelVotes:
             out[rows] = agreed
             undecided = (agreed == _MIXED).nonzero()
             undecided[:, 0] += rows.start
-            for voxels in undecided.split(_VOTE_VOXELS):
+            for start in range(0, len(undecided), _VOTE_VOXELS):
+                voxels = undecided[start : start + _VOTE_VOXELS]
                 out[tuple(voxels.T)] = self._tally(to, voxels, points)
         return out
 
@@ -123,14 +124,15 @@ def _cell_labels(labels: Tensor) -> Tensor:
     highest = labels
     # Along one axis after the other, each cell gets the extremes of its eight corners.
     for axis in range(3):
-        count = lowest.shape[axis] - 1
-        lowest = torch.minimum(
-            lowest.narrow(axis, 0, count), lowest.narrow(axis, 1, count)
-        )
-        highest = torch.maximum(
-            highest.narrow(axis, 0, count), highest.narrow(axis, 1, count)
-        )
+        lowest = torch.minimum(*_neighbours(lowest, axis))
+        highest = torch.maximum(*_neighbours(highest, axis))
     return torch.where(lowest == highest, lowest, _MIXED)
+
+
+def _neighbours(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The first and the second of each two neighbours along an axis; views, one shorter."""
+    count = values.shape[axis] - 1
+    return values.narrow(axis, 0, count), values.narrow(axis, 1, count)
 
 
 def _corner_shares(part: list[Tensor]) -> Tensor:
@@ -138,8 +140,12 @@ def _corner_shares(part: list[Tensor]) -> Tensor:
 
     `part` is how far into the cell the point is along each axis, three times (M,).
     """
+    # Along each axis the shares of the near and the far side: (M, 2).
     x, y, z = (torch.stack([1 - p, p], dim=1).float() for p in part)
-    shares = x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]
+    near_and_far_x = x[:, :, None, None]
+    near_and_far_y = y[:, None, :, None]
+    near_and_far_z = z[:, None, None, :]
+    shares = near_and_far_x * near_and_far_y * near_and_far_z
     return shares.reshape(-1, 8)
 
 

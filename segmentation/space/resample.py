@@ -131,10 +131,12 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
     along_z = flags.any(dim=0).any(dim=0)
     sides = []
     for line in (along_x, along_y, along_z):
-        set_places = line.nonzero().flatten()
-        if not len(set_places):
+        occupied = line.nonzero().flatten()
+        if not len(occupied):
             return slice(0, 0), slice(0, 0), slice(0, 0)
-        sides.append(slice(int(set_places[0]), int(set_places[-1]) + 1))
+        first = int(occupied[0])
+        last = int(occupied[-1])
+        sides.append(slice(first, last + 1))
     return to_box(sides)
 
 

@@ -90,11 +90,12 @@ def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
     leading: int = slices.ndim - 3
     # Where slices hold each axis of the volume: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
-    volume_axes = (held_at[0], held_at[1], held_at[2])
+    volume_axes: tuple[int, ...] = tuple(held_at[axis] for axis in range(3))
     return _permute(slices, (*range(1, leading + 1), *volume_axes))
 
 
 def _as_axes(view: View | SliceAxes) -> SliceAxes:
+    """The axes of a view; a network's own are returned as they are."""
     if isinstance(view, View):
         return slice_axes(view)
     return view
