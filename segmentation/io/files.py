@@ -68,13 +68,14 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def _not_regular(path: str | Path) -> InputError:
+    """What to raise for a pipe, a socket or a device."""
     return InputError(
         "not a regular file", where=path, remedy="copy it to a file first"
     )
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The bytes of a regular file."""
+    """The bytes of a regular file; raises what `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 
@@ -100,7 +101,7 @@ def sha256_of(*paths: Path) -> str:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield the path of an empty temporary file that becomes `path` if the block succeeds.
 
-    For libraries that insist on a path (h5py, safetensors). The temporary file stands in the
+    For libraries that insist on a path (h5py, safetensors). The temporary file is in the
     same folder and is gone after a failure; a killed process may leave a `.trinat-*.tmp`.
     """
     final = Path(path)
@@ -287,6 +288,7 @@ def _sheet(path: Path) -> list[dict[str, str]]:
 
 
 def _as_text(record: dict[Any, Any]) -> dict[str, str]:
+    """A row of pandas as a row of text."""
     return {str(column): str(value) for column, value in record.items()}
 
 

@@ -83,7 +83,10 @@ class Header:
 
 
 def read_nifti(source: Source) -> Header:
-    """The header of a .nii file, NIfTI-1 or NIfTI-2, leaving `source` at its first voxel."""
+    """The header of a .nii file, NIfTI-1 or NIfTI-2, leaving `source` at its first voxel.
+
+    Raises an InputError for whatever is not a sound header of one 3D scan.
+    """
     fields, length = _struct(source)
     where = source.path
     magic = b"n+1\0" if length == _NIFTI1_LENGTH else b"n+2\0"
@@ -270,7 +273,10 @@ def _offset(fields: Any, where: Path) -> int:
 
 
 def _scaling(fields: Any, where: Path) -> tuple[float, float]:
-    """Slope and intercept; a slope of 0 or NaN means none, as the standard and custom have it."""
+    """Slope and intercept of the values; 1 and 0 where the header gives none.
+
+    A slope of 0 or NaN means none, as the standard and custom have it.
+    """
     slope = float(fields["scl_slope"])
     inter = float(fields["scl_inter"])
     if slope == 0 or math.isnan(slope):
@@ -318,12 +324,14 @@ def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
 
 
 def _type_refused(what: str, where: Path) -> FormatError:
+    """What to raise for voxels that are not one number each."""
     return FormatError(
         f"{what}, not one number a voxel", where=where, remedy="give a T1-weighted scan"
     )
 
 
 def _units_refused(where: Path) -> GeometryError:
+    """What to raise for voxel sizes in other units."""
     return GeometryError(
         "units are not millimetres",
         where=where,

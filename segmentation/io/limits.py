@@ -108,4 +108,5 @@ def wrong(what: str, where: Path) -> IntegrityError:
 
 
 def _by(sides: Iterable[int]) -> str:
+    """Sides as "256 x 256 x 176"."""
     return " x ".join(str(side) for side in sides)

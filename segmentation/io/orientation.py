@@ -17,7 +17,7 @@ from trinat.segmentation.space.grid import Grid, world_axes
 TrustAffine = Literal["sform", "qform", "header"]
 
 MAX_SHEAR = 1e-3
-# Farther than this no scanner's origin lies, and float32 positions lose their tenths.
+# No scanner's origin is farther away than this, and float32 positions lose their tenths.
 MAX_ORIGIN_MM = 1e5
 # Forms that differ by less are the same: the q-form's quaternion is rounded to float32.
 _SAME_MM = 0.1

@@ -1,4 +1,4 @@
-"""YAML of plain values, in which every key of a mapping stands once."""
+"""YAML of plain values, in which a mapping has every key once."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, without keys that stand twice and without endless numbers."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping; refused if a key is there twice, of which PyYAML would take the last."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
@@ -78,6 +79,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_short_int(self, node: yaml.ScalarNode) -> Any:
+        """A whole number; refused if it is longer than any that is meant."""
         # Numbers in base 60, such as 1:00:00, take minutes if they are long.
         if len(node.value) > _LONGEST_INT:
             raise _RefusedError(
@@ -90,6 +92,7 @@ class _LoaderWithoutAliases(_Loader):
     """One that refuses aliases, too."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Any node; refused if it is an alias."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)

@@ -92,7 +92,7 @@ class Source:
         return bytes(buffer)
 
     def fill(self, buffer: memoryview) -> None:
-        """Read exactly as many bytes as the buffer holds."""
+        """Read exactly as many bytes as the buffer holds; IntegrityError if there are fewer."""
         filled = 0
         with _damage_explained(self.path):
             while filled < len(buffer):
@@ -183,7 +183,7 @@ class _Hashed(io.RawIOBase):
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a scan for unbuffered reading."""
+    """Open a scan for unbuffered reading; InputError where that is not possible."""
     try:
         return cast(BinaryIO, open_regular(path).detach())
     except FileNotFoundError:

@@ -61,6 +61,7 @@ class Volume:
         return f"Volume({voxels} {self.data.dtype}, {spacing} mm, {self.axcodes})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The voxels, for NumPy's functions."""
         return np.array(self.data, dtype, copy=copy)
 
     def __post_init__(self) -> None:
@@ -81,6 +82,7 @@ class Volume:
 
     @property
     def shape(self) -> Shape:
+        """How many voxels there are along each array axis."""
         x, y, z = self.data.shape
         return x, y, z
 

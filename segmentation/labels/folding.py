@@ -21,7 +21,7 @@ GENERATION_FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
 # There, 24 is all CSF around the brain and in the neck, not FreeSurfer's small 24.
 GENERATION_SURROUNDINGS = 24
 GENERATION_FIRST_OUTSIDE = 500  # from here on: skull, scalp, eyes and so on
-# Ours: the part of 24 that lies in the neck, outside the skull.
+# Ours: the part of 24 in the neck, outside the skull.
 GENERATION_NECK_FLUID = 599
 # Inside the skull, and neither brain nor ventricle: vessels, optic chiasm, fifth ventricle.
 GENERATION_BETWEEN = (30, 62, 72, 85)
@@ -39,7 +39,7 @@ Targets = Mapping[int, tuple[int, ...]]
 class FoldingTable:
     """A numbering other than FreeSurfer's, and the FreeSurfer number that each number becomes.
 
-    It stands alone: a number has the table's meaning, whatever it means to FreeSurfer.
+    A number has the table's meaning alone, whatever it means to FreeSurfer.
     """
 
     name: str
@@ -48,7 +48,7 @@ class FoldingTable:
 
 @cache
 def folding_table() -> Targets:
-    """FreeSurfer's numbers outside the schemes, by its number."""
+    """FreeSurfer's numbers outside the schemes, and what each becomes in one."""
     return _shipped_targets(FREESURFER)
 
 
@@ -74,6 +74,7 @@ def load_folding(name_or_path: str | Path) -> FoldingTable | None:
 
 
 def _shipped_targets(name: str) -> Targets:
+    """The table of this name in configs/labels."""
     tables = resources.files("trinat.configs") / "labels"
     with resources.as_file(tables / f"{name}-folding.tsv") as path:
         return _read_targets(path)

@@ -76,7 +76,7 @@ class LabelScheme:
 
     @property
     def has_unpartnered_sides(self) -> bool:
-        """Whether a class lies on one side only, so that a mirrored scan has another truth."""
+        """Whether a class is on one side only, so that a mirrored scan has another truth."""
         return any(
             label.side is not None and label.partner is None for label in self.labels
         )
@@ -253,6 +253,7 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
 
 @cache
 def _load_shipped(name: str) -> LabelScheme:
+    """A scheme of configs/labels, parsed once."""
     file = resources.files("trinat.configs") / "labels" / f"{name}.tsv"
     return parse_scheme(name, file.read_bytes(), Path(file.name))
 
@@ -278,5 +279,6 @@ def _spoken(name: str) -> str:
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The array made read-only, as what is cached must be."""
     array.setflags(write=False)
     return array

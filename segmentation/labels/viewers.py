@@ -44,6 +44,7 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
 
 
 def _number_of(numbered: tuple[int, Label]) -> int:
+    """By what labels are sorted: their number."""
     number, _ = numbered
     return number
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 Shape = tuple[int, int, int]
 Box = tuple[slice, slice, slice]
+# Places or distances in space: three numbers each, (..., 3).
+Points = NDArray[np.float64]
 
 # The letter that an array axis grows to: its world axis (0, 1 or 2) and the direction on it.
 _DIRECTIONS = {
@@ -49,20 +51,22 @@ class Grid:
     def spacing_mm(self) -> tuple[float, float, float]:
         """Distance between neighbouring voxels along each array axis."""
         steps = self.affine[:3, :3]
-        x, y, z = np.sqrt((steps**2).sum(axis=0)).tolist()
+        lengths = np.sqrt((steps**2).sum(axis=0))
+        x, y, z = lengths.tolist()
         return x, y, z
 
     @property
     def voxel_mm3(self) -> float:
         """Volume of a voxel."""
-        return float(abs(np.linalg.det(self.affine[:3, :3])))
+        steps = self.affine[:3, :3]
+        return float(abs(np.linalg.det(steps)))
 
     @property
     def axcodes(self) -> str:
         """Where each voxel axis grows to, as "RAS" or "LIA"."""
         return "".join(nib.aff2axcodes(self.affine))
 
-    def places(self, indices: Any) -> NDArray[np.float64]:
+    def places(self, indices: Any) -> Points:
         """Where voxels (..., 3) are, in RAS mm."""
         return moved(indices, self.affine)
 
@@ -74,11 +78,12 @@ class Grid:
     def cut(self, box: Box) -> Grid:
         """The grid of a part of the voxels."""
         affine = self.affine.copy()
-        affine[:3, 3] = self.places([side.start for side in box])
+        first_voxel = [side.start for side in box]
+        affine[:3, 3] = self.places(first_voxel)
         shape = to_shape(side.stop - side.start for side in box)
         return Grid(shape, affine)
 
-    def extent_mm(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def extent_mm(self, box: Box) -> tuple[Points, Points]:
         """Lowest and highest world coordinates of the outer faces of a box of voxels."""
         # A voxel reaches half a voxel to either side of its centre.
         faces = [(side.start - 0.5, side.stop - 0.5) for side in box]
@@ -95,10 +100,11 @@ class Grid:
         return float(np.linalg.norm(offsets, axis=1).max())
 
 
-def moved(points: Any, affine: NDArray[np.floating]) -> NDArray[np.float64]:
+def moved(points: Any, affine: NDArray[np.floating]) -> Points:
     """Where an affine takes points (..., 3)."""
     # Points are rows: p @ Aᵀ is what A @ p is for columns.
-    turned: NDArray[np.float64] = np.asarray(points, np.float64) @ affine[:3, :3].T
+    rows = np.asarray(points, np.float64)
+    turned: Points = rows @ affine[:3, :3].T
     return turned + affine[:3, 3]
 
 
@@ -152,7 +158,8 @@ def world_axes(codes: str) -> tuple[tuple[int, int], ...]:
     Raises ValueError if the codes do not name each world axis once.
     """
     axes = [_DIRECTIONS[code] for code in codes if code in _DIRECTIONS]
-    if len(codes) != 3 or sorted(world for world, _ in axes) != [0, 1, 2]:
+    named = sorted(world for world, _ in axes)
+    if len(codes) != 3 or named != [0, 1, 2]:
         raise ValueError(
             f"{codes!r} must name three axes, one of each pair L/R, P/A, I/S, as in RAS or LIA"
         )

@@ -1,4 +1,4 @@
-"""How one grid of voxels lies in another: the map of voxel indices that resampling follows."""
+"""Where one grid of voxels is in another: the map of voxel indices that resampling follows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ _STEP_OF_ONE_POINT = 1.25
 
 
 class SourceAxis(NamedTuple):
-    """Where the voxels along a target axis come from, if they are the source's own voxels."""
+    """Where the voxels along a target axis come from, if they are the source's own voxels.
+
+    `axis` is the source's; its voxels are taken in their `direction` (1 or -1). `start` is the
+    source voxel at target voxel 0, which may be beyond the source.
+    """
 
     axis: int
-    direction: int  # 1 or -1
-    start: int  # the source voxel at target voxel 0; it may lie beyond the source
+    direction: int
+    start: int
 
 
 @dataclass(frozen=True, eq=False)
 class GridMap:
-    """A target grid of `shape` voxels, and where each of them lies in the source.
+    """A target grid of `shape` voxels, and where each of them is in the source.
 
     `matrix` (4, 4) takes target indices to source indices, which need not be whole.
     """

@@ -13,6 +13,10 @@ from trinat.segmentation.space.grid import Box, to_box
 from trinat.segmentation.space.intensity import foreground, tissue_threshold
 from trinat.segmentation.space.resample import occupied_box
 
+Mask = NDArray[np.bool_]
+# How many voxels a cell has along each axis, (3,).
+Steps = NDArray[np.int_]
+
 # Around the head: some scalp and air above the highest brain.
 _MARGIN_MM = 10.0
 # The scan is looked at through cells of about this size, in which noise averages out.
@@ -27,7 +31,8 @@ def head_box(volume: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
     What reaches further down than any brain does, neck and shoulders, is left out.
     """
     spacing = np.array(volume.spacing_mm)
-    steps = np.maximum(1, np.rint(_CELL_MM / spacing)).astype(int)
+    nearest = np.rint(_CELL_MM / spacing)
+    steps = np.maximum(1, nearest).astype(int)
     head = _head_cells(volume, steps)
     if head is None:
         return volume.grid.box
@@ -43,7 +48,7 @@ def head_box(volume: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
     return to_box(sides)
 
 
-def _head_cells(volume: Volume, steps: NDArray[np.int_]) -> NDArray[np.bool_] | None:
+def _head_cells(volume: Volume, steps: Steps) -> Mask | None:
     """Which cells of `steps` voxels are the largest piece of tissue; None if there is none."""
     means = _block_means(volume.data, steps)
     cell_mm3 = float(np.prod(np.array(volume.spacing_mm) * steps))
@@ -51,7 +56,8 @@ def _head_cells(volume: Volume, steps: NDArray[np.int_]) -> NDArray[np.bool_] | 
     tissue = means > tissue_threshold(low, bright)
     # One cell across is a wrap-around ghost, a marker or a nose, no head.
     padded = np.pad(tissue, 1, mode="edge")
-    solid = ndimage.binary_opening(padded)[1:-1, 1:-1, 1:-1]
+    opened = ndimage.binary_opening(padded)
+    solid = opened[1:-1, 1:-1, 1:-1]
     parts, count = ndimage.label(solid)
     if not count:
         return None
@@ -61,8 +67,11 @@ def _head_cells(volume: Volume, steps: NDArray[np.int_]) -> NDArray[np.bool_] | 
     return np.asarray(ndimage.binary_dilation(largest) & tissue)
 
 
-def _block_means(data: NDArray[Any], steps: NDArray[np.int_]) -> NDArray[np.float64]:
-    """Means of blocks of `steps` voxels; the last of each axis may be smaller."""
+def _block_means(data: NDArray[Any], steps: Steps) -> NDArray[np.float64]:
+    """Means of blocks of `steps` voxels (3,), as an array of blocks.
+
+    The last block of each axis may be smaller: it is what is left of the array.
+    """
     means = data
     for axis, step in enumerate(steps):
         starts = np.arange(0, data.shape[axis], step)
@@ -73,13 +82,12 @@ def _block_means(data: NDArray[Any], steps: NDArray[np.int_]) -> NDArray[np.floa
     return means
 
 
-def _above_the_neck(
-    head: NDArray[np.bool_], volume: Volume, steps: NDArray[np.int_]
-) -> NDArray[np.bool_]:
-    """The part of a mask of cells that lies within a head's height of its top."""
+def _above_the_neck(head: Mask, volume: Volume, steps: Steps) -> Mask:
+    """The part of a mask of cells within a head's height of its top."""
     # The affine's third row gives a voxel's height; its offset does not matter here.
     x, y, z = volume.affine[2, :3] * steps
-    i, j, k = np.ogrid[tuple(slice(n) for n in head.shape)]
+    x_count, y_count, z_count = head.shape
+    i, j, k = np.ogrid[:x_count, :y_count, :z_count]
     heights_mm = x * i + y * j + z * k
     top_mm = heights_mm[head].max()
     return np.asarray(head & (heights_mm > top_mm - _HEAD_HEIGHT_MM))

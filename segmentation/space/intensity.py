@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 from trinat.segmentation.errors import FormatError
 from trinat.segmentation.io.volume import Volume
 
+# Intensities in ascending order, (N,).
+Ranked = NDArray[np.float64]
+
 # Intensities are looked at every 2 mm or so: the same figures to a thousandth, in an eighth of the
 # time.
 _SAMPLE_MM = 2.0
 # Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
 _BRIGHTEST = 2.0
 # What is brighter than this share of the bright end is tissue. Cerebrospinal fluid, the darkest
-# that matters, lies at a quarter; air at magnitude noise of a strong surface coil below a tenth.
+# that matters, is at a quarter; air at magnitude noise of a strong surface coil below a tenth.
 _TISSUE = 0.15
 _BRIGHT_PERCENTILE = 98
 # The first guess at the bright end: what a tenth of a litre exceeds. Counted as a volume and not
@@ -35,7 +38,8 @@ def on_working_scale(volume: Volume) -> NDArray[np.float32]:
     same head comes out darker in a wider field of view.
     """
     steps = [max(1, round(_SAMPLE_MM / spacing)) for spacing in volume.spacing_mm]
-    sample = volume.data[:: steps[0], :: steps[1], :: steps[2]]
+    x_step, y_step, z_step = steps
+    sample = volume.data[::x_step, ::y_step, ::z_step]
     sample_mm3 = float(np.prod(np.multiply(steps, volume.spacing_mm)))
     low, bright = foreground(sample, sample_mm3)
     # Smaller differences have no inverse in single precision.
@@ -74,7 +78,7 @@ def tissue_threshold(low: float, bright: float) -> float:
     return low + _TISSUE * (bright - low)
 
 
-def _background_level(ranked: NDArray[np.float64], bright: float, few: int) -> float:
+def _background_level(ranked: Ranked, bright: float, few: int) -> float:
     """The background of intensities, in ascending order, that go below 0; at most 0.
 
     Such are not magnitudes: they were normalised, or have the overshoot of a sharp filter. The
@@ -86,7 +90,7 @@ def _background_level(ranked: NDArray[np.float64], bright: float, few: int) -> f
     return min(0.0, float(dark[len(dark) // 2]))
 
 
-def _bright_end(ranked: NDArray[np.float64], low: float, first_guess: float) -> float:
+def _bright_end(ranked: Ranked, low: float, first_guess: float) -> float:
     """The percentile of the tissue that tissue itself is measured by, in ascending intensities."""
     bright = first_guess
     for _ in range(_MOST_ROUNDS):

@@ -19,6 +19,9 @@ from torch.nn.functional import grid_sample
 from trinat.segmentation.space.grid import Shape
 from trinat.segmentation.space.grid_map import GridMap
 
+# An offset from a voxel's centre, in voxels along each axis.
+Point = tuple[float, ...]
+
 _SLAB_VOXELS = 2**20
 
 
@@ -55,12 +58,12 @@ def _axis_weights(to: GridMap, target: int, axis: int, length: int) -> Tensor:
     size = to.shape[target]
     points = to.points[target]
     voxels = np.arange(size)[:, None]
-    # Where in the source each sample point of each target voxel lies: (size, points).
+    # Where in the source each sample point of each target voxel is: (size, points).
     positions = start + step * (voxels + points)
     lower = np.floor(positions).astype(int)
     upper = lower + 1
     targets = np.broadcast_to(voxels, positions.shape)
-    # Rows 0 and length + 1 take what lies beyond the edges.
+    # Rows 0 and length + 1 take what is beyond the edges.
     weights = np.zeros((length + 2, size))
     count = len(points)
     _add_shares(weights, lower, targets, (upper - positions) / count)
@@ -110,7 +113,7 @@ def _sampler_grid(positions: list[Tensor], shape: Sequence[int]) -> Tensor:
     return torch.stack(scaled, -1)
 
 
-def sample_points(to: GridMap) -> list[tuple[float, ...]]:
+def sample_points(to: GridMap) -> list[Point]:
     """The points of a target voxel at which it is sampled, as offsets from its centre."""
     return list(product(*to.points))
 
@@ -122,9 +125,7 @@ def slabs(shape: Shape) -> Iterator[slice]:
         yield slice(start, min(start + rows, shape[0]))
 
 
-def source_positions(
-    to: GridMap, rows: slice, point: tuple[float, ...]
-) -> list[Tensor]:
+def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
     """Where in the source a slab's voxels are sampled: an index along each axis, float32.
 
     Three tensors (rows, Y, Z). Where the grids share their axes each depends on one of them, and
@@ -145,7 +146,7 @@ def source_positions(
 
 
 def _target_indices(
-    to: GridMap, rows: slice, point: tuple[float, ...]
+    to: GridMap, rows: slice, point: Point
 ) -> tuple[NDArray[np.floating], ...]:
     """Indices of a slab's voxels, shifted by a sample point: (rows, 1, 1), (1, Y, 1), (1, 1, Z)."""
     _, y_size, z_size = to.shape

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.interpolation import (
+    Point,
     sample_points,
     slabs,
     source_positions,
@@ -31,7 +32,7 @@ _VOTE_VOXELS = 2**14
 class LabelVotes:
     """Votes of the labels around a point in a label map.
 
-    The map holds ranks of labels (X, Y, Z), int16, from 0 to `count` - 1. Beyond its edge lies
+    The map holds ranks of labels (X, Y, Z), int16, from 0 to `count` - 1. Beyond its edge is
     the rank `background`. A cell is the cube between eight neighbouring voxels; where all eight
     agree there is nothing to count.
     """
@@ -55,9 +56,7 @@ class LabelVotes:
                 out[tuple(voxels.T)] = self._tally(to, voxels, points)
         return out
 
-    def _agreed(
-        self, to: GridMap, rows: slice, points: list[tuple[float, ...]]
-    ) -> Tensor:
+    def _agreed(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
         """The one label around all sample points of each voxel of a slab, or _MIXED."""
         first, *others = points
         agreed = self._label_around(to, rows, first)
@@ -66,9 +65,7 @@ class LabelVotes:
             agreed = torch.where(agreed == found, found, _MIXED)
         return agreed
 
-    def _label_around(
-        self, to: GridMap, rows: slice, point: tuple[float, ...]
-    ) -> Tensor:
+    def _label_around(self, to: GridMap, rows: slice, point: Point) -> Tensor:
         """The one label at all corners of the cell of each voxel's point, or _MIXED."""
         cell, _ = self._locate(source_positions(to, rows, point))
         return self._cells.take(_flat_index(cell, self._cells.shape))
@@ -87,13 +84,12 @@ class LabelVotes:
             parts.append(inside - cell)
         return cells, parts
 
-    def _tally(
-        self, to: GridMap, voxels: Tensor, points: list[tuple[float, ...]]
-    ) -> Tensor:
+    def _tally(self, to: GridMap, voxels: Tensor, points: list[Point]) -> Tensor:
         """Winners (M,) at target voxels (M, 3), by counting every corner's share."""
         matrix = torch.from_numpy(to.matrix)
         # Voxels are nudged to either side in turn, as on a chessboard: 1 or -1, (M, 1).
-        side = 1 - 2 * (voxels.sum(dim=1, keepdim=True) % 2)
+        is_odd = voxels.sum(dim=1, keepdim=True) % 2
+        side = 1 - 2 * is_odd
         nudge = torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         origins = matrix[:3, 3] + side * nudge
         corner_steps = self._corner_steps()

@@ -44,7 +44,7 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     """Labels (X, Y, Z) on another grid: in each voxel the label whose indicator weighs most.
 
     That is the argmax of all labels' indicators, each interpolated linearly, but only where labels
-    meet is anything interpolated. Beyond the edge lies label 0. Raises LabelError for thousands
+    meet is anything interpolated. Beyond the edge is label 0. Raises LabelError for thousands
     of different labels: that is no label map.
     """
     copied = _reordered(data, to)
@@ -75,7 +75,7 @@ def resample_probabilities(
 ) -> NDArray[np.uint8]:
     """Most probable class on another grid of probabilities (K, X, Y, Z) that sum to 1, or to 0.
 
-    Class by class, so that no more than one class is held as float32; beyond the edge lies class 0.
+    Class by class, so that no more than one class is held as float32; beyond the edge is class 0.
     """
     # Class 0 is counted by what it lacks of 1, so that beyond the edge it lacks nothing.
     best = torch.ones(to.shape)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from trinat.segmentation.io.volume import Volume
 
+# An axis of an array (0, 1 or 2), and whether it runs in the same direction (1) or not (-1).
+DirectedAxis = tuple[int, int]
 _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 
 
@@ -101,13 +103,13 @@ def _as_axes(view: View | SliceAxes) -> SliceAxes:
     return view
 
 
-def source_axes(given: str, wanted: str) -> tuple[tuple[int, int], ...]:
+def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
     """How an array that runs as `given` ("LIA") becomes one that runs as `wanted`.
 
     For each axis of the wanted array: which axis of the given one it is, and whether it runs in
     the same direction (1) or the opposite one (-1).
     """
-    given_axes: dict[int, tuple[int, int]] = {}
+    given_axes: dict[int, DirectedAxis] = {}
     for axis, (world, direction) in enumerate(world_axes(given)):
         given_axes[world] = axis, direction
     found = []
@@ -117,7 +119,7 @@ def source_axes(given: str, wanted: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def turned(array: NDArray[Any], axes: Sequence[tuple[int, int]]) -> NDArray[Any]:
+def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
     """An array (X, Y, Z) with its axes in another order and direction, without a copy.
 
     `axes` are as `source_axes` gives them.

@@ -38,11 +38,15 @@ _ZIP_DAMAGE = (
 
 
 class Container(NamedTuple):
-    """A folder or a zip that is open."""
+    """A folder or a zip that is open.
 
-    members: Sequence[str]  # of a zip; of a folder none are listed
-    read: Callable[[str, int], bytes]  # a member's bytes, up to a limit
-    digest: str | None  # of the zip
+    `members` are the names of the files in a zip; of a folder none are listed. `read` gives the
+    bytes of a member up to a limit. `digest` is the SHA-256 of a zip.
+    """
+
+    members: Sequence[str]
+    read: Callable[[str, int], bytes]
+    digest: str | None
 
 
 def is_dicom(path: Path) -> bool:
@@ -93,6 +97,8 @@ def opened(place: Path) -> Iterator[Container]:
 
 
 def _folder(place: Path) -> Container:
+    """A folder, whose files are opened one by one."""
+
     def read(name: str, limit: int) -> bytes:
         with open_regular(place / name) as file:
             # Not `limit` alone: as many bytes would be taken before one is read.

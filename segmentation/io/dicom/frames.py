@@ -36,14 +36,19 @@ _GROUPS = {
 
 
 class Frame(NamedTuple):
-    """An image: where it is in the files, and in the patient's space (LPS, mm)."""
+    """An image: where it is in the files, and in the patient's space (LPS, mm).
+
+    It is image `number` of `file`. `position` is the centre of its first pixel. `cosines` are the
+    directions along a row (3) and along a column (3), `spacing` the distances between rows and
+    between columns. `scaling` is slope and intercept of its values.
+    """
 
     file: int
-    number: int  # in its file
-    position: tuple[float, ...]  # of the centre of its first pixel
-    cosines: tuple[float, ...]  # along a row, then along a column
-    spacing: tuple[float, ...]  # between rows, then between columns
-    scaling: tuple[float, ...]  # slope, intercept
+    number: int
+    position: tuple[float, ...]
+    cosines: tuple[float, ...]
+    spacing: tuple[float, ...]
+    scaling: tuple[float, ...]
 
 
 class Stack(NamedTuple):
@@ -55,7 +60,11 @@ class Stack(NamedTuple):
 
 
 def frames_of(dataset: Dataset, file: int, where: Path) -> list[Frame]:
-    """Where each image in a file is; of an enhanced file by its functional groups."""
+    """Where each image in a file is; of an enhanced file by its functional groups.
+
+    `file` is the number by which its frames are found again. Raises IntegrityError where frames
+    and places differ in number, GeometryError where a place is missing.
+    """
     count = frame_count(dataset)
     places = 1
     if _is_enhanced(dataset):
@@ -66,6 +75,7 @@ def frames_of(dataset: Dataset, file: int, where: Path) -> list[Frame]:
 
 
 def _is_enhanced(dataset: Dataset) -> bool:
+    """Whether a file holds several frames, each with a place of its own."""
     return "PerFrameFunctionalGroupsSequence" in dataset
 
 

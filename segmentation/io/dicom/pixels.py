@@ -72,7 +72,10 @@ def _require_decoder(syntax: Any, where: Path) -> None:
 
 
 def decode(file: DicomFile) -> NDArray[Any]:
-    """All frames of a file, (frame, row, column)."""
+    """All frames of a file, (frame, row, column), as stored; IntegrityError if it is damaged.
+
+    The file must have passed `check_pixels`.
+    """
     where, dataset, raw, at = file
     syntax = dataset.file_meta.TransferSyntaxUID
     order: Literal["little", "big"] = "little" if syntax.is_little_endian else "big"

@@ -47,7 +47,11 @@ _UNSCALED = (1.0, 0.0)
 
 
 class Loaded(NamedTuple):
-    """The files of a scan, its slices in their order, and what is known before voxels are read."""
+    """The files of a scan, its slices in their order, and what is known before voxels are read.
+
+    Files have the numbers by which frames name them. `digest` is the SHA-256 of the zip, or of
+    the files in the order of their names.
+    """
 
     files: dict[int, DicomFile]
     frames: list[Frame]

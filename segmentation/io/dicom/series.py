@@ -30,15 +30,16 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 class Series(NamedTuple):
-    """A series, or those of its files that go together; `reason`: why it is no T1-weighted scan.
+    """A series, or those of its files that go together.
 
-    Its name is made of the series' number and a piece of its identifier's hash.
+    Its name is made of the series' number and a piece of its identifier's hash. `reason` says why
+    it is no T1-weighted scan. A `damaged` one is a single file that may belong to any series.
     """
 
     name: str
     files: tuple[str, ...]
     reason: str = ""
-    damaged: bool = False  # a file that may belong to any series
+    damaged: bool = False
 
 
 class _Image(NamedTuple):
@@ -50,7 +51,11 @@ class _Image(NamedTuple):
 
 
 def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]:
-    """The series in a zip, or of these files of a folder; T1-weighted scans come first."""
+    """The series in a zip, or of these files of a folder; T1-weighted scans come first.
+
+    Files that are not DICOM are passed over. A damaged file is a series of its own, with the
+    damage as its reason.
+    """
     # Files of a series that are left out for different reasons are different series.
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
     found = []
@@ -100,6 +105,7 @@ def _series_of(images: list[_Image], uid: str, reason: str) -> Series:
 
 
 def _scans_before_others(series: Series) -> tuple[bool, str]:
+    """By what series are sorted."""
     return bool(series.reason), series.name
 
 
@@ -126,6 +132,7 @@ def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
 
 
 def _first_few(reasons: list[str]) -> str:
+    """The first reasons in one line, and how many more there are."""
     listed = "; ".join(reasons[:_NAMED])
     if len(reasons) > _NAMED:
         listed += f"; and {len(reasons) - _NAMED} more"
