@@ -240,7 +240,7 @@ class CaseWorker:
             label_map = {"LabelMap": [label.abbreviation for label in known]}
             _write_json(names.path(Product.PROBABILITIES, ".json"), origin | label_map)
         if output.wants(Product.DICOM_SEG):
-            from trinat.segmentation.io.dicom_seg import write_seg
+            from trinat.segmentation.labels.dicom_seg import write_seg
 
             name, unknown = self.segmenter.model.name, found.not_predicted
             what = (found.indices, found.scheme, case.path, case.series)

@@ -15,11 +15,11 @@ from scipy import ndimage
 
 from trinat.pipelines.view.study import Study, digest, structures_in
 from trinat.segmentation.errors import InputError
+from trinat.segmentation.grid import grown
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.report.mesh import surface_net
-from trinat.segmentation.space.grid import grown
 from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8

@@ -16,10 +16,10 @@ from scipy import ndimage
 from torch import Tensor, nn
 
 from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.grid import Box, grown, whole
 from trinat.segmentation.models.architectures import Ensemble
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.hardware import GPU, bfloat16_hardware
-from trinat.segmentation.space.grid import Box, grown, whole
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import SliceAxes, to_slices
 

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trinat.segmentation.grid import corners, moved
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
-from trinat.segmentation.space.grid import corners, moved
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
+from trinat.segmentation.grid import grown, is_empty
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -20,7 +21,6 @@ from trinat.segmentation.space.conform import (
     restore,
     restore_probabilities,
 )
-from trinat.segmentation.space.grid import grown, is_empty
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import occupied_box
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trinat.segmentation.errors import DeviceError, ModelError
+from trinat.segmentation.grid import to_shape
 from trinat.segmentation.inference.fusion import Fusion
 from trinat.segmentation.inference.network import (
     Part,
@@ -37,7 +38,6 @@ from trinat.segmentation.models.hardware import (
     refuse_forked_gpu,
 )
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
-from trinat.segmentation.space.grid import to_shape
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import (

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.grid import Grid, world_axes
 from trinat.segmentation.io.headers import Form, Header
 from trinat.segmentation.io.limits import SPACING_RANGE_MM
-from trinat.segmentation.space.grid import Grid, world_axes
 
 TrustAffine = Literal["sform", "qform", "header"]
 

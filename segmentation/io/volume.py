@@ -21,6 +21,7 @@ from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
 from trinat.segmentation.errors import FormatError
+from trinat.segmentation.grid import Grid, Shape
 from trinat.segmentation.io.dicom.containers import holds_dicom
 from trinat.segmentation.io.dicom.scan import read_series
 from trinat.segmentation.io.files import atomic_write
@@ -33,7 +34,6 @@ from trinat.segmentation.io.voxels import (
     read_single_file,
     usable_values,
 )
-from trinat.segmentation.space.grid import Grid, Shape
 
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
 GZIP_LEVEL = 4

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.space.grid import Grid
 from trinat.segmentation.space.views import reoriented
 
 # Headers store places as float32, and rotations as quaternions of float32.

@@ -23,8 +23,8 @@ from pydantic import (
 )
 
 from trinat.segmentation.errors import ModelError
+from trinat.segmentation.grid import world_axes
 from trinat.segmentation.models.architectures import Architecture
-from trinat.segmentation.space.grid import world_axes
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes
 
 FORMAT = 1

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import FormatError
+from trinat.segmentation.grid import moved
 from trinat.segmentation.io.files import atomic_write
 from trinat.segmentation.metrics.surface import corner_codes
-from trinat.segmentation.space.grid import moved
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.grid import Box, Shape, grown, is_empty, to_shape, whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report.page import data_uri
-from trinat.segmentation.space.grid import Box, Shape, grown, is_empty, to_shape, whole
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, reoriented, to_slices
 

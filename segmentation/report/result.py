@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
+from trinat.segmentation.grid import grown
 from trinat.segmentation.inference import segmenter
 from trinat.segmentation.inference.quality import (
     LIMITS,
@@ -29,7 +30,6 @@ from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.report.mesh import Surface, surface_net
 from trinat.segmentation.report.page import data_uri
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
-from trinat.segmentation.space.grid import grown
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, reoriented
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.space.grid import Box, Grid, Shape, moved, to_box, to_shape
+from trinat.segmentation.grid import Box, Grid, Shape, moved, to_box, to_shape
 
 # Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
 _SAME_VOXELS = 0.01

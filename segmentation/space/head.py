@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trinat.segmentation.grid import Box, to_box
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.space.grid import Box, to_box
 from trinat.segmentation.space.intensity import foreground, tissue_threshold
 from trinat.segmentation.space.resample import occupied_box
 

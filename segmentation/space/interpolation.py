@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from trinat.segmentation.space.grid import Shape
+from trinat.segmentation.grid import Shape
 from trinat.segmentation.space.grid_map import GridMap
 
 # An offset from a voxel's centre, in voxels along each axis.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.space.grid import Box, grown, is_empty, to_box
+from trinat.segmentation.grid import Box, grown, is_empty, to_box
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.interpolation import interpolate
 from trinat.segmentation.space.label_votes import LabelVotes

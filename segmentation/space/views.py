@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.space.grid import world_axes
+from trinat.segmentation.grid import world_axes
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,9 @@ from scipy.ndimage import map_coordinates, uniform_filter
 from torch.nn import functional
 
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.grid import Grid, world_axes
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.space.grid import Grid, world_axes
 from trinat.segmentation.synthetic.anatomy import MIXED, Anatomy, load_anatomy
 
 Floats = NDArray[np.float64]

@@ -19,12 +19,12 @@ import numpy as np
 
 from bench._damage_cache import Case, Heads, Stored, all_cases, fill, read_stored
 from bench._damage_kinds import KINDS
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.quality import Grade, Limits, grade_by, limits_of
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import find_model
-from trinat.segmentation.space.grid import Grid
 
 __all__ = ["run"]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from trinat.pipelines.models.calibrate import bias, noise
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
-from trinat.segmentation.space.grid import Grid
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image, resample_labels
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import Label, LabelScheme
-from trinat.segmentation.space.grid import Grid
 
 
 def _label(

@@ -17,8 +17,10 @@ ROOT = Path(__file__).parents[2]
 # from earlier ones. Training comes late, because it validates on whole volumes: it uses
 # inference and metrics, and they know nothing of it.
 STAGES = (
-    ("errors", "timing"),
-    ("labels", "io", "space"),
+    ("errors", "timing", "grid"),
+    ("io",),
+    ("space",),
+    ("labels",),
     ("synthetic",),
     ("data",),
     ("models",),

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.space.grid import Grid
 
 WHITE_MATTER = frozenset({"white-matter"})
 CORTEX = frozenset({"cortical", "grey-matter"})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.segmentation import (
     Segmentation,
     clean_up,
@@ -22,7 +23,6 @@ from trinat.segmentation.inference.uncertainty import (
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.conform import ConformPlan
-from trinat.segmentation.space.grid import Grid
 from trinat.segmentation.space.views import View
 
 

@@ -10,6 +10,7 @@ import torch
 from helpers.overfitted import miniature, overfitted_model
 
 from trinat.pipelines.models.calibrate import cut, inverted, middle
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.quality import (
     LIMITS,
@@ -26,7 +27,6 @@ from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.models.model_info import Quality
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.space.conform import ConformPlan
-from trinat.segmentation.space.grid import Grid
 
 
 def label(index: int, name: str, group: str) -> Label:

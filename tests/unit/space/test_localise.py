@@ -12,9 +12,9 @@ from nibabel.affines import apply_affine
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
+from trinat.segmentation.grid import Box
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.conform import conform
-from trinat.segmentation.space.grid import Box
 from trinat.segmentation.space.head import head_box
 from trinat.segmentation.space.intensity import foreground
 from trinat.segmentation.space.resample import occupied_box

@@ -10,7 +10,7 @@ from nibabel.processing import resample_from_to
 from scipy.spatial.transform import Rotation
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.space.grid import Grid
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import (
     occupied_box,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers.evidence import CORTEX, WHITE, ball, evidence
 
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.field import check_field_of_view, find_cut
 from trinat.segmentation.inference.checks.limits import LIMITS
-from trinat.segmentation.space.grid import Grid
 
 SHAPE = (80, 80, 80)
 BRAIN = ball(SHAPE, 30)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.evidence import evidence
 
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.limits import LIMITS
 from trinat.segmentation.inference.checks.size import (
     check_brain_size,
@@ -13,7 +14,6 @@ from trinat.segmentation.inference.checks.size import (
     check_resolution,
     total_brain_mm3,
 )
-from trinat.segmentation.space.grid import Grid
 
 NOTHING = np.zeros((4, 4, 4), np.uint8)
 

@@ -21,11 +21,11 @@ from trinat.segmentation.errors import (
     LabelError,
     OutputError,
 )
+from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.dicom.frames import Frame
 from trinat.segmentation.io.dicom.parsing import quiet
 from trinat.segmentation.io.dicom.scan import load
 from trinat.segmentation.io.files import atomic_write, read_text
-from trinat.segmentation.space.grid import Grid
 
 if TYPE_CHECKING:
     from pydicom import Dataset

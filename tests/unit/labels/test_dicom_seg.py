@@ -15,8 +15,8 @@ from helpers.dicom import classic, enhanced, save, write_classic
 from pydicom.sr.codedict import codes
 
 from trinat.segmentation.errors import GeometryError, IntegrityError, LabelError
-from trinat.segmentation.io.dicom_seg import code_of, write_seg
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.dicom_seg import code_of, write_seg
 from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")
