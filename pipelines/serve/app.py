@@ -52,7 +52,7 @@ from trinat.segmentation.errors import InputError, OutputError, TrinatError, rea
 from trinat.segmentation.io.files import read_bytes, read_text
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.plain_yaml import parse_yaml
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, Source, has_checksum
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
@@ -385,8 +385,8 @@ def _take(
                 "dicom-seg is made of DICOM files alone: send them as a zip"
             )
         # A header that is broken, or announces too much, is told at once.
-        with Source(scan, packed=has_checksum(scan)) as source:
-            (read_mgh if ".mg" in ending else read_nifti)(source)
+        with ScanStream(scan, packed=has_checksum(scan)) as stream:
+            (read_mgh if ".mg" in ending else read_nifti)(stream)
     elif find_spec("highdicom") is None:
         raise InputError(
             "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"

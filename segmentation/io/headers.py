@@ -27,7 +27,7 @@ from trinat.segmentation.io.limits import (
     check_zooms,
     wrong,
 )
-from trinat.segmentation.io.streams import Source
+from trinat.segmentation.io.streams import ScanStream
 
 _NIFTI1_LENGTH = 348
 _NIFTI2_LENGTH = 540
@@ -82,13 +82,13 @@ class Header:
         return (self.slope, self.inter) != (1.0, 0.0)
 
 
-def read_nifti(source: Source) -> Header:
-    """The header of a .nii file, NIfTI-1 or NIfTI-2, leaving `source` at its first voxel.
+def read_nifti(stream: ScanStream) -> Header:
+    """The header of a .nii file, NIfTI-1 or NIfTI-2, leaving `stream` at its first voxel.
 
     Raises an InputError for whatever is not a sound header of one 3D scan.
     """
-    fields, length = _struct(source)
-    where = source.path
+    fields, length = _struct(stream)
+    where = stream.path
     magic = b"n+1\0" if length == _NIFTI1_LENGTH else b"n+2\0"
     if fields["magic"].tobytes()[:4] != magic:
         raise FormatError(
@@ -103,31 +103,31 @@ def read_nifti(source: Source) -> Header:
             f"voxels are said to start at byte {header.offset}, inside the header",
             where,
         )
-    announce(source, header)
-    extensions = source.take(header.offset - length)
+    announce(stream, header)
+    extensions = stream.take(header.offset - length)
     _check_extensions(extensions, fields.endianness, where)
     return header
 
 
-def read_pair(source: Source) -> Header:
+def read_pair(stream: ScanStream) -> Header:
     """The header of a .hdr file: a NIfTI pair, or Analyze 7.5 where its magic is not there."""
-    fields, _ = _struct(source)
+    fields, _ = _struct(stream)
     magic = fields["magic"].tobytes()[:3]
     if magic in (b"n+1", b"n+2"):
         raise FormatError(
             "a single-file NIfTI header in a pair",
-            where=source.path,
+            where=stream.path,
             remedy="rename it to .nii",
         )
     if magic in (b"ni1", b"ni2"):
-        return from_nifti(fields, source.path)
-    return _from_analyze(fields.binaryblock, fields.endianness, source.path)
+        return from_nifti(fields, stream.path)
+    return _from_analyze(fields.binaryblock, fields.endianness, stream.path)
 
 
-def read_mgh(source: Source) -> Header:
-    """The header of an .mgh or .mgz file, leaving `source` at its first voxel."""
-    where = source.path
-    block = source.take(_MGH_VOXELS_AT)
+def read_mgh(stream: ScanStream) -> Header:
+    """The header of an .mgh or .mgz file, leaving `stream` at its first voxel."""
+    where = stream.path
+    block = stream.take(_MGH_VOXELS_AT)
     fields = nib.freesurfer.MGHImage.header_class(block, check=False)
     version = int(fields["version"])
     if version != 1:
@@ -155,14 +155,14 @@ def read_mgh(source: Source) -> Header:
     # One statement stands for both forms: they cannot disagree.
     form = Form(flag, affine)
     header = Header(shape, dtype, _MGH_VOXELS_AT, 1.0, 0.0, zooms, form, form, affine)
-    announce(source, header)
+    announce(stream, header)
     return header
 
 
-def announce(source: Source, header: Header) -> None:
+def announce(stream: ScanStream, header: Header) -> None:
     """Refuse sizes beyond the limits, or beyond what the file can hold, before allocating."""
-    check_size(header, source.path)
-    source.announce(header.offset + header.nbytes)
+    check_size(header, stream.path)
+    stream.announce(header.offset + header.nbytes)
 
 
 def check_size(header: Header, where: Path) -> None:
@@ -175,12 +175,12 @@ def check_size(header: Header, where: Path) -> None:
     check_memory(header.shape, header.zooms, header.nbytes, where)
 
 
-def _struct(source: Source) -> tuple[Any, int]:
+def _struct(stream: ScanStream) -> tuple[Any, int]:
     """nibabel's view of the fields of a NIfTI or Analyze header, and its length.
 
     A header begins with its own length, which gives away its kind and its byte order.
     """
-    start = source.take(4)
+    start = stream.take(4)
     kinds = (
         (nib.Nifti1Header, _NIFTI1_LENGTH),
         (nib.Nifti2Header, _NIFTI2_LENGTH),
@@ -188,11 +188,11 @@ def _struct(source: Source) -> tuple[Any, int]:
     for kind, length in kinds:
         for endianness in ("<", ">"):
             if int.from_bytes(start, _byte_order(endianness)) == length:
-                block = start + source.take(length - 4)
+                block = start + stream.take(length - 4)
                 return kind(block, endianness, check=False), length
     raise FormatError(
         "not a NIfTI or Analyze header",
-        where=source.path,
+        where=stream.path,
         remedy="convert the scan to .nii.gz",
     )
 

@@ -52,7 +52,7 @@ def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
         )
 
 
-class Source:
+class ScanStream:
     """A scan file, opened once and read from front to back, so what is checked is what is used.
 
     With `packed` it is unpacked by gzip. `digest` takes in the bytes as they are on disk, as far as

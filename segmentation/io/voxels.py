@@ -16,7 +16,7 @@ from trinat.segmentation.io.headers import (
     read_nifti,
     read_pair,
 )
-from trinat.segmentation.io.streams import Source, has_checksum
+from trinat.segmentation.io.streams import ScanStream, has_checksum
 
 _MGH_SUFFIXES = (".mgh", ".mgh.gz", ".mgz")
 # What may follow the voxels: zeros in a NIfTI file, the scan's parameters and history in an MGH.
@@ -32,30 +32,30 @@ _WRITTEN_INTEGERS = (np.uint8, np.int16, np.int32)
 def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
     """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both."""
     is_mgh = where.name.lower().endswith(_MGH_SUFFIXES)
-    with Source(where, packed=has_checksum(where)) as source:
+    with ScanStream(where, packed=has_checksum(where)) as stream:
         if is_mgh:
-            header = read_mgh(source)
-            voxels = _voxels(source, header)
-            source.drain(limit=_MGH_TAGS, zeros=False)
+            header = read_mgh(stream)
+            voxels = _voxels(stream, header)
+            stream.drain(limit=_MGH_TAGS, zeros=False)
         else:
-            header = read_nifti(source)
-            voxels = _voxels(source, header)
-            source.drain(limit=_NIFTI_PADDING, zeros=True)
-        return header, voxels, source.digest.hexdigest()
+            header = read_nifti(stream)
+            voxels = _voxels(stream, header)
+            stream.drain(limit=_NIFTI_PADDING, zeros=True)
+        return header, voxels, stream.digest.hexdigest()
 
 
 def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
     """As `read_single_file`, for a header and an image file beside it; either may be named."""
-    with Source(_partner(where, ".hdr"), packed=False) as source:
-        header = read_pair(source)
-        source.drain(limit=_MGH_TAGS, zeros=False)
-        digest = source.digest
-    with Source(_partner(where, ".img"), packed=False, digest=digest) as source:
-        announce(source, header)
-        source.take(header.offset)
-        voxels = _voxels(source, header)
-        source.drain(limit=_NIFTI_PADDING, zeros=True)
-        return header, voxels, source.digest.hexdigest()
+    with ScanStream(_partner(where, ".hdr"), packed=False) as stream:
+        header = read_pair(stream)
+        stream.drain(limit=_MGH_TAGS, zeros=False)
+        digest = stream.digest
+    with ScanStream(_partner(where, ".img"), packed=False, digest=digest) as stream:
+        announce(stream, header)
+        stream.take(header.offset)
+        voxels = _voxels(stream, header)
+        stream.drain(limit=_NIFTI_PADDING, zeros=True)
+        return header, voxels, stream.digest.hexdigest()
 
 
 def _partner(where: Path, suffix: str) -> Path:
@@ -75,10 +75,10 @@ def _partner(where: Path, suffix: str) -> Path:
     return partner
 
 
-def _voxels(source: Source, header: Header) -> NDArray[Any]:
+def _voxels(stream: ScanStream, header: Header) -> NDArray[Any]:
     """Voxels (X, Y, Z) as they are in the file, first index fastest, in this machine's order."""
     flat = np.empty(header.nbytes // header.dtype.itemsize, header.dtype)
-    source.fill(flat.view(np.uint8).data)
+    stream.fill(flat.view(np.uint8).data)
     if not flat.dtype.isnative:
         flat = flat.byteswap(inplace=True).view(flat.dtype.newbyteorder())
     return flat.reshape(header.shape, order="F")

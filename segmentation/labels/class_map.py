@@ -78,24 +78,11 @@ class ClassMap:
         for number in ignore:
             targets[number] = _BACKGROUND
         table, open_numbers = _classes_of(targets, classes)
-        sideless = []
-        for (left, right), numbers in open_numbers.items():
-            left_side = _folding_into(left, anatomy)
-            right_side = _folding_into(right, anatomy)
-            if fold is None:
-                # FreeSurfer's number of a side is that side even where the scheme lacks it. In
-                # another numbering the same number names something else.
-                left_side.add(left)
-                right_side.add(right)
-            kind = SidelessNumbers(
-                numbers=tuple(numbers),
-                targets=(left, right),
-                classes=(classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN)),
-                sides=(tuple(sorted(left_side)), tuple(sorted(right_side))),
-            )
-            sideless.append(kind)
+        # FreeSurfer's number of a side is that side even where the scheme lacks it. In another
+        # numbering the same number names something else.
+        sideless = _sideless(open_numbers, classes, anatomy, with_targets=fold is None)
         numbering = "" if fold is None else fold.name
-        return cls(scheme, numbering, table, tuple(sideless))
+        return cls(scheme, numbering, table, sideless)
 
     def apply(
         self,
@@ -167,6 +154,35 @@ def _classes_of(
             table[number] = _SIDELESS
             open_numbers.setdefault(candidates, []).append(number)
     return table, open_numbers
+
+
+def _sideless(
+    open_numbers: Mapping[tuple[int, ...], list[int]],
+    classes: Mapping[int, int],
+    anatomy: Targets,
+    *,
+    with_targets: bool,
+) -> tuple[SidelessNumbers, ...]:
+    """What is known of the numbers that join the nearest of two sides.
+
+    The voxels of a side are those whose numbers become it by `anatomy`, and `with_targets` those
+    with the side's own number.
+    """
+    kinds = []
+    for (left, right), numbers in open_numbers.items():
+        left_side = _folding_into(left, anatomy)
+        right_side = _folding_into(right, anatomy)
+        if with_targets:
+            left_side.add(left)
+            right_side.add(right)
+        kind = SidelessNumbers(
+            numbers=tuple(numbers),
+            targets=(left, right),
+            classes=(classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN)),
+            sides=(tuple(sorted(left_side)), tuple(sorted(right_side))),
+        )
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ...]]:

@@ -142,7 +142,7 @@ class TestTheFuzzerItself:
     ) -> None:
         # A reader that stops where the voxels end never sees the checksum.
         monkeypatch.setattr(
-            "trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None
+            "trinat.segmentation.io.streams.ScanStream.drain", lambda *_, **__: None
         )
         assert fuzz_flips(50, 2, tmp_path).missed
         assert fuzz_cuts(16, 2, tmp_path).missed

@@ -83,7 +83,7 @@ def test_a_reader_that_takes_damage_for_a_scan_is_found(
 ) -> None:
     # A reader that stops where the voxels end never sees the checksum.
     monkeypatch.setattr(
-        "trinat.segmentation.io.streams.Source.drain", lambda *_, **__: None
+        "trinat.segmentation.io.streams.ScanStream.drain", lambda *_, **__: None
     )
     monkeypatch.setattr("gzip._GzipReader._read_eof", lambda self: None)
     suite = Suite(tmp_path / "state.json", 1, tmp_path)

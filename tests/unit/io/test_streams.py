@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trinat.segmentation.errors import FormatError, InputError, IntegrityError
-from trinat.segmentation.io.streams import Source, refuse_bomb
+from trinat.segmentation.io.streams import ScanStream, refuse_bomb
 
 CONTENT = bytes(range(256)) * 40
 
@@ -20,7 +20,7 @@ def read_whole(
     path: Path, *, packed: bool, limit: int = 0, zeros: bool = True
 ) -> bytes:
     """The first 10,240 bytes, once the whole file has been seen."""
-    with Source(path, packed=packed) as source:
+    with ScanStream(path, packed=packed) as source:
         content = source.take(len(CONTENT))
         source.drain(limit=limit, zeros=zeros)
         return content
@@ -35,7 +35,7 @@ def written(folder: Path, content: bytes) -> Path:
 @pytest.mark.parametrize("packed", [True, False])
 def test_content_and_digest_are_those_of_the_file(tmp_path: Path, packed: bool) -> None:
     stored = gzip.compress(CONTENT) if packed else CONTENT
-    with Source(written(tmp_path, stored), packed=packed) as source:
+    with ScanStream(written(tmp_path, stored), packed=packed) as source:
         assert source.take(100) + source.take(len(CONTENT) - 100) == CONTENT
         source.drain(limit=0, zeros=True)
         assert source.digest.hexdigest() == hashlib.sha256(stored).hexdigest()
@@ -127,7 +127,7 @@ def test_announcing_more_than_can_be_there_is_refused(
 ) -> None:
     path = written(tmp_path, gzip.compress(CONTENT) if packed else CONTENT)
     most = most or path.stat().st_size * 1032
-    with Source(path, packed=packed) as source:
+    with ScanStream(path, packed=packed) as source:
         source.announce(most)
         with pytest.raises(IntegrityError, match=f"cannot hold the {most + 1}"):
             source.announce(most + 1)
@@ -138,7 +138,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     with gzip.open(path, "wb") as file:
         for _ in range(300):
             file.write(bytes(2**20))
-    with Source(path, packed=True) as source:
+    with ScanStream(path, packed=True) as source:
         source.announce(2**28)
         times = 2**28 // path.stat().st_size
         with pytest.raises(FormatError, match=f"unpacks to {times} times its size"):
@@ -155,21 +155,21 @@ def test_a_large_scan_unpacks_to_500_times_its_size_at_most(
 
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
-        Source(tmp_path / "none", packed=False)
+        ScanStream(tmp_path / "none", packed=False)
     with pytest.raises(InputError, match="is a folder"):
-        Source(tmp_path, packed=False)
+        ScanStream(tmp_path, packed=False)
 
 
 def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="not a regular file"):
-        Source(tmp_path / "pipe", packed=False)
+        ScanStream(tmp_path / "pipe", packed=False)
 
 
 def test_a_path_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(InputError, match="cannot be opened"):
-        Source(tmp_path / "loop", packed=False)
+        ScanStream(tmp_path / "loop", packed=False)
 
 
 def test_a_disk_that_fails_while_reading_is_one_line() -> None:
@@ -177,7 +177,7 @@ def test_a_disk_that_fails_while_reading_is_one_line() -> None:
     memory = Path("/proc/self/mem")
     if not memory.exists():
         pytest.skip("no /proc here")
-    source = Source.__new__(Source)
+    source = ScanStream.__new__(ScanStream)
     with memory.open("rb", buffering=0) as file:
         source.path, source.position, source._bytes = Path("scan.nii"), 0, file
         with pytest.raises(InputError, match=r"cannot be read \(Input/output error\)"):
