@@ -97,8 +97,8 @@ class Volume:
         return self.grid.axcodes
 
     @classmethod
-    def of(cls, scan: Scan, *, labels: bool = False) -> Volume:
-        """A scan (or label map) as users have it: see `Scan`. TypeError for anything else."""
+    def of(cls, scan: ScanLike, *, labels: bool = False) -> Volume:
+        """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else."""
         if isinstance(scan, Volume):
             return scan
         if isinstance(scan, str | os.PathLike):
@@ -251,6 +251,6 @@ class Volume:
 
 # What a scan may be given as: a file, a nibabel image (NIfTI or MGH), voxels (X, Y, Z) with the
 # affine (4, 4) that takes their indices to RAS mm, or a Volume.
-Scan: TypeAlias = (
+ScanLike: TypeAlias = (
     "str | os.PathLike[str] | SpatialImage | tuple[ArrayLike, ArrayLike] | Volume"
 )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import EvaluationError
-from trinat.segmentation.io.volume import Scan, Volume
+from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
 from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of
@@ -264,8 +264,8 @@ def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
 
 
 def evaluate(
-    truth: Scan | NDArray[Any],
-    prediction: Scan | NDArray[Any],
+    truth: ScanLike | NDArray[Any],
+    prediction: ScanLike | NDArray[Any],
     *,
     labels: str = "quicknat33",
     resample: bool = False,

@@ -24,7 +24,7 @@ from trinat.segmentation.inference.quality import (
     total_brain_mm3,
 )
 from trinat.segmentation.inference.segmentation import Segmentation
-from trinat.segmentation.io.volume import Scan, Volume
+from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.report.mesh import Surface, surface_net
@@ -240,7 +240,7 @@ class Segmenter(segmenter.Segmenter):
 
     # Not in the module of its parent: results draw pictures, which inference knows nothing of.
     def segment(
-        self, volume: Scan, *, mirror: bool = False, samples: int = 0, seed: int = 0
+        self, volume: ScanLike, *, mirror: bool = False, samples: int = 0, seed: int = 0
     ) -> Result:
         """Segment one scan: see `trinat.segment`.
 
@@ -254,7 +254,7 @@ class Segmenter(segmenter.Segmenter):
 
 
 def segment(
-    scan: Scan,
+    scan: ScanLike,
     *,
     model: str | Path = "fast",
     device: str = "auto",
