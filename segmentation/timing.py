@@ -113,7 +113,10 @@ def stage(name: str) -> Iterator[None]:
 
 
 def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
-    """The sum of parts; of what several processes spent side by side, wall time counts once."""
+    """The sum of parts; of what several processes spent side by side, wall time counts once.
+
+    `side_by_side` is how many processes there were.
+    """
     sums: dict[str, tuple[float, float]] = {}
     for part in parts:
         for name, (wall, processor) in part.items():

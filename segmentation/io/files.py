@@ -87,7 +87,7 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
 
 
 def sha256_of(*paths: Path) -> str:
-    """SHA-256 over the bytes of regular files, one after the other."""
+    """SHA-256 over the bytes of regular files, one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()
     with stage("hash"):
         for path in paths:
@@ -129,7 +129,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def not_written(path: Path, error: OSError) -> OutputError:
-    """What to raise where a file or folder could not be written, for this reason."""
+    """What to raise where a file or folder could not be written, for this reason.
+
+    A DiskFullError where room or a quota is used up; with what to do, where the reason says it.
+    """
     kind = DiskFullError if is_disk_full(error) else OutputError
     remedy = "see that its folder is there and sound"
     if error.errno is not None:
@@ -203,7 +206,10 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table of tab-separated values, n/a for what is not known; no cell is a formula."""
+    """A table of tab-separated values, whole or not at all.
+
+    What is None is written as n/a; no cell is a formula to a spreadsheet.
+    """
     with atomic_text(path) as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(header)

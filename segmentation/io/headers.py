@@ -125,7 +125,11 @@ def read_pair(stream: ScanStream) -> Header:
 
 
 def read_mgh(stream: ScanStream) -> Header:
-    """The header of an .mgh or .mgz file, leaving `stream` at its first voxel."""
+    """The header of an .mgh or .mgz file, leaving `stream` at its first voxel.
+
+    A header without an orientation has FreeSurfer's default: 1 mm voxels along left, inferior and
+    anterior. Both forms have the code of its goodRASFlag. Raises an InputError, as `read_nifti`.
+    """
     where = stream.path
     block = stream.take(_MGH_VOXELS_AT)
     fields = nib.freesurfer.MGHImage.header_class(block, check=False)
@@ -166,7 +170,7 @@ def announce(stream: ScanStream, header: Header) -> None:
 
 
 def check_size(header: Header, where: Path) -> None:
-    """Refuse sizes beyond the limits, or beyond the memory that is free."""
+    """Refuse voxels beyond the limits, or beyond the memory that is free: FormatError."""
     voxel_bytes = header.dtype.itemsize
     if header.scaled:
         # Scaled voxels become 4-byte floats.
@@ -203,7 +207,11 @@ def _byte_order(endianness: str) -> Literal["little", "big"]:
 
 
 def from_nifti(fields: Any, where: Path) -> Header:
-    """The fields of a NIfTI-1 or NIfTI-2 header, checked."""
+    """The fields of a NIfTI-1 or NIfTI-2 header, checked.
+
+    `fields` is nibabel's header, in a file's byte order or in memory. Raises an InputError for
+    what contradicts the standard and for what is no 3D scan in millimetres.
+    """
     # The lowest three bits; those for time do not matter.
     spatial_units = int(fields["xyzt_units"]) & 7
     if spatial_units not in (_UNKNOWN_UNITS, _MILLIMETRES):
@@ -235,7 +243,10 @@ def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
 
 
 def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
-    """Size, spacing and voxel type of a NIfTI or Analyze header."""
+    """Size, spacing in mm and voxel type of a NIfTI or Analyze header.
+
+    Axes of length 1 behind the third are dropped.
+    """
     count = int(fields["dim"][0])
     if not 1 <= count <= _MOST_DIMENSIONS:
         raise wrong(f"{count} dimensions, not 3", where)
@@ -250,7 +261,10 @@ def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
 
 
 def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
-    """The type on disk, byte order and all; one number a voxel, at most 8 bytes of it."""
+    """The type on disk, byte order and all; one number a voxel, at most 8 bytes of it.
+
+    Raises FormatError for colours, complex numbers and types that are not known.
+    """
     try:
         dtype: np.dtype[Any] = np.dtype(fields.get_data_dtype())
     except (HeaderDataError, KeyError):
@@ -295,7 +309,7 @@ def _code(fields: Any, name: str, where: Path) -> int:
 
 
 def _qform(fields: Any, where: Path) -> Form:
-    """The q-form; its affine is None where the quaternion or its sign is none."""
+    """The q-form; its affine is None where the quaternion is no rotation or its sign no sign."""
     code = _code(fields, "qform_code", where)
     # The standard reads a sign of 0 as 1; nibabel, without its mending, refuses it.
     if fields["pixdim"][0] == 0:

@@ -73,7 +73,7 @@ def check_zooms(zooms: Any, where: Path) -> Zooms:
 
 
 def check_bytes(count: int, where: Path) -> None:
-    """Refuse more bytes of voxels than any scan has."""
+    """Refuse more bytes of voxels than any scan has, which is 2 GiB: FormatError."""
     if count > MAX_BYTES:
         raise FormatError(
             f"{count / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",

@@ -21,7 +21,8 @@ _MAP_OFFSET = 352
 def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
     """Write `count` maps of values from 0 to 1, of one grid, as 4D .nii.gz: whole or not at all.
 
-    One map at a time is in memory. The same maps give the same bytes.
+    Values are rounded to 1/32767 and kept as int16 with that slope. One map at a time is in
+    memory. The same maps give the same bytes.
     """
     with (
         atomic_write(path) as file,

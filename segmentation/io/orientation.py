@@ -90,7 +90,10 @@ def _place_without_form(
 
 
 def _place(header: Header, form: Form, name: str, where: Path) -> Place:
-    """Take one form. Its code goes for both forms of the output, which say the same then."""
+    """Take one form. Its code goes for both forms of the output, which say the same then.
+
+    A note says where the header's voxel sizes are not the form's.
+    """
     affine = _sound(form, name, where)
     code = form.code or 1
     notes: tuple[str, ...] = ()
@@ -103,7 +106,7 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
 
 
 def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
-    """The form's affine, if it can be one of a scan."""
+    """The form's affine, if it can be one of a scan; else GeometryError, which names the form."""
     if form.affine is None:
         raise GeometryError(f"its {name} is not a rotation", where=where, remedy=_TRUST)
     problem = _problem(form.affine)

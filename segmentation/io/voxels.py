@@ -30,7 +30,11 @@ _WRITTEN_INTEGERS = (np.uint8, np.int16, np.int32)
 
 
 def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both."""
+    """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both.
+
+    The file is read to its end, where the checksums are. Raises an InputError for whatever is
+    wrong with it.
+    """
     is_mgh = where.name.lower().endswith(_MGH_SUFFIXES)
     with ScanStream(where, packed=has_checksum(where)) as stream:
         if is_mgh:
@@ -59,7 +63,10 @@ def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
 
 
 def _partner(where: Path, suffix: str) -> Path:
-    """The file of a pair with this suffix, in the case in which the other half is named."""
+    """The file of a pair with this suffix, in the case in which the other half is named.
+
+    `where` is either of the two; InputError if the other one is missing.
+    """
     given = where.suffix
     if given.lower() == suffix:
         return where
@@ -156,7 +163,11 @@ def _whole_numbers(
 
 
 def for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
-    """The voxels in a type that every reader of the written formats knows."""
+    """The voxels in a type that every reader of the written formats knows.
+
+    Labels become uint8 or int16, other values stay uint8, int16 or int32 or become float32. Raises
+    FormatError for what has no such type; `where` names the file in it.
+    """
     if data.dtype == np.bool_:
         data = data.view(np.uint8)
     if data.dtype.kind not in "iuf":

@@ -143,7 +143,11 @@ def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
 def _classes_of(
     targets: Targets, classes: Mapping[int, int]
 ) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
-    """The class by number, and by left and right target the numbers whose side is open."""
+    """The class by number, and by left and right target the numbers whose side is open.
+
+    A number is open where its two targets are two classes; where both are one class, or neither is
+    any, it is not.
+    """
     table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
     open_numbers: dict[tuple[int, ...], list[int]] = {}
     for number, candidates in targets.items():
@@ -186,7 +190,10 @@ def _sideless(
 
 
 def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ...]]:
-    """What a table's numbers become: what FreeSurfer's numbers become that they are folded into."""
+    """What a table's numbers become: what FreeSurfer's numbers become that they are folded into.
+
+    `freesurfer` says that of FreeSurfer's numbers. 0 is background in every table.
+    """
     targets: dict[int, tuple[int, ...]] = {0: _BACKGROUND}
     for number, target in fold.targets.items():
         if len(target) == 1:

@@ -41,7 +41,11 @@ class Label:
 
 
 def find_problem(labels: tuple[Label, ...]) -> str:
-    """What keeps `labels` from being a scheme, or nothing."""
+    """What keeps `labels` from being a scheme, or nothing.
+
+    Their indices count up from 0, which is background; partners are each other's, one left and
+    one right; no name and no number is there twice.
+    """
     if not 2 <= len(labels) <= MAX_CLASSES:
         return f"has {len(labels)} classes, not 2 to {MAX_CLASSES}"
     if [label.index for label in labels] != list(range(len(labels))):

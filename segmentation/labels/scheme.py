@@ -236,7 +236,10 @@ class MergedScheme:
 
 
 def load_scheme(name_or_path: str | Path) -> LabelScheme:
-    """A shipped scheme by its name (quicknat33, tissue4, left4), or one's own from a TSV file."""
+    """A shipped scheme by its name (quicknat33, tissue4, left4), or one's own from a TSV file.
+
+    Raises LabelError for a file that is not there or is no scheme.
+    """
     # A shipped name wins over a file of that name: the same command means the same everywhere.
     name = str(name_or_path)
     if name in SHIPPED:

@@ -71,7 +71,7 @@ def _check_columns(columns: Any, path: Path) -> None:
 
 
 def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
-    """The class of a row; `where` names file and line."""
+    """The class of a row, cells by column; `where` names file and line in errors."""
     if None in row or None in row.values():
         raise LabelError("has more or fewer cells than the header", where=where)
     cell = {column: value.strip() for column, value in row.items()}

@@ -1,1 +1,1 @@
-"""Where voxels are: grids, views, and the way to the working grid and back."""
+"""Views of a volume, and the way to the working grid and back."""

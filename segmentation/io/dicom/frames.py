@@ -143,7 +143,10 @@ def stack(frames: list[Frame], where: Path) -> Stack:
 def _common_plane(
     frames: list[Frame], where: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Unit vectors along the rows and the columns of all frames, at right angles."""
+    """Unit vectors along the rows and the columns of all frames, at right angles.
+
+    Raises GeometryError for frames of several orientations or pixel sizes.
+    """
     cosines = np.array([frame.cosines for frame in frames])
     if np.abs(cosines - cosines[0]).max() > _SAME_COSINES:
         raise GeometryError(

@@ -89,7 +89,10 @@ def lists_files(raw: bytes) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep pydicom and highdicom from printing, in warnings and logs, what a header says."""
+    """Keep pydicom and highdicom from printing, in warnings and logs, what a header says.
+
+    Values that break the standard's rules are taken as they are in the meantime.
+    """
     from pydicom import config
 
     for name in ("pydicom", "highdicom"):
@@ -106,7 +109,10 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def damage_explained(where: Path) -> Iterator[None]:
-    """One line for whatever pydicom stumbles over: its own may quote the header."""
+    """One line for whatever pydicom stumbles over: its own may quote the header.
+
+    Our own errors about a file come through, and so does a lack of memory.
+    """
     try:
         with quiet():
             yield
@@ -119,7 +125,10 @@ def damage_explained(where: Path) -> Iterator[None]:
 def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int]:
     """A file's header, and where in the file its pixels begin.
 
-    With `whole` all of the header, the patient's name among it, else what we use of it.
+    With `whole` all of the header, the patient's name among it, else what we use of it. `raw` are
+    the bytes of the file, or as many of its first as a header may have. Raises an InputError for
+    what is no image, and for a header that would take too much memory. What pydicom raises for
+    damage comes through: call it within `damage_explained`.
     """
     from pydicom import dcmread
 
@@ -163,7 +172,10 @@ def functional_group(dataset: Dataset, frame: int, name: str) -> Any:
 
 
 def several(value: Any) -> list[Any]:
-    """The values of an element that may have none, one or more."""
+    """The values of an element that may have none, one or more.
+
+    pydicom gives None or an empty text for none, the value itself for one, and a list for more.
+    """
     if value is None:
         return []
     if isinstance(value, str):

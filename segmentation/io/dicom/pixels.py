@@ -30,7 +30,11 @@ class DicomFile(NamedTuple):
 
 
 def check_pixels(file: DicomFile) -> None:
-    """Refuse, before anything is decoded, pixels that are not there or that nothing decodes."""
+    """Refuse, before anything is decoded, pixels that are not there or that nothing decodes.
+
+    Raises FormatError for what is stored in another way than we read, IntegrityError for a file
+    that ends early. How many bytes compressed pixels must have is not known.
+    """
     where, dataset, raw, at = file
     if dataset.get("ModalityLUTSequence"):
         # No MR image has one by the standard, and it may turn dark into bright.
@@ -97,7 +101,10 @@ def decode(file: DicomFile) -> NDArray[Any]:
 
 
 def is_padding(dataset: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which stored values stand for no measurement, by PixelPaddingValue and its range limit."""
+    """Which stored values stand for no measurement, by PixelPaddingValue and its range limit.
+
+    A mask of the shape of `stored`; nothing is set where the header names no padding.
+    """
     first = dataset.get("PixelPaddingValue")
     if first is None:
         return np.zeros(stored.shape, np.bool_)

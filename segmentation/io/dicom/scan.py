@@ -140,7 +140,11 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
 def _lay_out(
     datasets: list[Dataset], frames: list[Frame], where: Path
 ) -> tuple[Header, Stack]:
-    """The header of the scan that the frames of these files make, and its slices."""
+    """The header of the scan that the frames of these files make, and its slices.
+
+    Voxels keep the type in the files and the header scales them, if one scaling is for all. Else
+    they are float32, and unscaled by the header. Raises an InputError if they are no one scan.
+    """
     for keyword in _COMMON:
         if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:
             raise GeometryError(

@@ -31,7 +31,8 @@ _SCOUT = re.compile(r"locali[sz]er|scout|survey")
 def why_left_out(dataset: Dataset) -> str:
     """Why an image is no part of a T1-weighted 3D scan, in words that are not its header's.
 
-    Empty if it may be one.
+    Empty if it may be one. What the header does not say speaks for the image: headers of old and
+    of anonymous files say little. The first reason that holds is given.
     """
     modality = str(dataset.get("Modality"))
     if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
