@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trinat.segmentation.data.slices import (
-    FORMAT,
-    quantise,
-    scheme_table,
-    write_subject,
-)
+from trinat.segmentation.data.quantised import quantise
+from trinat.segmentation.data.slices import FORMAT, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.io.files import sha256_of
