@@ -13,7 +13,8 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.training.batches import Batch, Source, SyntheticSource
 from trinat.segmentation.training.config import Recipe
-from trinat.segmentation.training.loop import AHEAD, Trainer, _divide
+from trinat.segmentation.training.dealing import deal_to_views
+from trinat.segmentation.training.loop import AHEAD, Trainer
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_state, write_state
 from trinat.segmentation.training.workers import Workers
@@ -226,7 +227,7 @@ def test_views_are_dealt_in_turn_and_every_slice_once(batch: int) -> None:
     views = tuple(View)
     seen: dict[View, list[int]] = {view: [] for view in views}
     for step in range(12):
-        for view, first, count in _divide(step * batch, batch, views):
+        for view, first, count in deal_to_views(step * batch, batch, views):
             seen[view] += range(first, first + count)
     for numbers in seen.values():
         assert numbers == list(range(12 * batch // 3))
