@@ -90,7 +90,7 @@ class Augmenter:
     ) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
 
-        With a `generator` on the processor the same parameters are drawn for any device.
+        With a `generator` on the processor the same parameters are used on any device.
         """
         draw = _Draw(generator, len(images), images.device)
         config = self.config
@@ -109,7 +109,7 @@ class Augmenter:
         """Exchange the person's sides: left labels become right ones where the view has both."""
         image_chosen = _per_slice(chosen)
         if self.view is View.SAGITTAL:
-            # Sides lie along the slices: only the order of the neighbours turns.
+            # Left and right are along the slices: only the order of the neighbours turns.
             return torch.where(image_chosen, images.flip(1), images), labels
         partner = self._partner.to(labels.device)
         mirrored = labels.flip(-1).long()

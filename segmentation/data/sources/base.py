@@ -108,7 +108,7 @@ def _no_member(name: str) -> bool:
 
 
 def _axes_of_header(path: Path) -> str | None:
-    """For datasets whose headers say how the person lies in them."""
+    """For datasets whose headers have the orientation."""
     return None
 
 

@@ -28,7 +28,7 @@ from trinat.segmentation.errors import DatasetError
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # What tells the scans of a person apart; a label map has the same.
 _OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
-# A label map in these spaces lies on its T1w image's grid.
+# A label map in these spaces is on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 # Tissue maps and cortical parcellations are other things than a segmentation.
 _OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})

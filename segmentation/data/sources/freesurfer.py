@@ -16,7 +16,7 @@ from trinat.segmentation.data.sources.base import (
     safe_name,
 )
 
-# From the scanner's own contrast to the most processed; all lie on the grid of aseg.mgz.
+# From the scanner's own contrast to the most processed; all are on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
 LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})

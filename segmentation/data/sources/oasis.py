@@ -1,7 +1,7 @@
 """OASIS-1, cross-sectional: discs of images with FSL tissue labels, and FreeSurfer discs.
 
-Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers say nothing of how the
-person lies in them; the dataset's documentation does, and `AXES` says it here, once.
+Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers say nothing about
+orientation. The dataset's documentation does, and `AXES` says it here, once.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
     """A session's image and labels of that kind, or what it lacks of them."""
     session = folder.name
     match = _SESSION.fullmatch(session)
-    assert match is not None  # _sessions saw to it
+    assert match is not None  # `_sessions` gives no other folder
     labels: Path | None
     try:
         if kind == "freesurfer":

@@ -195,8 +195,11 @@ def test_what_is_no_slice_file_is_told(tmp_path: Path) -> None:
         SubjectFile(tmp_path / "s.h5").fingerprint  # noqa: B018
     with h5py.File(tmp_path / "o.h5", "w") as file:
         file.attrs["format"] = 0
-    with pytest.raises(DatasetError, match="slice format 0"):
-        SubjectFile(tmp_path / "o.h5").fingerprint  # noqa: B018
+    other = SubjectFile(tmp_path / "o.h5")
+    # At every use, not at the first one alone.
+    for _ in range(2):
+        with pytest.raises(DatasetError, match="slice format 0"):
+            other.fingerprint  # noqa: B018
 
 
 def test_an_open_file_travels_closed_and_opens_again(tmp_path: Path) -> None:
