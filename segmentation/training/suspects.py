@@ -55,7 +55,7 @@ class Look(NamedTuple):
     gradient: Values
 
 
-class Evidence(NamedTuple):
+class SubjectSummary(NamedTuple):
     """A subject's measures, and voxels by label and prediction (K, K).
 
     `worst` is where the loss is highest: the number of the view, and the slice.
@@ -114,7 +114,7 @@ def _loss(
     return (costs[0] * counted).sum() / number, predicted
 
 
-def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
+def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
     """One subject's looks from several views as one; `partners` are the classes' other sides."""
     classes = len(partners)
     histograms = [
@@ -137,7 +137,7 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
     }
     worst_view = int(np.argmax([of_view.max() for of_view in losses]))
     worst_slice = int(losses[worst_view].argmax())
-    return Evidence(measures, joint, (worst_view, worst_slice))
+    return SubjectSummary(measures, joint, (worst_view, worst_slice))
 
 
 def _has_enough_to_judge(view: Look) -> NDArray[np.bool_]:
@@ -179,7 +179,9 @@ def _centres(labels: NDArray[np.uint8], classes: int) -> Values:
 
 
 def rank(
-    found: Mapping[str, Evidence], names: Sequence[str], partners: NDArray[np.int64]
+    found: Mapping[str, SubjectSummary],
+    names: Sequence[str],
+    partners: NDArray[np.int64],
 ) -> pd.DataFrame:
     """A row a subject, the most suspect first: score, why, structure, and the measures.
 
