@@ -20,8 +20,8 @@ from trinat.segmentation.synthetic.heads import (
     with_variants,
 )
 from trinat.segmentation.training.batches import (
+    BatchSource,
     MixedSource,
-    Source,
     StoreSource,
     SyntheticSource,
     store_scans,
@@ -49,7 +49,7 @@ def open_data(
     scheme: LabelScheme,
     device: torch.device,
     processes: int,
-) -> Iterator[tuple[Source, ScansOf]]:
+) -> Iterator[tuple[BatchSource, ScansOf]]:
     """A source of batches for these views, and the scans that validate each of them.
 
     With synthetic scans and a store, batches are mixed, and the store's scans validate.
@@ -79,7 +79,7 @@ def _no_scans(view: View) -> Iterator[Scan]:
 
 def _joined(
     synthetic: SyntheticSource | None, real: StoreSource | None, synthetic_share: float
-) -> Source:
+) -> BatchSource:
     """The one source that is there, or both mixed."""
     if synthetic is not None and real is not None:
         return MixedSource(synthetic, real, synthetic_share)

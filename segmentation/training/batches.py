@@ -45,7 +45,7 @@ class Batch:
     what: str
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Gives the same batch for the same arguments, so that a run can be resumed.
 
     `fingerprint` changes with the data that batches are made from.
@@ -66,7 +66,7 @@ class Source(Protocol):
         """(K,) pixels of each class, for the loss."""
 
 
-class SyntheticSource(Source):
+class SyntheticSource(BatchSource):
     """Synthetic slices from label maps, each of them new.
 
     It has the views that can show the scheme: of a scheme of one side, not the sagittal one.
@@ -125,10 +125,10 @@ class SyntheticSource(Source):
         return counts.cpu()
 
 
-class MixedSource(Source):
+class MixedSource(BatchSource):
     """Synthetic and real slices: `share` of each batch is synthetic, on average."""
 
-    def __init__(self, synthetic: Source, real: Source, share: float) -> None:
+    def __init__(self, synthetic: BatchSource, real: BatchSource, share: float) -> None:
         self.synthetic = synthetic
         self.real = real
         self.share = share
@@ -158,7 +158,7 @@ class MixedSource(Source):
         real_part = (1 - self.share) * real / real.sum()
         return synthetic_part + real_part
 
-    def _parts(self, first: int, count: int) -> list[tuple[Source, int, int]]:
+    def _parts(self, first: int, count: int) -> list[tuple[BatchSource, int, int]]:
         """Whose slices they are, from which of its own on, and how many.
 
         Of the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
@@ -172,7 +172,7 @@ class MixedSource(Source):
         return [part for part in parts if part[2]]
 
 
-class StoreSource(Source):
+class StoreSource(BatchSource):
     """Slices of a store's training part, augmented; rare structures come more often.
 
     Readers give whole slices as they are stored. Cropping and augmentation are done here, with the

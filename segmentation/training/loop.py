@@ -20,7 +20,7 @@ from trinat.segmentation.errors import DeviceError, TrainingError, TrinatError
 from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
 from trinat.segmentation.models.losses import build_loss
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.batches import Batch, Source, SyntheticSource
+from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.dealing import deal_to_views
 from trinat.segmentation.training.memory import smaller_batch
@@ -74,7 +74,7 @@ class Trainer:
         stage: StageConfig,
         views: Sequence[View],
         network: ViewsNet,
-        source: Source,
+        source: BatchSource,
         device: torch.device,
         workers: Workers = ALONE,
     ) -> None:

@@ -27,8 +27,8 @@ from trinat.segmentation.synthetic.heads import HeadMaps, phantom_heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.training.batches import (
     Batch,
+    BatchSource,
     MixedSource,
-    Source,
     StoreSource,
     SyntheticSource,
     _window,
@@ -171,7 +171,7 @@ def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
     ahead.close()
 
 
-class Told(Source):
+class Told(BatchSource):
     """A source that notes what it is told of and what is drawn of it."""
 
     fingerprint = ""
