@@ -32,13 +32,13 @@ from trinat.segmentation.training.config import (
     StoreConfig,
     SyntheticConfig,
 )
-from trinat.segmentation.training.validation import Scan, synthetic_scans
+from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
 
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
 
 # The scans that validate a view.
-ScansOf = Callable[[View], Iterator[Scan]]
+ScansOf = Callable[[View], Iterator[ValidationScan]]
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def open_data(
             real.close()
 
 
-def _no_scans(view: View) -> Iterator[Scan]:
+def _no_scans(view: View) -> Iterator[ValidationScan]:
     return iter(())
 
 
@@ -118,7 +118,7 @@ def _open_synthetic(
         device,
     )
 
-    def scans(view: View) -> Iterator[Scan]:
+    def scans(view: View) -> Iterator[ValidationScan]:
         return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
 
     return source, scans
@@ -169,7 +169,7 @@ def _open_store(
         readers,
     )
 
-    def scans(view: View) -> Iterator[Scan]:
+    def scans(view: View) -> Iterator[ValidationScan]:
         return store_scans(config.path, config.split, view, _most_scans(stage))
 
     return source, scans

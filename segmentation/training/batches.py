@@ -30,7 +30,7 @@ from trinat.segmentation.synthetic.heads import HeadMaps, aim
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.training.config import StoreConfig
-from trinat.segmentation.training.validation import Scan
+from trinat.segmentation.training.validation import ValidationScan
 
 # View, first slice and number of slices.
 _Request = tuple[View, int, int]
@@ -360,7 +360,9 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
     return slice(start, start + want)
 
 
-def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Scan]:
+def store_scans(
+    store: Path, split: Path, view: View, limit: int
+) -> Iterator[ValidationScan]:
     """Whole subjects of a split's validation part, the first `limit`."""
     if not limit:
         return
@@ -372,4 +374,4 @@ def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Sc
         images = torch.from_numpy(file.image(view, 0, count))
         labels = torch.from_numpy(file.labels(view, 0, count))
         file.close()
-        yield Scan(subject, images, labels)
+        yield ValidationScan(subject, images, labels)

@@ -27,7 +27,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Scan:
+class ValidationScan:
     """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W)."""
 
     name: str
@@ -68,13 +68,13 @@ class Scores:
 
 def synthetic_scans(
     maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
-) -> Iterator[Scan]:
+) -> Iterator[ValidationScan]:
     """One synthetic scan of each held-out head, the same at every call."""
     heads = aim(maps, scheme, learn_fluid=config.learn_fluid).seen_in(view)
     for head in range(len(maps.labels)):
         generator = seeded("cpu", seed, 2, head)
         image, classes = synthesise_volume(heads, config, head, generator)
-        yield Scan(
+        yield ValidationScan(
             name=f"head-{head + 1}",
             images=to_slices(image, view),
             labels=to_slices(classes, view),
@@ -104,7 +104,7 @@ def predict_classes(
 
 def validate(
     network: nn.Module,
-    scans: Iterable[Scan],
+    scans: Iterable[ValidationScan],
     classes: int,
     channels: int,
     device: torch.device,
@@ -141,7 +141,7 @@ def validate(
     )
 
 
-def _examples(scan: Scan, predicted: Tensor) -> Examples:
+def _examples(scan: ValidationScan, predicted: Tensor) -> Examples:
     """A few slices of a scan, with the classes that were predicted."""
     shown = _worth_a_look(scan.labels)
     return Examples(
