@@ -59,6 +59,7 @@ class SubjectFiles:
         self._open: dict[int, None] = {}
 
     def __getitem__(self, number: int) -> SubjectFile:
+        """The file of that number, which may be opened from here on."""
         with FILES:
             if number not in self._open:
                 if len(self._open) >= _OPEN_FILES:
@@ -86,7 +87,7 @@ class SubjectFiles:
 
 
 class SliceReaders:
-    """`workers` threads that read ahead; with none, slices are read when they are taken.
+    """`workers` threads that read ahead; with none, slices are read when they are used.
 
     Their number decides how soon slices are there, and nothing else. While zlib unpacks, and it
     takes most of the time, Python goes on: the thread that trains is hardly held up.
@@ -125,6 +126,11 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     def __init__(
         self, store: Store, subjects: Sequence[str], view: View, *, thick: int = 1
     ) -> None:
+        """Look through the subjects' files for the slices that there are.
+
+        Raises ConfigError for a thickness that is not 1, 3, 5 or 7, and DatasetError where the
+        store lacks the view, or a subject its image or labels.
+        """
         if thick not in _THICKNESSES:
             remedy = f"choose one of {_THICKNESSES}"
             raise ConfigError(f"slices cannot be {thick} thick", remedy=remedy)
@@ -199,10 +205,12 @@ class BalancedSampler(Sampler[int]):
     """Draws items with repetition: a share of them for a class that they hold, the rest evenly.
 
     For the share, a foreground class is drawn first and then one of the items that hold it, so
-    that the amygdala is met as often as the cortex. Seed and epoch decide all.
+    that the amygdala is met as often as the cortex. Seed and epoch decide all. An epoch has as many
+    draws as there are items.
     """
 
     def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
+        """`share`, from 0 to 1, is that of the items drawn for a class."""
         if not 0 <= share <= 1:
             raise ConfigError(f"a share is between 0 and 1, not {share}")
         self._count = len(dataset)

@@ -265,6 +265,7 @@ class SubjectFile:
         return slices
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
+        """A dataset of the opened file, looked up by name once."""
         file = self._opened()
         dataset = self._datasets.get((view, name))
         if dataset is None:
@@ -284,6 +285,7 @@ class SubjectFile:
         return self._file
 
     def _open(self) -> h5py.File:
+        """Open the file and read what all of its slices have in common."""
         self._datasets = {}
         try:
             # HDF5 opens by name: what it would wait for is refused here.

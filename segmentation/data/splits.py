@@ -246,6 +246,7 @@ def _split(
 
 
 def _subjects(participants: Iterable[Participant]) -> list[str]:
+    """Their names, in the order given."""
     return [participant.subject for participant in participants]
 
 

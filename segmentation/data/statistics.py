@@ -87,6 +87,7 @@ def _class_means(
 
 
 def _percentiles(head: NDArray[np.float32]) -> dict[str, float]:
+    """The 1st, 50th and 99th percentile of intensity; 0 without a voxel."""
     if not head.size:
         return dict.fromkeys(_PERCENTILES, 0.0)
     levels = np.percentile(head, tuple(_PERCENTILES.values())).tolist()
@@ -94,6 +95,7 @@ def _percentiles(head: NDArray[np.float32]) -> dict[str, float]:
 
 
 def _histogram(head: NDArray[np.float32]) -> tuple[int, ...]:
+    """Voxels in each bin of intensity."""
     # The last bin takes everything above its top.
     capped = np.minimum(head, np.float32(_HISTOGRAM_TOP))
     histogram, _ = np.histogram(capped, _HISTOGRAM_BINS, (0, _HISTOGRAM_TOP))

@@ -103,6 +103,7 @@ class SyntheticSource(BatchSource):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
+        """New slices, whatever their numbers: the generator alone decides."""
         images, labels = synthesise(
             self.heads[view],
             self.config,
@@ -116,6 +117,7 @@ class SyntheticSource(BatchSource):
         return Batch(images, labels, f"synthetic {view.value} slices {first}-{last}")
 
     def counts(self, view: View) -> Tensor:
+        """Voxels of each class in all label maps; of background, as many as a crop has."""
         heads = self.heads[view]
         entries = len(heads.classes)
         voxels = torch.bincount(heads.labels.flatten(), minlength=entries).double()
@@ -129,6 +131,7 @@ class MixedSource(BatchSource):
     """Synthetic and real slices: `share` of each batch is synthetic, on average."""
 
     def __init__(self, synthetic: BatchSource, real: BatchSource, share: float) -> None:
+        """`share` is from 0 to 1."""
         self.synthetic = synthetic
         self.real = real
         self.share = share
@@ -141,6 +144,7 @@ class MixedSource(BatchSource):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
+        """The synthetic slices first, then the real ones."""
         batches = [
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
@@ -152,6 +156,7 @@ class MixedSource(BatchSource):
         )
 
     def counts(self, view: View) -> Tensor:
+        """Shares of pixels, which sum to 1: each source counts by its share of the slices."""
         synthetic = self.synthetic.counts(view).double()
         real = self.real.counts(view).double()
         synthetic_part = self.share * synthetic / synthetic.sum()
@@ -225,7 +230,7 @@ class StoreSource(BatchSource):
         self._expected: dict[_Request, list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
-        """Read nothing ahead any more."""
+        """Stop reading ahead."""
         self._readers.close()
 
     def expect(self, view: View, first: int, count: int) -> None:
@@ -236,6 +241,7 @@ class StoreSource(BatchSource):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
+        """Slices cut to size and augmented, which the readers may have read already."""
         self.expect(view, first, count)
         reads = self._expected.pop((view, first, count))
         slices = [read() for read in reads]
@@ -246,6 +252,7 @@ class StoreSource(BatchSource):
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
+        """Pixels of each class in all slices that train, uncropped."""
         per_item = self.datasets[view].class_counts
         return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
 

@@ -54,6 +54,7 @@ class ScheduleConfig(_Config):
 
     @model_validator(mode="after")
     def _one_length(self) -> ScheduleConfig:
+        """A stage's length is in steps or in epochs, not both."""
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
         return self
@@ -143,6 +144,7 @@ class Recipe(_Config):
     @field_validator("views")
     @classmethod
     def _each_view_once(cls, views: tuple[View, ...]) -> tuple[View, ...]:
+        """A view has one network."""
         if not views or len(set(views)) < len(views):
             raise ValueError("name each view once")
         return views
@@ -175,6 +177,7 @@ class Recipe(_Config):
 
     @model_validator(mode="after")
     def _stage_names_differ(self) -> Recipe:
+        """Stages have a folder each, by name, and train views of the recipe alone."""
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("two stages have the same name")

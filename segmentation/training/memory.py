@@ -75,6 +75,7 @@ def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int,
     held: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
+        """Note a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()
         # What is saved twice is kept once. It is held, or another could get its place.
         kept[storage._cdata] = storage.nbytes()

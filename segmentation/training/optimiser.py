@@ -66,7 +66,10 @@ def optimiser_tensors(
 def load_optimiser(
     network: ViewsNet, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Let the optimiser remember what `optimiser_tensors` gave, and nothing else."""
+    """Let the optimiser remember what `optimiser_tensors` gave, and nothing else.
+
+    The tensors are copied, to the devices that a resumed optimiser needs them on.
+    """
     parameters = dict(network.named_parameters())
     is_fused = bool(optimiser.defaults.get("fused"))
     optimiser.state.clear()

@@ -147,6 +147,7 @@ def _drop_all_but_last(folder: Path, newest: Path) -> None:
 
 
 def _checksum(payload: bytes) -> bytes:
+    """SHA-256 in hexadecimal letters."""
     return hashlib.sha256(payload).hexdigest().encode()
 
 

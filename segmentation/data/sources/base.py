@@ -155,6 +155,7 @@ def by_name(paths: Iterable[Path]) -> list[Path]:
 
 
 def _natural_name(path: Path) -> Any:
+    """The key that sorts a2 before a10."""
     return natural_order(path.name)
 
 

@@ -193,7 +193,10 @@ def _people(table: Path) -> dict[str, _Person]:
 
 
 def _person(scan: str, people: Mapping[str, _Person]) -> _Person:
-    """Who it is: a second scan is of the same person as the first, whichever the table has."""
+    """Who it is: a second scan is of the same person as the first, whichever the table has.
+
+    A scan that is not in the table has what is known from the person's other scan.
+    """
     first_scan = FIRST_SCAN.get(scan, scan)
     same_person = [first_scan]
     for second, first in FIRST_SCAN.items():
