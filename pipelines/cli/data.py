@@ -288,7 +288,8 @@ def split(
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
     from trinat.segmentation.data.splits import read_exclusions
-    from trinat.segmentation.data.store import Store, split_store
+    from trinat.segmentation.data.splitting import split_store
+    from trinat.segmentation.data.store import Store
     from trinat.segmentation.errors import ConfigError
     from trinat.segmentation.models.hardware import count_gpus
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
 from trinat.segmentation.data.dataset import SliceDataset
-from trinat.segmentation.data.slices import Statistics
+from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import write_whole

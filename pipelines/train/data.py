@@ -20,8 +20,8 @@ from trinat.segmentation.synthetic.heads import (
     with_variants,
 )
 from trinat.segmentation.training.batches import (
+    BatchSource,
     MixedSource,
-    Source,
     StoreSource,
     SyntheticSource,
     store_scans,
@@ -32,13 +32,13 @@ from trinat.segmentation.training.config import (
     StoreConfig,
     SyntheticConfig,
 )
-from trinat.segmentation.training.validation import Scan, synthetic_scans
+from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
 
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
 
 # The scans that validate a view.
-ScansOf = Callable[[View], Iterator[Scan]]
+ScansOf = Callable[[View], Iterator[ValidationScan]]
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def open_data(
     scheme: LabelScheme,
     device: torch.device,
     processes: int,
-) -> Iterator[tuple[Source, ScansOf]]:
+) -> Iterator[tuple[BatchSource, ScansOf]]:
     """A source of batches for these views, and the scans that validate each of them.
 
     With synthetic scans and a store, batches are mixed, and the store's scans validate.
@@ -73,13 +73,13 @@ def open_data(
             real.close()
 
 
-def _no_scans(view: View) -> Iterator[Scan]:
+def _no_scans(view: View) -> Iterator[ValidationScan]:
     return iter(())
 
 
 def _joined(
     synthetic: SyntheticSource | None, real: StoreSource | None, synthetic_share: float
-) -> Source:
+) -> BatchSource:
     """The one source that is there, or both mixed."""
     if synthetic is not None and real is not None:
         return MixedSource(synthetic, real, synthetic_share)
@@ -118,7 +118,7 @@ def _open_synthetic(
         device,
     )
 
-    def scans(view: View) -> Iterator[Scan]:
+    def scans(view: View) -> Iterator[ValidationScan]:
         return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
 
     return source, scans
@@ -169,7 +169,7 @@ def _open_store(
         readers,
     )
 
-    def scans(view: View) -> Iterator[Scan]:
+    def scans(view: View) -> Iterator[ValidationScan]:
         return store_scans(config.path, config.split, view, _most_scans(stage))
 
     return source, scans

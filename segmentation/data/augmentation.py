@@ -38,15 +38,15 @@ class AugmentationConfig(BaseModel):
     shift: float = Field(default=12.0, ge=0)
 
     elastic: Share = 0.3
-    elastic_shift: float = Field(default=2.5, ge=0)  # standard deviation
+    # standard deviation
+    elastic_shift: float = Field(default=2.5, ge=0)
     elastic_spacing: float = Field(default=32.0, ge=4)
 
     gain: Share = 0.8
     gain_range: _Range = (0.8, 1.25)
     bias: Share = 0.4
-    bias_strength: float = Field(
-        default=0.25, ge=0
-    )  # standard deviation of its logarithm
+    # standard deviation of its logarithm
+    bias_strength: float = Field(default=0.25, ge=0)
     gamma: Share = 0.3
     gamma_range: _Range = (0.75, 1.35)
 
@@ -62,12 +62,19 @@ class AugmentationConfig(BaseModel):
 
 
 class Augmenter:
-    """Draws and applies everything of a config to a batch; a seed fixes the result on a device."""
+    """Applies a config's changes to batches of slices of one view, at random.
+
+    The order is: flip, deformation, brightness, resolution and noise, artefacts. Each slice of a
+    batch has its own random numbers. A generator's seed fixes the result on a device.
+    """
 
     def __init__(
         self, config: AugmentationConfig, view: View, scheme: LabelScheme
     ) -> None:
-        """`scheme` is that of the labels: in sagittal slices the merged one."""
+        """`scheme` is that of the labels: in sagittal slices the merged one.
+
+        Raises ConfigError where slices shall be flipped and a class has no other side.
+        """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
                 f"{scheme.name} has classes on one side only, whose slices cannot be flipped",
@@ -83,16 +90,16 @@ class Augmenter:
     ) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
 
-        With a `generator` on the processor the same parameters are drawn for any device.
+        With a `generator` on the processor the same parameters are used on any device.
         """
         draw = _Draw(generator, len(images), images.device)
         config = self.config
         images, labels = self._flip(images, labels, draw.happens(config.flip))
-        images, labels = _move(images, labels, config, draw)
+        images, labels = _deform(images, labels, config, draw)
         images = _brighten(images, config, draw)
         images = _degrade(images, config, draw)
         for artefact, share in config.artefacts.items():
-            for index in draw.happens(share).nonzero().flatten().tolist():
+            for index in _indices(draw.happens(share)).tolist():
                 images[index] = add_artefact(images[index], artefact, draw.seed())
         return images, labels
 
@@ -100,18 +107,23 @@ class Augmenter:
         self, images: Tensor, labels: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Exchange the person's sides: left labels become right ones where the view has both."""
-        where = chosen[:, None, None, None]
+        image_chosen = _per_slice(chosen)
         if self.view is View.SAGITTAL:
-            # Sides lie along the slices: only the order of the neighbours turns.
-            return torch.where(where, images.flip(1), images), labels
+            # Left and right are along the slices: only the order of the neighbours turns.
+            return torch.where(image_chosen, images.flip(1), images), labels
         partner = self._partner.to(labels.device)
-        swapped = partner[labels.flip(-1).long()].to(labels.dtype)
-        images = torch.where(where, images.flip(-1), images)
-        return images, torch.where(chosen[:, None, None], swapped, labels)
+        mirrored = labels.flip(-1).long()
+        swapped = partner[mirrored].to(labels.dtype)
+        images = torch.where(image_chosen, images.flip(-1), images)
+        labels = torch.where(chosen[:, None, None], swapped, labels)
+        return images, labels
 
 
 class _Draw:
-    """Random numbers, one row a slice, drawn where the generator is, for where the slices are."""
+    """Random numbers for a batch, one row a slice.
+
+    They are drawn on the generator's device and moved to `device`, where the slices are.
+    """
 
     def __init__(
         self, generator: torch.Generator, count: int, device: torch.device
@@ -122,31 +134,39 @@ class _Draw:
         self.origin = generator.device
 
     def happens(self, share: float) -> Tensor:
-        """(N,) bool."""
+        """(N,) bool: whether something happens to each slice, with probability `share`."""
         return self.uniform(0, 1) < share
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """(N, *shape), evenly between the two."""
-        drawn = torch.rand(
-            (self.count, *shape), generator=self.generator, device=self.origin
-        )
-        return (low + (high - low) * drawn).to(self.device)
+        size = (self.count, *shape)
+        drawn = torch.rand(size, generator=self.generator, device=self.origin)
+        spread = low + (high - low) * drawn
+        return spread.to(self.device)
 
     def normal(self, *shape: int) -> Tensor:
         """(N, *shape), with mean 0 and standard deviation 1."""
-        drawn = torch.randn(
-            (self.count, *shape), generator=self.generator, device=self.origin
-        )
+        size = (self.count, *shape)
+        drawn = torch.randn(size, generator=self.generator, device=self.origin)
         return drawn.to(self.device)
 
     def seed(self) -> int:
-        """For what draws its numbers elsewhere."""
-        return int(
-            torch.randint(2**31, (), generator=self.generator, device=self.origin)
-        )
+        """A seed for what draws its numbers elsewhere."""
+        drawn = torch.randint(2**31, (), generator=self.generator, device=self.origin)
+        return int(drawn)
 
 
-def _move(
+def _per_slice(values: Tensor) -> Tensor:
+    """(N,) as (N, 1, 1, 1): one value a slice, to be combined with images (N, C, H, W)."""
+    return values.view(-1, 1, 1, 1)
+
+
+def _indices(chosen: Tensor) -> Tensor:
+    """Where `chosen` (N,) is true."""
+    return chosen.nonzero().flatten()
+
+
+def _deform(
     images: Tensor, labels: Tensor, config: AugmentationConfig, draw: _Draw
 ) -> tuple[Tensor, Tensor]:
     """Affine and elastic deformation in one resampling: linear for images, nearest for labels."""
@@ -157,23 +177,25 @@ def _move(
     knots_down = max(2, round(height / config.elastic_spacing) + 1)
     knots_across = max(2, round(width / config.elastic_spacing) + 1)
     warp = draw.normal(2, knots_down, knots_across) * config.elastic_shift
-    chosen = (is_affine | is_elastic).nonzero().flatten()
+    chosen = _indices(is_affine | is_elastic)
     if not len(chosen):
         return images, labels
 
+    # A slice that is only warped has the identity as its matrix, and no shift.
     identity = torch.eye(2, device=images.device)
-    matrix = torch.where(is_affine[:, None, None], matrix, identity)[chosen]
+    matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)[chosen]
     shift = (shift * is_affine[:, None])[chosen]
-    warp = (warp * is_elastic[:, None, None, None])[chosen]
+    warp = (warp * _per_slice(is_elastic))[chosen]
     source = _source_places(matrix, shift, warp, height, width)
+
     images = images.clone()
-    labels = labels.clone()
     images[chosen] = grid_sample(
         images[chosen], source, "bilinear", align_corners=False
     )
+    labels = labels.clone()
     classes = labels[chosen, None].to(source.dtype)
     moved = grid_sample(classes, source, "nearest", align_corners=False)
-    labels[chosen] = moved[:, 0].to(labels.dtype)
+    labels[chosen] = moved.squeeze(1).to(labels.dtype)
     return images, labels
 
 
@@ -188,15 +210,14 @@ def _source_places(
     device = matrix.device
     rows = torch.arange(height, device=device) - (height - 1) / 2
     columns = torch.arange(width, device=device) - (width - 1) / 2
-    grid = torch.stack(
-        torch.meshgrid(rows, columns, indexing="ij")
-    )  # (2, H, W), centred
-    source = torch.einsum("nij,jhw->nihw", matrix, grid) + shift[:, :, None, None]
+    # Places from the centre, (2, H, W).
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+    turned = torch.einsum("nij,jhw->nihw", matrix, grid)
+    source = turned + shift.view(-1, 2, 1, 1)
     source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
     # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
-    across = source[:, 1] * (2 / width)
-    down = source[:, 0] * (2 / height)
-    return torch.stack((across, down), -1)
+    down, across = source.unbind(1)
+    return torch.stack((across * (2 / width), down * (2 / height)), -1)
 
 
 def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
@@ -219,67 +240,76 @@ def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
 def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     """Gain, bias field and gamma; 0 stays 0."""
     gain = draw.uniform(*config.gain_range)
-    factor = torch.where(draw.happens(config.gain), gain, 1.0)[:, None, None, None]
-    biased = draw.happens(config.bias)[:, None, None, None]
-    knots = draw.normal(1, 4, 4) * config.bias_strength * biased
+    has_gain = draw.happens(config.gain)
+    factor = _per_slice(torch.where(has_gain, gain, 1.0))
+    has_bias = _per_slice(draw.happens(config.bias))
+    knots = draw.normal(1, 4, 4) * config.bias_strength * has_bias
     if config.bias:
-        field = interpolate(
-            knots, images.shape[-2:], mode="bicubic", align_corners=True
-        )
-        factor = factor * field.exp()
+        size = images.shape[-2:]
+        logarithm = interpolate(knots, size, mode="bicubic", align_corners=True)
+        factor = factor * logarithm.exp()
     images = images * factor
-    gamma = torch.where(
-        draw.happens(config.gamma), draw.uniform(*config.gamma_range), 1.0
-    )
+
+    has_gamma = draw.happens(config.gamma)
+    gamma = torch.where(has_gamma, draw.uniform(*config.gamma_range), 1.0)
     if config.gamma:
-        images = images.clamp(min=0) ** gamma[:, None, None, None]
+        images = images.clamp(min=0) ** _per_slice(gamma)
     return images
 
 
 def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     """Blur, low resolution along rows, columns or both, and noise where there is signal."""
+    images = _coarsen(images, config, draw)
+    has_noise = draw.happens(config.noise)
+    strength = torch.where(has_noise, draw.uniform(*config.noise_std), 0.0)
+    if config.noise:
+        # Whole images of noise are too large to draw elsewhere and bring over.
+        generator = torch.Generator(draw.device).manual_seed(draw.seed())
+        noise = torch.empty_like(images).normal_(generator=generator)
+        noisy = images + noise * _per_slice(strength)
+        # Empty background, as around a stripped brain, stays empty.
+        images = torch.where(images > 0, noisy, images)
+    return images
+
+
+def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
+    """Blur in the plane, and low resolution along rows, columns or both."""
     is_blurred = draw.happens(config.blur)
     sigma = draw.uniform(*config.blur_sigma)
     is_coarse = draw.happens(config.low_resolution)
     factor = draw.uniform(*config.low_resolution_factor)
     direction = draw.uniform(0, 3).floor()  # 0: rows alone, 1: columns alone, 2: both
-    chosen = (is_blurred | is_coarse).nonzero().flatten()
-    if len(chosen):
-        # Both are linear along each axis: one matrix for the rows, one for the columns.
-        operators = []
-        for axis, length in enumerate(images.shape[-2:]):
-            widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
-            is_coarse_here = is_coarse & (direction != 1 - axis)
-            factors = torch.where(is_coarse_here, factor, 1.0)[chosen]
-            operators.append(
-                _coarse_matrix(factors, length) @ _blur_matrix(widths, length)
-            )
-        rows, columns = operators
-        images = images.clone()
-        images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
-    strength = torch.where(
-        draw.happens(config.noise), draw.uniform(*config.noise_std), 0.0
-    )
-    if config.noise:
-        # Whole images of noise are too large to draw elsewhere and bring over.
-        generator = torch.Generator(draw.device).manual_seed(draw.seed())
-        noise = torch.empty_like(images).normal_(generator=generator)
-        # Empty background, as around a stripped brain, stays empty.
-        noisy = images + noise * strength[:, None, None, None]
-        images = torch.where(images > 0, noisy, images)
+    chosen = _indices(is_blurred | is_coarse)
+    if not len(chosen):
+        return images
+
+    # Both are linear along each axis: one matrix for the rows, one for the columns.
+    widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
+    operators = []
+    for axis, length in enumerate(images.shape[-2:]):
+        is_coarse_here = is_coarse & (direction != 1 - axis)
+        factors = torch.where(is_coarse_here, factor, 1.0)[chosen]
+        blurring = _blur_matrix(widths, length)
+        operators.append(_coarse_matrix(factors, length) @ blurring)
+    rows, columns = operators
+    images = images.clone()
+    images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
     return images
 
 
 def _blur_matrix(sigma: Tensor, length: int) -> Tensor:
     """Gaussian smoothing along one axis, (N, L, L); each row sums to 1."""
     place = torch.arange(length, device=sigma.device, dtype=sigma.dtype)
-    distance = (place[:, None] - place) / sigma[:, None, None]
+    distance = (place[:, None] - place) / sigma.view(-1, 1, 1)
     weights = torch.exp(-0.5 * distance**2)
     return weights / weights.sum(-1, keepdim=True)
 
 
 def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
-    """Voxels `factor` times as long, seen again at the old spacing by linear interpolation."""
+    """Voxels `factor` times as long, seen again at the old spacing by linear interpolation.
+
+    `factor` (N,), at least 1, to (N, L, L); each row sums to 1.
+    """
     place = torch.arange(length, device=factor.device, dtype=factor.dtype)
     step = factor[:, None]
     below = torch.floor(place / step)
@@ -288,7 +318,8 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
     def average(voxel: Tensor) -> Tensor:
         """Weights (N, L, L) of the old voxels in the long ones, as far as they overlap."""
         centre = (voxel * step)[..., None]
-        overlap = (step[..., None] / 2 + 0.5 - (place - centre).abs()).clamp(0, 1)
+        distance = (place - centre).abs()
+        overlap = (step[..., None] / 2 + 0.5 - distance).clamp(0, 1)
         # Beyond the last voxel there is the last voxel again.
         outside = overlap.sum(-1, keepdim=True) == 0
         last = (place == length - 1).to(overlap.dtype)
@@ -302,24 +333,39 @@ def add_artefact(image: Tensor, artefact: Artefact, seed: int) -> Tensor:
     """One slice (C, H, W) with the artefact, on the slice's device; the seed fixes it."""
     slices = image.detach().cpu()
     if artefact in ("spike", "gibbs"):
-        from monai.transforms import RandGibbsNoise, RandKSpaceSpikeNoise
+        changed = _with_monai(slices, artefact, seed)
+    else:
+        changed = _with_torchio(slices, artefact, seed)
+    return changed.clamp(min=0).to(image)
 
-        of_slices = {
-            "spike": RandKSpaceSpikeNoise(prob=1.0, channel_wise=False),
-            "gibbs": RandGibbsNoise(prob=1.0, alpha=(0.3, 0.7)),
-        }[artefact]
-        of_slices.set_random_state(seed)
-        return torch.as_tensor(of_slices(slices)).clamp(min=0).to(image)
+
+def _with_monai(slices: Tensor, artefact: Artefact, seed: int) -> Tensor:
+    """Spikes in k-space, or ringing at edges, in slices (C, H, W)."""
+    from monai.transforms import RandGibbsNoise, RandKSpaceSpikeNoise
+
+    transform: RandGibbsNoise | RandKSpaceSpikeNoise
+    if artefact == "spike":
+        transform = RandKSpaceSpikeNoise(prob=1.0, channel_wise=False)
+    else:
+        transform = RandGibbsNoise(prob=1.0, alpha=(0.3, 0.7))
+    transform.set_random_state(seed)
+    return torch.as_tensor(transform(slices))
+
+
+def _with_torchio(slices: Tensor, artefact: Artefact, seed: int) -> Tensor:
+    """Ghosts of the head, or its motion during the scan, in slices (C, H, W)."""
     import torchio
 
-    of_volumes = {
-        "ghosting": torchio.RandomGhosting(
+    transform: torchio.RandomGhosting | torchio.RandomMotion
+    if artefact == "ghosting":
+        transform = torchio.RandomGhosting(
             num_ghosts=(2, 8), axes=(0, 1), intensity=(0.2, 0.7)
-        ),
-        "motion": torchio.RandomMotion(degrees=6, translation=5, num_transforms=2),
-    }[artefact]
+        )
+    else:
+        transform = torchio.RandomMotion(degrees=6, translation=5, num_transforms=2)
+    volume = slices[..., None]
     # TorchIO draws from torch's global generator, which is not ours to move.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        changed: Tensor = of_volumes(slices[..., None])
-    return changed[..., 0].clamp(min=0).to(image)
+        changed: Tensor = transform(volume)
+    return changed[..., 0]

@@ -1,4 +1,8 @@
-"""Slices of a store, read ahead or as a torch dataset, and the order of training."""
+"""Slices of a store, read ahead or as a torch dataset, and the order of training.
+
+`SliceDataset` knows which slices there are and where each stands (`Place`); `SubjectFiles` reads
+them, `SliceReaders` does so in threads; `BalancedSampler` says in which order training takes them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from trinat.segmentation.data.slices import FILES, Quantised, SubjectFile
+from trinat.segmentation.data.quantised import Quantised
+from trinat.segmentation.data.slices import FILES, SubjectFile
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -31,7 +36,7 @@ _OPEN_FILES = 256
 
 
 class Place(NamedTuple):
-    """A slice of the file with that number, and neighbours that make it so thick."""
+    """Slice `middle` of the file with that number, with neighbours: `thick` slices in all."""
 
     file: int
     view: View
@@ -54,26 +59,35 @@ class SubjectFiles:
         self._open: dict[int, None] = {}
 
     def __getitem__(self, number: int) -> SubjectFile:
+        """The file of that number, which may be opened from here on."""
         with FILES:
             if number not in self._open:
                 if len(self._open) >= _OPEN_FILES:
-                    oldest = next(iter(self._open))
-                    del self._open[oldest]
-                    self._files[oldest].close()
+                    self._close_oldest()
                 self._open[number] = None
         return self._files[number]
 
+    def _close_oldest(self) -> None:
+        # A dict keeps the order in which its keys came.
+        oldest = next(iter(self._open))
+        del self._open[oldest]
+        self._files[oldest].close()
+
     def read(self, place: Place) -> StoredSlice:
+        """The slice at a place, with its neighbours, and its labels."""
         file = self[place.file]
-        labels = file.labels(place.view, place.middle, place.middle + 1)[0]
-        return StoredSlice(file.slab(place.view, place.middle, place.thick), labels)
+        labels = file.labels(place.view, place.middle, place.middle + 1)
+        image = file.slab(place.view, place.middle, place.thick)
+        return StoredSlice(image, labels[0])
 
     def name(self, place: Place) -> str:
-        return f"{self._files[place.file].path.stem}:{place.middle}"
+        """Subject and slice of a place, for messages."""
+        subject = self._files[place.file].path.stem
+        return f"{subject}:{place.middle}"
 
 
 class SliceReaders:
-    """`workers` threads that read ahead; with none, slices are read when they are taken.
+    """`workers` threads that read ahead; with none, slices are read when they are used.
 
     Their number decides how soon slices are there, and nothing else. While zlib unpacks, and it
     takes most of the time, Python goes on: the thread that trains is hardly held up.
@@ -81,13 +95,16 @@ class SliceReaders:
 
     def __init__(self, files: SubjectFiles, workers: int) -> None:
         self.files = files
-        self._threads = ThreadPoolExecutor(workers, "reader") if workers else None
+        self._threads: ThreadPoolExecutor | None = None
+        if workers:
+            self._threads = ThreadPoolExecutor(workers, "reader")
 
     def order(self, places: Sequence[Place]) -> list[Callable[[], StoredSlice]]:
         """Have slices read; each is waited for, or without workers read, when it is called."""
         if self._threads is None:
             return [partial(self.files.read, place) for place in places]
-        return [self._threads.submit(self.files.read, place).result for place in places]
+        readings = [self._threads.submit(self.files.read, place) for place in places]
+        return [reading.result for reading in readings]
 
     def close(self) -> None:
         """Read nothing more."""
@@ -99,18 +116,28 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     """Item: image (C, H, W) float32 of `thick` neighbouring slices, labels (H, W) uint8.
 
     Beyond the volume's ends the neighbours are background. An item depends on its index alone,
-    not on the worker that reads it.
+    not on the worker that reads it. Slices without a label are items too, but only every eighth of
+    them in a volume.
+
+    `subject_of` and `slice_of` (M,) say where each item stands, `class_counts` (M, K) how many
+    voxels of each class it has.
     """
 
     def __init__(
         self, store: Store, subjects: Sequence[str], view: View, *, thick: int = 1
     ) -> None:
+        """Look through the subjects' files for the slices that there are.
+
+        Raises ConfigError for a thickness that is not 1, 3, 5 or 7, and DatasetError where the
+        store lacks the view, or a subject its image or labels.
+        """
         if thick not in _THICKNESSES:
             remedy = f"choose one of {_THICKNESSES}"
             raise ConfigError(f"slices cannot be {thick} thick", remedy=remedy)
         if view not in store.views:
             raise DatasetError(f"holds no {view.value} slices", where=store.root)
-        self.view, self.thick = view, thick
+        self.view = view
+        self.thick = thick
         self.scheme: LabelScheme = store.scheme.seen_in(view)
         self.subjects = tuple(subjects)
         self.files = SubjectFiles([store.file(subject) for subject in subjects])
@@ -125,52 +152,80 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def place(self, index: int) -> Place:
         """Where an item stands among `files`."""
-        file, middle = int(self.subject_of[index]), int(self.slice_of[index])
+        file = int(self.subject_of[index])
+        middle = int(self.slice_of[index])
         return Place(file, self.view, middle, self.thick)
 
     def _index(
         self, store: Store
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
         """Subject and slice of each item (M,), and its voxels per class (M, K)."""
-        subjects, slices, counts = [], [], []
+        if not self.subjects:
+            raise DatasetError("no subject to take slices from", where=store.root)
+        subjects: list[NDArray[np.int32]] = []
+        slices: list[NDArray[np.int32]] = []
+        counts: list[NDArray[np.uint32]] = []
         for number, name in enumerate(self.subjects):
-            entry, file = store.info.subjects[name], self.files[number]
-            if not (entry.has_image and entry.has_labels):
-                what = (
-                    f"subject {name} has no {'labels' if entry.has_image else 'image'}"
-                )
-                raise DatasetError(
-                    what, where=store.root, remedy="leave it out of the split"
-                )
+            _require_both(store, name)
+            file = self.files[number]
             per_slice = file.class_counts(self.view)
-            kept = np.asarray(per_slice[:, 1:].any(axis=1))
-            kept[np.flatnonzero(~kept)[::_KEEP_EVERY]] = True
-            chosen = np.flatnonzero(kept)
+            chosen = _worth_training_on(per_slice)
             subjects.append(np.full(len(chosen), number, np.int32))
             slices.append(chosen.astype(np.int32))
             counts.append(per_slice[chosen])
             file.close()
-        if not subjects:
-            raise DatasetError("no subject to take slices from", where=store.root)
         return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
+
+
+def _require_both(store: Store, name: str) -> None:
+    """Refuse a subject that has no image or no labels."""
+    entry = store.info.subjects[name]
+    if entry.has_image and entry.has_labels:
+        return
+    lacking = "labels" if entry.has_image else "image"
+    raise DatasetError(
+        f"subject {name} has no {lacking}",
+        where=store.root,
+        remedy="leave it out of the split",
+    )
+
+
+def _worth_training_on(per_slice: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """Numbers of the slices that have a label, and of every eighth of the others.
+
+    `per_slice` (N, K) are the voxels of each class in each slice of a volume.
+    """
+    kept = np.asarray(per_slice[:, 1:].any(axis=1))
+    without_label = np.flatnonzero(~kept)
+    kept[without_label[::_KEEP_EVERY]] = True
+    return np.flatnonzero(kept)
 
 
 class BalancedSampler(Sampler[int]):
     """Draws items with repetition: a share of them for a class that they hold, the rest evenly.
 
     For the share, a foreground class is drawn first and then one of the items that hold it, so
-    that the amygdala is met as often as the cortex. Seed and epoch decide all.
+    that the amygdala is met as often as the cortex. Seed and epoch decide all. An epoch has as many
+    draws as there are items.
     """
 
     def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
+        """`share`, from 0 to 1, is that of the items drawn for a class."""
         if not 0 <= share <= 1:
             raise ConfigError(f"a share is between 0 and 1, not {share}")
         self._count = len(dataset)
-        self._share, self._seed, self._epoch = share, seed, 0
-        holders = (np.flatnonzero(column) for column in dataset.class_counts[:, 1:].T)
-        self._holders = [items for items in holders if len(items)]
+        self._share = share
+        self._seed = seed
+        self._epoch = 0
+        # For each foreground class that there is, the items that hold it.
+        self._holders: list[NDArray[np.intp]] = []
+        for voxels in dataset.class_counts[:, 1:].T:
+            items = np.flatnonzero(voxels)
+            if len(items):
+                self._holders.append(items)
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives the order of."""
         self._epoch = epoch
 
     def __len__(self) -> int:

@@ -6,9 +6,6 @@ Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's s
     <view>/labels         (N, H, W) uint8    class indices; the merged scheme's in sagittal
     <view>/class_counts   (N, K) uint32      voxels of each class in each slice
 
-4,096 levels are 40 times finer than a good scan's noise and twice finer than a half float near
-the bright end. They stand in the lower 12 bits, so that of the shuffled bytes one half hardly
-changes from voxel to voxel and the other is mere noise: both are unpacked faster than a mixture.
 A random slice takes a third of the time and of the space of float32 (docs/data.md).
 """
 
@@ -18,8 +15,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +23,19 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.data.quantised import Quantised
+from trinat.segmentation.data.statistics import Statistics, count_along_axes, describe
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import atomic_write, open_regular
-from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.space.resample import occupied_box
-from trinat.segmentation.space.views import View, slice_axes, to_slices
+from trinat.segmentation.labels.scheme import LabelScheme, MergedScheme
+from trinat.segmentation.space.views import View, to_slices
 
 # Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
 FORMAT = 2
 
 # Read by every HDF5 since 1.10; without times of writing in it.
 _LIBVER = ("v110", "v110")
-_LEVELS = 4096
-# In float32; an image with less between its values is flat.
-_SMALLEST_STEP = float(np.finfo(np.float32).tiny)
-_HISTOGRAM_BINS = 64
-_HISTOGRAM_TOP = 1.5
+_BLOCK_BYTES = 1 << 24
 _REMEDY = "run `trinat prepare` again"
 # Not lzf, which unpacks images a fifth faster: what it writes depends on what memory held before.
 _IMAGE_PACKING: dict[str, Any] = {
@@ -55,49 +48,6 @@ _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
 
 # Files are opened, looked into and closed by one thread at a time; each unpacks what it has read.
 FILES = threading.RLock()
-
-
-@dataclass(frozen=True, eq=False)
-class Quantised:
-    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 stays exactly 0."""
-
-    codes: NDArray[np.uint16]
-    scale: float
-    zero: int
-
-    def values(self) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = self.codes.astype(np.float32)
-        if self.zero:
-            values -= np.float32(self.zero)
-        values *= np.float32(self.scale)
-        return values
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a subject holds, on the working grid of 1 mm³ voxels."""
-
-    voxels: tuple[int, ...] = ()  # per class
-    class_means: tuple[float, ...] = ()  # intensity per class; 0 where it has no voxel
-    percentiles: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the head, intensity > 0
-    histogram: tuple[
-        int, ...
-    ] = ()  # of the head: 64 bins from 0 to 1.5, the last open above
-
-
-def quantise(image: NDArray[np.float32]) -> Quantised:
-    """Spread the values from the lowest (0 or below) to the highest over 4,096 codes."""
-    low, high = min(float(image.min()), 0.0), max(float(image.max()), 0.0)
-    step = (high - low) / (_LEVELS - 1)
-    if step < _SMALLEST_STEP:
-        step = 1.0
-    zero = round(-low / step)
-    levels = np.rint(image / np.float32(step))
-    levels += zero
-    np.clip(levels, 0, _LEVELS - 1, out=levels)
-    return Quantised(levels.astype(np.uint16), step, zero)
 
 
 def write_subject(
@@ -114,11 +64,16 @@ def write_subject(
     """Cut (X, Y, Z) arrays of the working grid into slices and write them, whole or not at all.
 
     The same arguments give the same bytes: nothing in the file depends on when it was written.
+    Raises DatasetError where `labels` has classes that `scheme` lacks.
     """
-    counts = None if labels is None else _counts_along_axes(labels, len(scheme))
+    voxels: tuple[int, ...] = ()
+    counts: dict[View, NDArray[np.int64]] = {}
+    if labels is not None:
+        counts = count_along_axes(labels, len(scheme))
+        voxels = tuple(counts[View.AXIAL].sum(axis=0).tolist())
     values = None if image is None else image.values()
-    statistics = _describe(values, labels, len(scheme), counts)
-    attributes = {
+    statistics = describe(values, labels, voxels)
+    attributes: dict[str, Any] = {
         "format": FORMAT,
         "fingerprint": fingerprint,
         "scheme": json.dumps(scheme_table(scheme)),
@@ -127,33 +82,28 @@ def write_subject(
         "statistics": json.dumps(asdict(statistics)),
     }
     if image is not None:
-        attributes |= {"image_scale": image.scale, "image_zero": image.zero}
+        attributes["image_scale"] = image.scale
+        attributes["image_zero"] = image.zero
     # Refuses a scheme without a sagittal view before there is a file.
-    merged = scheme.merged if View.SAGITTAL in views and labels is not None else None
+    merged = None
+    if labels is not None and View.SAGITTAL in views:
+        merged = scheme.merged
     # Made in memory: where a disk is full, HDF5 itself fails at several places and in disorder.
     with h5py.File(
         "slices",
         "w",
         driver="core",
         backing_store=False,
-        block_size=1 << 24,
+        block_size=_BLOCK_BYTES,
         libver=_LIBVER,
     ) as file:
         file.attrs.update(attributes)
         for view in views:
             group = file.create_group(view.value)
             if image is not None:
-                _dataset(group, "image", to_slices(image.codes, view), **_IMAGE_PACKING)
-            if labels is None or counts is None:
-                continue
-            stored, per_slice = labels, counts[view]
-            if view is View.SAGITTAL and merged is not None:
-                stored = merged.to_merged.astype(np.uint8)[labels]
-                per_slice = (
-                    per_slice @ np.eye(len(merged.scheme), dtype=int)[merged.to_merged]
-                )
-            _dataset(group, "labels", to_slices(stored, view), **_LABEL_PACKING)
-            group.create_dataset("class_counts", data=per_slice.astype(np.uint32))
+                _add_slices(group, "image", image.codes, view, _IMAGE_PACKING)
+            if labels is not None:
+                _add_labels(group, labels, counts[view], view, merged)
         file.flush()
         content = file.id.get_file_image()
     with atomic_write(path) as target:
@@ -161,18 +111,65 @@ def write_subject(
     return statistics
 
 
+def _add_labels(
+    group: h5py.Group,
+    labels: NDArray[np.uint8],
+    per_slice: NDArray[np.int64],
+    view: View,
+    merged: MergedScheme | None,
+) -> None:
+    """Add a view's labels, and its voxels per slice and class (N, K).
+
+    Sagittal slices get the classes of `merged`, which no longer tell left from right.
+    """
+    if view is View.SAGITTAL and merged is not None:
+        labels = merged.to_merged.astype(np.uint8)[labels]
+        # (K, classes of the merged scheme): 1 where a class becomes a merged one.
+        membership = np.eye(len(merged.scheme), dtype=int)[merged.to_merged]
+        per_slice = per_slice @ membership
+    _add_slices(group, "labels", labels, view, _LABEL_PACKING)
+    group.create_dataset("class_counts", data=per_slice.astype(np.uint32))
+
+
+def _add_slices(
+    group: h5py.Group,
+    name: str,
+    array: NDArray[Any],
+    view: View,
+    packing: dict[str, Any],
+) -> None:
+    """Add a view's slices of an array (X, Y, Z), each as one compressed chunk."""
+    slices = np.ascontiguousarray(to_slices(array, view))
+    chunks = (1, *slices.shape[1:])
+    group.create_dataset(name, data=slices, chunks=chunks, **packing)
+
+
+def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
+    """A scheme as a plain value: enough to compare and to rebuild names, numbers and colours."""
+    return {"name": scheme.name, "labels": [asdict(label) for label in scheme.labels]}
+
+
 class SubjectFile:
-    """Reads slices of one subject; opened at first use in each process, and never pickled open."""
+    """Reads slices of one subject; opened at first use in each process, and never pickled open.
+
+    Threads may share it. All methods raise IntegrityError where the file is damaged, and
+    DatasetError where it has another format or lacks what is asked for.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: h5py.File | None = None
         self._pid = -1
         self._datasets: dict[tuple[View, str], h5py.Dataset] = {}
-        self._scale, self._zero = 1.0, 0
+        self._scale = 1.0
+        self._zero = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_pid": -1, "_datasets": {}}
+        state = dict(self.__dict__)
+        state["_file"] = None
+        state["_pid"] = -1
+        state["_datasets"] = {}
+        return state
 
     def image(self, view: View, start: int, stop: int) -> NDArray[np.float32]:
         """Intensities of slices start..stop-1, (N, H, W) float32."""
@@ -189,12 +186,11 @@ class SubjectFile:
         slab = self.codes(view, max(start, 0), start + thick)
         before = max(-start, 0)
         after = thick - before - len(slab.codes)
-        if before or after:
-            edges = ((before, after), (0, 0), (0, 0))
-            slab = replace(
-                slab, codes=np.pad(slab.codes, edges, constant_values=slab.zero)
-            )
-        return slab
+        if not before and not after:
+            return slab
+        edges = ((before, after), (0, 0), (0, 0))
+        padded = np.pad(slab.codes, edges, constant_values=slab.zero)
+        return replace(slab, codes=padded)
 
     def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
         """Class indices of slices start..stop-1, (N, H, W)."""
@@ -202,9 +198,9 @@ class SubjectFile:
         return slices
 
     def slice_count(self, view: View) -> int:
-        return len(
-            self._dataset(view, "image" if self.has(view, "image") else "labels")
-        )
+        """How many slices the view has."""
+        name = "image" if self.has(view, "image") else "labels"
+        return len(self._dataset(view, name))
 
     def class_counts(self, view: View) -> NDArray[np.uint32]:
         """Voxels of each class in each slice, (N, K)."""
@@ -212,50 +208,55 @@ class SubjectFile:
         return counts
 
     def has(self, view: View, name: str) -> bool:
+        """Whether the view has a dataset `name`: image, labels or class_counts."""
         return f"{view.value}/{name}" in self._opened()
 
     @property
     def affine(self) -> NDArray[np.float64]:
+        """(4, 4), from voxels of the working grid to RAS millimetres."""
         affine: NDArray[np.float64] = self._opened().attrs["affine"]
         return affine
 
     @property
     def fingerprint(self) -> str:
+        """The hash of everything that the slices were made from."""
         return str(self._opened().attrs["fingerprint"])
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """What was noticed when the scan was read."""
         return tuple(json.loads(self._opened().attrs["notes"]))
 
     @property
     def statistics(self) -> Statistics:
+        """What `write_subject` returned."""
         values = json.loads(self._opened().attrs["statistics"])
         values.pop("class_stds", None)  # of older stores
         percentiles = values.pop("percentiles")
-        return Statistics(
-            **{k: tuple(v) for k, v in values.items()}, percentiles=percentiles
-        )
+        per_class = {name: tuple(entries) for name, entries in values.items()}
+        return Statistics(percentiles=percentiles, **per_class)
 
     def close(self) -> None:
+        """Close the file; the next call of another method opens it again."""
         with FILES:
             if self._file is not None and self._pid == os.getpid():
                 self._file.close()
-            self._file, self._datasets = None, {}
+            self._file = None
+            self._datasets = {}
 
     def _read(self, view: View, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Slices start..stop-1 of a dataset, as far as there are such."""
         try:
             with FILES:
                 dataset = self._dataset(view, name)
-                kind, shape, is_shuffled = (
-                    dataset.dtype,
-                    dataset.shape[1:],
-                    bool(dataset.shuffle),
-                )
+                is_shuffled = bool(dataset.shuffle)
                 numbers = range(len(dataset))[start:stop]
                 chunks = [
                     dataset.id.read_direct_chunk((number, 0, 0)) for number in numbers
                 ]
-            slices: NDArray[Any] = np.empty((len(chunks), *shape), kind)
+                shape = (len(chunks), *dataset.shape[1:])
+                kind = dataset.dtype
+            slices: NDArray[Any] = np.empty(shape, kind)
             for empty, (filters_left_out, packed) in zip(slices, chunks, strict=True):
                 _unpack(packed, filters_left_out, empty, is_shuffled)
         except (OSError, ValueError, zlib.error) as error:
@@ -264,33 +265,44 @@ class SubjectFile:
         return slices
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
+        """A dataset of the opened file, looked up by name once."""
         file = self._opened()
-        if (view, name) not in self._datasets:
-            if f"{view.value}/{name}" not in file:
+        dataset = self._datasets.get((view, name))
+        if dataset is None:
+            place = f"{view.value}/{name}"
+            if place not in file:
                 raise DatasetError(f"holds no {view.value} {name}", where=self.path)
-            self._datasets[view, name] = file[f"{view.value}/{name}"]
-        return self._datasets[view, name]
+            dataset = file[place]
+            self._datasets[view, name] = dataset
+        return dataset
 
     def _opened(self) -> h5py.File:
+        """The file, opened by this process."""
         # A handle that came along through fork shares its file position with the parent.
         if self._file is None or self._pid != os.getpid():
-            self._datasets = {}
-            try:
-                # HDF5 opens by name: what it would wait for is refused here.
-                open_regular(self.path).close()
-                # Random slices gain nothing from a chunk cache; read-only disks know no locks.
-                self._file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
-            except OSError as error:
-                what = "not a readable slice file"
-                raise IntegrityError(what, where=self.path, remedy=_REMEDY) from error
+            self._file = self._open()
             self._pid = os.getpid()
-            found = self._file.attrs.get("format")
-            if found != FORMAT:
-                what = f"has slice format {found}, this version reads {FORMAT}"
-                raise DatasetError(what, where=self.path, remedy=_REMEDY)
-            self._scale = float(self._file.attrs.get("image_scale", 1.0))
-            self._zero = int(self._file.attrs.get("image_zero", 0))
         return self._file
+
+    def _open(self) -> h5py.File:
+        """Open the file and read what all of its slices have in common."""
+        self._datasets = {}
+        try:
+            # HDF5 opens by name: what it would wait for is refused here.
+            open_regular(self.path).close()
+            # Random slices gain nothing from a chunk cache; read-only disks know no locks.
+            file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
+        except OSError as error:
+            what = "not a readable slice file"
+            raise IntegrityError(what, where=self.path, remedy=_REMEDY) from error
+        found = file.attrs.get("format")
+        if found != FORMAT:
+            file.close()
+            what = f"has slice format {found}, this version reads {FORMAT}"
+            raise DatasetError(what, where=self.path, remedy=_REMEDY)
+        self._scale = float(file.attrs.get("image_scale", 1.0))
+        self._zero = int(file.attrs.get("image_zero", 0))
+        return file
 
 
 def _unpack(
@@ -298,84 +310,21 @@ def _unpack(
 ) -> None:
     """Fill a slice from its chunk. HDF5 would let one thread do this at a time; zlib lets all.
 
-    HDF5 leaves out a filter that gains nothing, and sets its bit: in the order of writing.
+    HDF5 leaves out a filter that gains nothing, and sets its bit in `filters_left_out`: the lowest
+    for the filter that was applied first. Shuffling, if there is any, comes before compression.
     """
-    is_plain = bool(filters_left_out >> is_shuffled & 1)
-    data = packed if is_plain else zlib.decompress(packed, bufsize=into.nbytes)
-    if not is_shuffled or filters_left_out & 1:
+    compression_bit = 0b10 if is_shuffled else 0b01
+    if filters_left_out & compression_bit:
+        data = packed
+    else:
+        data = zlib.decompress(packed, bufsize=into.nbytes)
+
+    shuffling_bit = 0b01
+    if not is_shuffled or filters_left_out & shuffling_bit:
         into[...] = np.frombuffer(data, into.dtype).reshape(into.shape)
         return
     # Shuffled: the first bytes of all values, then the second bytes.
     values = into.view(np.uint8).reshape(-1, into.itemsize)
-    for byte, part in enumerate(
-        np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)
-    ):
+    parts = np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)
+    for byte, part in enumerate(parts):
         values[:, byte] = part
-
-
-def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
-    """A scheme as a plain value: enough to compare and to rebuild names, numbers and colours."""
-    return {"name": scheme.name, "labels": [asdict(label) for label in scheme.labels]}
-
-
-def _dataset(
-    group: h5py.Group, name: str, slices: NDArray[Any], **packing: Any
-) -> None:
-    group.create_dataset(
-        name,
-        data=np.ascontiguousarray(slices),
-        chunks=(1, *slices.shape[1:]),
-        **packing,
-    )
-
-
-def _counts_along_axes(
-    labels: NDArray[np.uint8], classes: int
-) -> dict[View, NDArray[np.int64]]:
-    """Voxels of each class in each slice of each view, (N, K)."""
-    if labels.size and int(labels.max()) >= classes:
-        raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
-    # Only the box around what is labelled needs counting: a fifth of the working grid.
-    box = occupied_box(labels > 0)
-    counts = {}
-    for view in View:
-        slices = to_slices(labels, view)
-        inner = to_slices(labels[box], view)
-        per_slice = np.zeros((len(slices), classes), np.int64)
-        start = box[slice_axes(view).along].start
-        for offset, one in enumerate(inner):
-            per_slice[start + offset] = np.bincount(one.ravel(), minlength=classes)
-        per_slice[:, 0] = slices[0].size - per_slice[:, 1:].sum(axis=1)
-        counts[view] = per_slice
-    return counts
-
-
-def _describe(
-    image: NDArray[np.float32] | None,
-    labels: NDArray[np.uint8] | None,
-    classes: int,
-    counts: dict[View, NDArray[np.int64]] | None,
-) -> Statistics:
-    voxels = () if counts is None else tuple(counts[View.AXIAL].sum(axis=0).tolist())
-    if image is None:
-        return Statistics(voxels=voxels)
-    head = image[image > 0]
-    # The fill of the histogram's last bin: everything above its top.
-    histogram, _ = np.histogram(
-        np.minimum(head, np.float32(_HISTOGRAM_TOP)),
-        _HISTOGRAM_BINS,
-        (0, _HISTOGRAM_TOP),
-    )
-    levels = np.percentile(head, (1, 50, 99)).tolist() if head.size else [0.0] * 3
-    means: tuple[float, ...] = ()
-    if labels is not None:
-        inside = labels > 0
-        classes_in, values = labels[inside], image[inside].astype(np.float64)
-        number = np.maximum(np.bincount(classes_in, minlength=classes), 1)
-        means = tuple((np.bincount(classes_in, values, classes) / number).tolist())
-    return Statistics(
-        voxels,
-        means,
-        dict(zip(("p1", "p50", "p99"), levels, strict=True)),
-        tuple(histogram.tolist()),
-    )

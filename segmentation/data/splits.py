@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,60 +37,74 @@ class Participant:
 
 
 class Split(BaseModel):
-    """Subjects of one store, by name, in three parts."""
+    """Subjects of one store, by name, in three parts.
+
+    `store` is the fingerprint of the store that the split was made for.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    store: str  # fingerprint of the store that it was made for
+    store: str
     seed: int
     train: tuple[str, ...]
     validation: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
 
     def part(self, name: Part) -> tuple[str, ...]:
-        return {"train": self.train, "validation": self.validation, "test": self.test}[
-            name
-        ]
+        """The subjects of that part."""
+        parts: dict[Part, tuple[str, ...]] = {
+            "train": self.train,
+            "validation": self.validation,
+            "test": self.test,
+        }
+        return parts[name]
 
     def write(self, path: Path) -> None:
+        """Write the split as JSON, whole or not at all."""
         with atomic_text(path) as file:
             file.write(json.dumps(self.model_dump(), indent=1) + "\n")
 
     def check(
         self, participants: Sequence[Participant], store: str, *, where: str = ""
     ) -> None:
-        """Raise where this split belongs to another store or a person stands in two parts."""
+        """Raise where this split belongs to another store or a person stands in two parts.
+
+        `participants` are those of the store, `store` is its fingerprint, and `where` the split's
+        place, for messages.
+        """
         if self.store != store:
             raise DatasetError(
                 "this split was made for another store, or for this one before it changed",
                 where=where,
                 remedy="run `trinat split` on the store",
             )
-        placed = [subject for name in PARTS for subject in self.part(name)]
+        placed = self.train + self.validation + self.test
         if len(set(placed)) < len(placed):
             twice = next(subject for subject in placed if placed.count(subject) > 1)
             raise DatasetError(f"subject {twice} is listed twice", where=where)
-        unknown = set(placed) - {p.subject for p in participants}
+        unknown = set(placed) - {participant.subject for participant in participants}
         if unknown:
             raise DatasetError(
                 f"{min(unknown)} is not a subject of the store", where=where
             )
         for group in _groups(participants):
-            parts = [
-                name
-                for name in PARTS
-                if set(self.part(name)) & {p.subject for p in group}
-            ]
+            parts = self._parts_with(group)
             if len(parts) > 1:
+                name = group[0].family or group[0].person
                 raise DatasetError(
-                    f"person or family {group[0].family or group[0].person} is in "
-                    f"{' and '.join(parts)}",
+                    f"person or family {name} is in {' and '.join(parts)}",
                     where=where,
                     remedy="run `trinat split`, which keeps persons and families together",
                 )
 
+    def _parts_with(self, group: Sequence[Participant]) -> list[Part]:
+        """The parts that have a subject of the group."""
+        subjects = {participant.subject for participant in group}
+        return [name for name in PARTS if not subjects.isdisjoint(self.part(name))]
+
 
 def read_split(path: Path) -> Split:
+    """The split in a file; raises DatasetError where there is none."""
     try:
         return Split.model_validate_json(read_text(path))
     except FileNotFoundError:
@@ -98,7 +112,8 @@ def read_split(path: Path) -> Split:
     except UnicodeDecodeError:
         what = "not a split file (it is not text)"
     except ValidationError as error:
-        what = f"not a split file ({': '.join(filter(None, first_mistake(error)))})"
+        mistake = ": ".join(filter(None, first_mistake(error)))
+        what = f"not a split file ({mistake})"
     raise DatasetError(what, where=path, remedy="make it with `trinat split`")
 
 
@@ -123,20 +138,27 @@ def make_split(
     seed: int,
     store: str,
 ) -> Split:
-    """Persons in the proportions train : validation : test, spread evenly over age and sex."""
+    """Persons in the proportions train : validation : test, spread evenly over age and sex.
+
+    Raises DatasetError where the ratios cannot be met, or there are fewer persons than parts.
+    """
     if min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
             f"ratios {ratios} cannot be met",
             remedy="give three, none negative, the first positive",
         )
-    parts = _deal(participants, ratios, np.random.default_rng(seed))
-    return _split(dict(zip(PARTS, parts, strict=True)), seed, store)
+    rng = np.random.default_rng(seed)
+    train, validation, test = _deal(participants, ratios, rng)
+    return _split(train=train, validation=validation, test=test, seed=seed, store=store)
 
 
 def make_folds(
     participants: Sequence[Participant], folds: int, *, seed: int, store: str
 ) -> list[Split]:
-    """One split a fold: fold i tests, fold i + 1 validates, the others train."""
+    """One split a fold: fold i tests, fold i + 1 validates, the others train.
+
+    Raises DatasetError for fewer than 3 folds, or fewer persons than folds.
+    """
     if folds < 3:
         raise DatasetError(
             "cross-validation takes at least 3 folds: one tests, one validates"
@@ -145,9 +167,19 @@ def make_folds(
     splits = []
     for test in range(folds):
         # The folds in a circle: the first tests, the second validates.
-        tested, validating, *training = *dealt[test:], *dealt[:test]
-        parts = {"train": [*chain(*training)], "validation": validating, "test": tested}
-        splits.append(_split(parts, seed, store))
+        circle = dealt[test:] + dealt[:test]
+        training: list[str] = []
+        for fold in circle[2:]:
+            training.extend(fold)
+        splits.append(
+            _split(
+                train=training,
+                validation=circle[1],
+                test=circle[0],
+                seed=seed,
+                store=store,
+            )
+        )
     return splits
 
 
@@ -163,8 +195,9 @@ def make_published_split(
 
     `validation` persons (or families) of the training part validate, spread over sex and age.
     """
-    trained = [p for p in participants if p.subject in training]
-    groups = _groups(sorted(trained, key=lambda p: p.subject))
+    trainers = [person for person in participants if person.subject in training]
+    others = [person for person in participants if person.subject not in training]
+    groups = _groups(_by_subject(trainers))
     if validation and validation >= len(groups):
         raise DatasetError(
             f"{validation} persons for validation leave none of {len(groups)} to train",
@@ -174,42 +207,69 @@ def make_published_split(
     ordered = _in_strata(groups, rng)
     # Evenly spaced in the order of sex and age, from a random start.
     start = rng.random()
-    chosen = {
-        int((start + step) * len(ordered) / validation) for step in range(validation)
-    }
-    parts: dict[str, list[str]] = {
-        "train": [
-            p.subject
-            for n, group in enumerate(ordered)
-            if n not in chosen
-            for p in group
-        ],
-        "validation": [p.subject for n in sorted(chosen) for p in ordered[n]],
-        "test": [p.subject for p in participants if p.subject not in training],
-    }
-    return _split(parts, seed, store)
+    chosen: set[int] = set()
+    for step in range(validation):
+        chosen.add(int((start + step) * len(ordered) / validation))
+
+    train: list[str] = []
+    validating: list[str] = []
+    for number, group in enumerate(ordered):
+        if number in chosen:
+            validating.extend(_subjects(group))
+        else:
+            train.extend(_subjects(group))
+    return _split(
+        train=train,
+        validation=validating,
+        test=_subjects(others),
+        seed=seed,
+        store=store,
+    )
 
 
-def _split(parts: Mapping[str, Sequence[str]], seed: int, store: str) -> Split:
-    ordered = {name: tuple(natsorted(subjects)) for name, subjects in parts.items()}
-    return Split.model_validate({"store": store, "seed": seed, **ordered})
+def _split(
+    *,
+    train: Sequence[str],
+    validation: Sequence[str],
+    test: Sequence[str],
+    seed: int,
+    store: str,
+) -> Split:
+    """A split of these subjects, each part in natural order."""
+    return Split(
+        store=store,
+        seed=seed,
+        train=tuple(natsorted(train)),
+        validation=tuple(natsorted(validation)),
+        test=tuple(natsorted(test)),
+    )
+
+
+def _subjects(participants: Iterable[Participant]) -> list[str]:
+    """Their names, in the order given."""
+    return [participant.subject for participant in participants]
+
+
+def _by_subject(participants: Sequence[Participant]) -> list[Participant]:
+    """Participants by name, so that nothing depends on the order in which they are given."""
+    return sorted(participants, key=lambda participant: participant.subject)
 
 
 def _groups(participants: Sequence[Participant]) -> list[list[Participant]]:
     """Participants that belong together: joined by person, by family, or through others."""
+    count = len(participants)
+    # (i, j) is 1 where i has the person or family of j, the first participant that has it.
+    joined = lil_array((count, count), dtype=np.int8)
     first_with: dict[tuple[str, str], int] = {}
-    joined = lil_array((len(participants), len(participants)), dtype=np.int8)
     for index, participant in enumerate(participants):
-        for kind, name in (
-            ("person", participant.person),
-            ("family", participant.family),
-        ):
-            if name is not None:
-                joined[index, first_with.setdefault((kind, name), index)] = 1
+        person = ("person", participant.person)
+        joined[index, first_with.setdefault(person, index)] = 1
+        if participant.family is not None:
+            family = ("family", participant.family)
+            joined[index, first_with.setdefault(family, index)] = 1
+    _, group_of = connected_components(joined)
     groups: dict[int, list[Participant]] = defaultdict(list)
-    for group, participant in zip(
-        connected_components(joined)[1], participants, strict=True
-    ):
+    for group, participant in zip(group_of, participants, strict=True):
         groups[int(group)].append(participant)
     return list(groups.values())
 
@@ -221,10 +281,11 @@ def _deal(
 ) -> list[list[str]]:
     """Deal groups out in the order of sex and age, always to the part that is furthest behind.
 
+    Returns the subjects of each part; one whose ratio is 0 gets none, each other at least one.
     Neighbours in that order go to different parts, so every part sees all ages and both sexes
     without bins that would have to be filled; the order within equals is random.
     """
-    groups = _groups(sorted(participants, key=lambda p: p.subject))
+    groups = _groups(_by_subject(participants))
     wanted = [part for part, ratio in enumerate(ratios) if ratio > 0]
     if len(groups) < len(wanted):
         raise DatasetError(
@@ -232,42 +293,53 @@ def _deal(
             remedy="add persons, or ask for fewer parts",
         )
     shares = np.asarray(ratios, float) / sum(ratios)
-    dealt: list[list[str]] = [[] for _ in ratios]
-    size = [0] * len(ratios)
+    dealt: list[list[list[Participant]]] = [[] for _ in ratios]
     # Where each part starts in its rhythm is random too, else the first are always the same.
     credit = shares * rng.random(len(ratios))
     for group in _in_strata(groups, rng):
         credit += shares * len(group)
         part = int(np.argmax(np.where(shares > 0, credit, -np.inf)))
         credit[part] -= len(group)
-        dealt[part].extend(participant.subject for participant in group)
-        size[part] += 1
+        dealt[part].append(group)
     for part in wanted:
         if not dealt[part]:
-            donor = int(np.argmax(size))
-            moved = next(group for group in groups if group[0].subject in dealt[donor])
-            for participant in moved:
-                dealt[donor].remove(participant.subject)
-                dealt[part].append(participant.subject)
-            size[donor], size[part] = size[donor] - 1, 1
-    return dealt
+            _give_one(dealt, part, groups)
+    return [_subjects(chain.from_iterable(part)) for part in dealt]
+
+
+def _give_one(
+    dealt: list[list[list[Participant]]],
+    part: int,
+    order: Sequence[list[Participant]],
+) -> None:
+    """Give a part one group of the largest part: the first in this order."""
+    donor = int(np.argmax([len(groups) for groups in dealt]))
+    moved = next(group for group in order if group in dealt[donor])
+    dealt[donor].remove(moved)
+    dealt[part].append(moved)
 
 
 def _in_strata(
     groups: list[list[Participant]], rng: np.random.Generator
 ) -> list[list[Participant]]:
     """Groups by sex and fifth of the age range of persons, in random order within each."""
-    ages = [p.age for group in groups for p in group if p.age is not None]
-    edges = (
-        np.quantile(ages, np.linspace(0, 1, _AGE_BINS + 1)[1:-1])
-        if ages
-        else np.empty(0)
-    )
+    ages = _ages(chain.from_iterable(groups))
+    edges = np.empty(0)
+    if ages:
+        edges = np.quantile(ages, np.linspace(0, 1, _AGE_BINS + 1)[1:-1])
 
     def stratum(group: list[Participant]) -> tuple[str, int]:
-        known = [p.age for p in group if p.age is not None]
-        age_bin = int(np.searchsorted(edges, min(known), side="right")) if known else -1
-        return min(p.sex or "" for p in group), age_bin
+        """Sex, empty where it is not known, and number of the bin of age, -1 likewise."""
+        sex = min(participant.sex or "" for participant in group)
+        known = _ages(group)
+        if not known:
+            return sex, -1
+        return sex, int(np.searchsorted(edges, min(known), side="right"))
 
     shuffled = [groups[index] for index in rng.permutation(len(groups))]
     return sorted(shuffled, key=stratum)
+
+
+def _ages(participants: Iterable[Participant]) -> list[float]:
+    """The ages that are known."""
+    return [person.age for person in participants if person.age is not None]

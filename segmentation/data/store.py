@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,16 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject, read_participants
-from trinat.segmentation.data.sources.registry import SOURCES
-from trinat.segmentation.data.splits import (
-    Part,
-    Participant,
-    Split,
-    make_folds,
-    make_published_split,
-    make_split,
-    read_split,
-)
+from trinat.segmentation.data.splits import Part, Participant, read_split
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import (
     atomic_text,
@@ -44,7 +35,7 @@ from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
 
-# Of store.json. Files of subjects have their own (slices.py), so that they need not be made anew.
+# Of store.json. Files of subjects have their own (slices.py), so that they need not be made again.
 FORMAT: Literal[3] = 3
 SPLIT = "split.json"
 
@@ -57,6 +48,8 @@ _SubjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$
 
 
 class _Strict(BaseModel):
+    """A record of which no key is ignored."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -69,10 +62,10 @@ class FileStamp(_Strict):
 
     @classmethod
     def of(cls, path: Path) -> FileStamp:
+        """The stamp of a file as it is; reads all of it."""
         state = path.stat()
-        return cls(
-            sha256=sha256_of(path), size=state.st_size, mtime_ns=state.st_mtime_ns
-        )
+        digest = sha256_of(path)
+        return cls(sha256=digest, size=state.st_size, mtime_ns=state.st_mtime_ns)
 
     def renewed(self, path: Path) -> FileStamp | None:
         """Of the file as it is, read only if its size or time changed; None if its content did."""
@@ -84,68 +77,89 @@ class FileStamp(_Strict):
 
 
 class Original(_Strict):
-    """A file that a subject was made from."""
+    """A file that a subject was made from.
+
+    `sha256` is, of an Analyze pair, that of header and image in a row. `axes` are the voxel axes
+    where the dataset vouches for them and the header lacks them.
+    """
 
     path: Path
-    sha256: str  # of an Analyze pair, of header and image in a row
-    axes: str | None = None  # where the dataset vouches for axes that the header lacks
+    sha256: str
+    axes: str | None = None
 
 
 class Pseudo(_Strict):
-    """The model that made a subject's labels, which are no truth."""
+    """The model that made a subject's labels, which are no truth.
+
+    `sha256` is that of its model.yaml; no voxel can have a class of `not_predicted`.
+    """
 
     model: str
-    sha256: str  # of its model.yaml
-    not_predicted: tuple[str, ...] = ()  # classes that no voxel can have
+    sha256: str
+    not_predicted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"pseudo-labels of {self.model} ({self.sha256[:12]})"
 
 
 class StoredSubject(_Strict):
+    """What store.json says of a subject.
+
+    `image` and `labels` are the originals; of what was made from pictures there are none. `extra`
+    takes numbers of the label map to FreeSurfer numbers; the numbers of `ignore` are background.
+    """
+
     fingerprint: str
     file: FileStamp
     has_image: bool
     has_labels: bool
-    # None of what was made from pictures.
     image: Original | None = None
     labels: Original | None = None
-    extra: Mapping[int, int] = {}  # number in the label map -> FreeSurfer number
-    ignore: tuple[int, ...] = ()  # numbers that are background
+    extra: Mapping[int, int] = {}
+    ignore: tuple[int, ...] = ()
     pseudo: Pseudo | None = None
     licence: str = ""
 
 
 class StoreInfo(_Strict):
-    """store.json."""
+    """What store.json says.
+
+    `trust_affine`, `fill_nonfinite` and `fold` say how originals are read; `fold` is the numbering
+    of all label maps (None: FreeSurfer's).
+    """
 
     format: Literal[3] = FORMAT
     source: str
     scheme: dict[str, Any]
     views: tuple[View, ...]
-    # How originals are read.
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
-    fold: FoldingTable | None = (
-        None  # the numbering of all label maps; None: FreeSurfer's
-    )
+    fold: FoldingTable | None = None
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
+        """Write store.json in the folder `root`, whole or not at all."""
+        content = json.dumps(self.model_dump(mode="json"), indent=1)
         with atomic_text(root / "store.json") as file:
-            file.write(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+            file.write(content + "\n")
 
 
 class LedgerRow(_Strict):
+    """What became of a subject that the source named."""
+
     subject: str
     status: Literal["done", "failed", "skipped"]
     reason: str = ""
 
 
 class Store:
-    """A store opened for reading."""
+    """A store opened for reading.
+
+    What it is asked for and does not have raises DatasetError; what is damaged, IntegrityError.
+    """
 
     def __init__(self, root: Path) -> None:
+        """Read store.json of the folder `root`, and nothing else yet."""
         self.root = root
         try:
             self.info = StoreInfo.model_validate_json(read_text(root / "store.json"))
@@ -164,19 +178,20 @@ class Store:
 
     @property
     def subjects(self) -> tuple[str, ...]:
+        """All names, in the order of the source."""
         return tuple(self.info.subjects)
 
     @property
     def views(self) -> tuple[View, ...]:
+        """The views that there are slices of."""
         return self.info.views
 
     @cached_property
     def scheme(self) -> LabelScheme:
         """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
-        labels = TypeAdapter(tuple[Label, ...]).validate_python(
-            self.info.scheme["labels"]
-        )
-        return LabelScheme(self.info.scheme["name"], labels)
+        table = self.info.scheme
+        labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
+        return LabelScheme(table["name"], labels)
 
     @property
     def scheme_name(self) -> str:
@@ -185,20 +200,24 @@ class Store:
         return str(own) if own.is_file() else self.scheme.name
 
     def part(self, name: Part, split: Path | None = None) -> tuple[str, ...]:
-        """The subjects of one part of a split, after checking that the split fits this store."""
-        path = split or self.root / SPLIT
+        """The subjects of one part of a split, after checking that the split fits this store.
+
+        `split` is the split's file; without it, that of the store itself.
+        """
+        path = self.root / SPLIT if split is None else split
         assignment = read_split(path)
         assignment.check(self.participants, self.fingerprint, where=str(path))
-        if not (subjects := assignment.part(name)):
+        subjects = assignment.part(name)
+        if not subjects:
             raise DatasetError(f"the part {name!r} is empty", where=path)
         return subjects
 
     @property
     def folds(self) -> tuple[Path, ...]:
-        """The splits of a cross-validation."""
-        most = _paths_of_folds(self.root / SPLIT, len(self.subjects))
-        paths = [path for path in most if path.is_file()]
-        if not paths or paths != most[: len(paths)]:
+        """The files of the splits of a cross-validation, in the order of their numbers."""
+        possible = paths_of_folds(self.root / SPLIT, len(self.subjects))
+        paths = [path for path in possible if path.is_file()]
+        if not paths or paths != possible[: len(paths)]:
             raise DatasetError(
                 "has no splits for cross-validation, or lacks one of them",
                 where=self.root,
@@ -208,15 +227,17 @@ class Store:
 
     def tested(self) -> tuple[str, ...]:
         """The subjects of all folds' test parts: everyone with labels, once."""
-        return tuple(
-            subject for fold in self.folds for subject in self.part("test", fold)
-        )
+        subjects: list[str] = []
+        for fold in self.folds:
+            subjects.extend(self.part("test", fold))
+        return tuple(subjects)
 
     def check(self, subjects: Iterable[str]) -> None:
         """Refuse a subject whose file is not what `trinat prepare` left."""
         for subject in subjects:
             path = subject_path(self.root, subject)
-            if not path.is_file() or not self.info.subjects[subject].file.renewed(path):
+            stamp = self.info.subjects[subject].file
+            if not path.is_file() or stamp.renewed(path) is None:
                 raise IntegrityError(
                     "is missing, or was changed since the store was made",
                     where=path,
@@ -225,14 +246,15 @@ class Store:
 
     def pseudo_labels(self, subjects: Iterable[str]) -> str:
         """Which models made labels of these subjects; empty where none did."""
-        found = {
-            str(entry.pseudo)
-            for s in subjects
-            if (entry := self.info.subjects[s]).pseudo
-        }
-        return "; ".join(sorted(found))
+        models: set[str] = set()
+        for subject in subjects:
+            pseudo = self.info.subjects[subject].pseudo
+            if pseudo is not None:
+                models.add(str(pseudo))
+        return "; ".join(sorted(models))
 
     def file(self, subject: str) -> SubjectFile:
+        """The subject's slices, opened when they are read."""
         if subject not in self.info.subjects:
             raise DatasetError(f"has no subject {subject!r}", where=self.root)
         return SubjectFile(subject_path(self.root, subject))
@@ -240,10 +262,9 @@ class Store:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with any subject's inputs or settings; a split belongs to one fingerprint."""
-        parts = sorted(
-            (name, entry.fingerprint) for name, entry in self.info.subjects.items()
-        )
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        subjects = self.info.subjects.items()
+        pairs = sorted((name, subject.fingerprint) for name, subject in subjects)
+        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     @cached_property
     def participants(self) -> tuple[Participant, ...]:
@@ -259,112 +280,71 @@ class Store:
                 where=table,
                 remedy="complete the table",
             )
-        known = ((s, people[s], facts[s]) for s in self.subjects)
-        return tuple(
-            Participant(s, person, f.family, f.age, f.sex) for s, person, f in known
-        )
+        participants: list[Participant] = []
+        for subject in self.subjects:
+            known = facts[subject]
+            participants.append(
+                Participant(
+                    subject=subject,
+                    person=people[subject],
+                    family=known.family,
+                    age=known.age,
+                    sex=known.sex,
+                )
+            )
+        return tuple(participants)
 
     @property
     def labelled(self) -> list[Participant]:
         """Who can train, validate and test."""
-        return [
-            p for p in self.participants if self.info.subjects[p.subject].has_labels
-        ]
+        stored = self.info.subjects
+        return [one for one in self.participants if stored[one.subject].has_labels]
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
+        """The rows of ledger.tsv."""
         path = self.root / "ledger.tsv"
         rows = read_rows(path, required=_LEDGER_COLUMNS)
         return tuple(LedgerRow.model_validate(row) for row in rows)
 
 
-def _paths_of_folds(path: Path, count: int) -> list[Path]:
+def paths_of_folds(path: Path, count: int) -> list[Path]:
+    """split-0.json, split-1.json, ... of split.json."""
     return [path.with_stem(f"{path.stem}-{index}") for index in range(count)]
 
 
 def subject_path(root: Path, subject: str) -> Path:
+    """Where a store's subject has its slices."""
     return root / "subjects" / f"{subject}.h5"
 
 
 def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
     """Write participants.tsv; what a reader has filled in where we know nothing stays."""
     path = root / "participants.tsv"
-    rows = read_rows(path, required=("participant_id",)) if path.is_file() else ()
-    known = {row["participant_id"]: row for row in rows}
+    present: dict[str, dict[str, str]] = {}
+    if path.is_file():
+        for row in read_rows(path, required=("participant_id",)):
+            present[row["participant_id"]] = row
 
-    def row(subject: Subject) -> list[str | None]:
+    rows = []
+    for subject in subjects:
         age = None if subject.age is None else f"{subject.age:g}"
-        ours = (subject.person, subject.session, subject.family, age, subject.sex)
-        theirs = map(known.get(subject.id, {}).get, _PARTICIPANT_COLUMNS[1:])
-        return [
-            subject.id,
-            *(a or b or None for a, b in zip(ours, theirs, strict=True)),
-        ]
-
-    write_tsv(path, _PARTICIPANT_COLUMNS, [row(subject) for subject in subjects])
+        ours = {
+            "participant_id": subject.id,
+            "person": subject.person,
+            "session": subject.session,
+            "family": subject.family,
+            "age": age,
+            "sex": subject.sex,
+        }
+        theirs = present.get(subject.id, {})
+        rows.append(
+            [ours[name] or theirs.get(name) or None for name in _PARTICIPANT_COLUMNS]
+        )
+    write_tsv(path, _PARTICIPANT_COLUMNS, rows)
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
-    write_tsv(
-        root / "ledger.tsv",
-        _LEDGER_COLUMNS,
-        [(r.subject, r.status, r.reason) for r in rows],
-    )
-
-
-def _published_training(store: Store) -> tuple[str, ...]:
-    """The subjects that train by the division that the store's dataset was published with."""
-    name = store.info.source
-    training = SOURCES[name].published_training if name in SOURCES else ()
-    if not training:
-        raise DatasetError(
-            f"{name} has no published split",
-            where=store.root,
-            remedy="use --ratios or --kfold without --published",
-        )
-    return training
-
-
-def split_store(
-    root: Path,
-    *,
-    ratios: tuple[float, float, float] = (8, 1, 1),
-    folds: int | None = None,
-    seed: int = 0,
-    out: Path | None = None,
-    exclude: Collection[str] = (),
-    published: bool = False,
-    validation: int = 0,
-) -> list[tuple[Path, Split]]:
-    """Write split.json, or split-0.json and so on for folds, and return what stands in them.
-
-    The subjects of `exclude` stand in no part. With `published` the dataset's own division counts:
-    `validation` of its training persons validate, or its training part alone makes the folds.
-    """
-    store = Store(root)
-    training = _published_training(store) if published else ()
-    if unknown := set(exclude) - set(store.subjects):
-        raise DatasetError(f"has no subject {min(unknown)!r} to exclude", where=root)
-    people = [person for person in store.labelled if person.subject not in exclude]
-    path = out or root / SPLIT
-    if published and folds is not None:
-        people = [person for person in people if person.subject in training]
-    if published and folds is None:
-        ours = make_published_split(
-            people, training, validation=validation, seed=seed, store=store.fingerprint
-        )
-        splits, paths = [ours], [path]
-    elif folds is None:
-        splits = [make_split(people, ratios, seed=seed, store=store.fingerprint)]
-        paths = [path]
-    else:
-        splits = make_folds(people, folds, seed=seed, store=store.fingerprint)
-        paths = _paths_of_folds(path, folds)
-        if (
-            out is None
-        ):  # more folds of an earlier call would be taken for some of these
-            for old in _paths_of_folds(path, len(store.subjects))[folds:]:
-                old.unlink(missing_ok=True)
-    for each, split in zip(paths, splits, strict=True):
-        split.write(each)
-    return list(zip(paths, splits, strict=True))
+    """Write ledger.tsv in the folder `root`."""
+    cells = [(row.subject, row.status, row.reason) for row in rows]
+    write_tsv(root / "ledger.tsv", _LEDGER_COLUMNS, cells)

@@ -16,6 +16,7 @@ from trinat.segmentation.data.augmentation import Augmenter
 from trinat.segmentation.data.dataset import (
     BalancedSampler,
     Place,
+    SliceDataset,
     SliceReaders,
     StoredSlice,
     open_slices,
@@ -29,7 +30,10 @@ from trinat.segmentation.synthetic.heads import HeadMaps, aim
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.training.config import StoreConfig
-from trinat.segmentation.training.validation import Scan
+from trinat.segmentation.training.validation import ValidationScan
+
+# View, first slice and number of slices.
+_Request = tuple[View, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +45,11 @@ class Batch:
     what: str
 
 
-class Source(Protocol):
-    """Gives the same batch for the same arguments, so that a run can be resumed."""
+class BatchSource(Protocol):
+    """Gives the same batch for the same arguments, so that a run can be resumed.
+
+    `fingerprint` changes with the data that batches are made from.
+    """
 
     fingerprint: str
 
@@ -59,8 +66,11 @@ class Source(Protocol):
         """(K,) pixels of each class, for the loss."""
 
 
-class SyntheticSource(Source):
-    """Synthetic slices from label maps, each of them new."""
+class SyntheticSource(BatchSource):
+    """Synthetic slices from label maps, each of them new.
+
+    It has the views that can show the scheme: of a scheme of one side, not the sagittal one.
+    """
 
     # In a crop around the head, background covers about this many times the brain.
     background = 1.5
@@ -74,18 +84,26 @@ class SyntheticSource(Source):
         channels: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.config, self.size, self.neighbours = config, size, channels // 2
+        """Slices have `size` (rows, columns), and `channels` with their neighbours, an odd number.
+
+        The label maps are brought to `device`, where slices are made.
+        """
+        self.config = config
+        self.size = size
+        self.neighbours = channels // 2
         self.fingerprint = maps.fingerprint
         heads = aim(maps, scheme, device, learn_fluid=config.learn_fluid)
         # The label maps themselves are on the device once.
-        views = (
-            v for v in View if v != View.SAGITTAL or not scheme.has_unpartnered_sides
-        )
-        self.heads = {view: heads.seen_in(view) for view in views}
+        self.heads = {}
+        for view in View:
+            if view is View.SAGITTAL and scheme.has_unpartnered_sides:
+                continue
+            self.heads[view] = heads.seen_in(view)
 
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
+        """New slices, whatever their numbers: the generator alone decides."""
         images, labels = synthesise(
             self.heads[view],
             self.config,
@@ -95,28 +113,28 @@ class SyntheticSource(Source):
             generator,
             self.neighbours,
         )
-        return Batch(
-            images, labels, f"synthetic {view.value} slices {first}-{first + count - 1}"
-        )
+        last = first + count - 1
+        return Batch(images, labels, f"synthetic {view.value} slices {first}-{last}")
 
     def counts(self, view: View) -> Tensor:
+        """Voxels of each class in all label maps; of background, as many as a crop has."""
         heads = self.heads[view]
-        voxels = torch.bincount(
-            heads.labels.flatten(), minlength=len(heads.classes)
-        ).double()
-        counts = torch.zeros(
-            len(heads.scheme), dtype=torch.float64, device=voxels.device
-        )
+        entries = len(heads.classes)
+        voxels = torch.bincount(heads.labels.flatten(), minlength=entries).double()
+        counts = voxels.new_zeros(len(heads.scheme))
         counts.index_add_(0, heads.targets.long(), voxels)
         counts[0] = self.background * counts[1:].sum()
         return counts.cpu()
 
 
-class MixedSource(Source):
+class MixedSource(BatchSource):
     """Synthetic and real slices: `share` of each batch is synthetic, on average."""
 
-    def __init__(self, synthetic: Source, real: Source, share: float) -> None:
-        self.synthetic, self.real, self.share = synthetic, real, share
+    def __init__(self, synthetic: BatchSource, real: BatchSource, share: float) -> None:
+        """`share` is from 0 to 1."""
+        self.synthetic = synthetic
+        self.real = real
+        self.share = share
         self.fingerprint = f"{share} {synthetic.fingerprint} {real.fingerprint}"
 
     def expect(self, view: View, first: int, count: int) -> None:
@@ -126,6 +144,7 @@ class MixedSource(Source):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
+        """The synthetic slices first, then the real ones."""
         batches = [
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
@@ -136,23 +155,29 @@ class MixedSource(Source):
             ", ".join(batch.what for batch in batches),
         )
 
-    def _parts(self, first: int, count: int) -> list[tuple[Source, int, int]]:
-        """Whose slices they are, from which of its own on, and how many."""
-        # Of the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
-        start, end = (int(self.share * n) for n in (first, first + count))
-        more = end - start
-        parts = (self.synthetic, start, more), (self.real, first - start, count - more)
+    def counts(self, view: View) -> Tensor:
+        """Shares of pixels, which sum to 1: each source counts by its share of the slices."""
+        synthetic = self.synthetic.counts(view).double()
+        real = self.real.counts(view).double()
+        synthetic_part = self.share * synthetic / synthetic.sum()
+        real_part = (1 - self.share) * real / real.sum()
+        return synthetic_part + real_part
+
+    def _parts(self, first: int, count: int) -> list[tuple[BatchSource, int, int]]:
+        """Whose slices they are, from which of its own on, and how many.
+
+        Of the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
+        """
+        before = int(self.share * first)
+        synthetic = int(self.share * (first + count)) - before
+        parts = [
+            (self.synthetic, before, synthetic),
+            (self.real, first - before, count - synthetic),
+        ]
         return [part for part in parts if part[2]]
 
-    def counts(self, view: View) -> Tensor:
-        parts = [s.counts(view).double() for s in (self.synthetic, self.real)]
-        shares = (self.share, 1 - self.share)
-        return torch.stack(
-            [q * p / p.sum() for q, p in zip(shares, parts, strict=True)]
-        ).sum(0)
 
-
-class StoreSource(Source):
+class StoreSource(BatchSource):
     """Slices of a store's training part, augmented; rare structures come more often.
 
     Readers give whole slices as they are stored. Cropping and augmentation are done here, with the
@@ -172,7 +197,13 @@ class StoreSource(Source):
         scheme: LabelScheme,
         workers: int = 0,
     ) -> None:
-        self.size, self.seed = size, seed
+        """Slices of `views`, cut to `size` (rows, columns), of `channels` neighbouring slices.
+
+        `seed` fixes the order of epochs; `workers` is the number of readers. Raises DatasetError
+        where the store has labels of another scheme than `scheme`.
+        """
+        self.size = size
+        self.seed = seed
         opened = Store(store.path)
         if opened.scheme.names != scheme.names:
             raise DatasetError(
@@ -180,27 +211,26 @@ class StoreSource(Source):
                 where=store.path,
                 remedy="prepare it with those labels, or change `scheme` in the recipe",
             )
-        self.fingerprint = (
-            f"{opened.fingerprint} {read_split(store.split).model_dump_json()}"
-        )
-        self.datasets = {
-            view: open_slices(store.path, store.split, "train", view, thick=channels)
-            for view in views
-        }
-        self.augmenters = {
-            view: Augmenter(store.augmentation, view, scheme.seen_in(view))
-            for view in views
-        }
+        split = read_split(store.split)
+        self.fingerprint = f"{opened.fingerprint} {split.model_dump_json()}"
+        self.datasets: dict[View, SliceDataset] = {}
+        self.augmenters: dict[View, Augmenter] = {}
+        for view in views:
+            self.datasets[view] = open_slices(
+                store.path, store.split, "train", view, thick=channels
+            )
+            seen = scheme.seen_in(view)
+            self.augmenters[view] = Augmenter(store.augmentation, view, seen)
+        # By view and epoch, the items in the order in which they are taken.
         self._orders: dict[tuple[View, int], list[int]] = {}
         # Of whatever view: all have the same subjects.
         files = self.datasets[views[0]].files
         self._readers = SliceReaders(files, workers)
-        self._expected: dict[
-            tuple[View, int, int], list[Callable[[], StoredSlice]]
-        ] = {}
+        # By view, first and count: what gives each slice.
+        self._expected: dict[_Request, list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
-        """Read nothing ahead any more."""
+        """Stop reading ahead."""
         self._readers.close()
 
     def expect(self, view: View, first: int, count: int) -> None:
@@ -211,8 +241,10 @@ class StoreSource(Source):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
+        """Slices cut to size and augmented, which the readers may have read already."""
         self.expect(view, first, count)
-        slices = [read() for read in self._expected.pop((view, first, count))]
+        reads = self._expected.pop((view, first, count))
+        slices = [read() for read in reads]
         images, labels = self._cut(slices, generator)
         images, labels = self.augmenters[view](images, labels, generator)
         places = self._places(view, first, count)
@@ -220,62 +252,80 @@ class StoreSource(Source):
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
-        return torch.from_numpy(
-            self.datasets[view].class_counts.sum(axis=0, dtype=np.int64)
-        )
+        """Pixels of each class in all slices that train, uncropped."""
+        per_item = self.datasets[view].class_counts
+        return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
 
     def _places(self, view: View, first: int, count: int) -> list[Place]:
-        items = (self._item(view, number) for number in range(first, first + count))
+        """Where slices first..first+count-1 of a view stand in the files."""
+        items = [self._item(view, number) for number in range(first, first + count)]
         return [self.datasets[view].place(item) for item in items]
 
     def _item(self, view: View, number: int) -> int:
+        """The item of the view's dataset that is taken as the slice of that number."""
         dataset = self.datasets[view]
         epoch, place = divmod(number, len(dataset))
         if (view, epoch) not in self._orders:
+            self._forget_orders_before(epoch - 1)
             sampler = BalancedSampler(
                 dataset, share=self.balanced_share, seed=self.seed
             )
             sampler.set_epoch(epoch)
-            # A batch may reach from one epoch into the next; older orders are done with.
-            self._orders = {k: v for k, v in self._orders.items() if k[1] >= epoch - 1}
             self._orders[view, epoch] = list(sampler)
         return self._orders[view, epoch][place]
+
+    def _forget_orders_before(self, epoch: int) -> None:
+        """A batch may reach from one epoch into the next; older orders are done with."""
+        old = [key for key in self._orders if key[1] < epoch]
+        for key in old:
+            del self._orders[key]
 
     def _cut(
         self, slices: Sequence[StoredSlice], generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Cut around what is labelled, at a random place, or pad with background, to size.
 
-        Subjects may differ in shape. -> images (B, C, H, W) and labels (B, H, W) on the device.
+        Subjects may differ in shape. Returns images (B, C, H, W) and labels (B, H, W) on the
+        generator's device.
         """
         device = generator.device
+        batch = len(slices)
         # All at once, since a GPU is waited for when its numbers are looked at.
-        shares = torch.rand(
-            (len(slices), 2), generator=generator, device=device
-        ).tolist()
+        drawn = torch.rand((batch, 2), generator=generator, device=device)
         pinned = device.type == "cuda"
-        shape = (len(slices), len(slices[0].image.codes), *self.size)
+        channels = len(slices[0].image.codes)
+        shape = (batch, channels, *self.size)
         codes = torch.empty(shape, dtype=torch.uint16, pin_memory=pinned)
-        labels = torch.zeros(
-            (len(slices), *self.size), dtype=torch.uint8, pin_memory=pinned
-        )
-        for stored, share, image, truth in zip(
-            slices, shares, codes.numpy(), labels.numpy(), strict=True
+        shape_of_labels = (batch, *self.size)
+        labels = torch.zeros(shape_of_labels, dtype=torch.uint8, pin_memory=pinned)
+        for stored, shares, image, truth in zip(
+            slices, drawn.tolist(), codes.numpy(), labels.numpy(), strict=True
         ):
-            rows, columns = (
-                _window(np.asarray(stored.labels.any(axis)), want, part)
-                for axis, want, part in zip((1, 0), self.size, share, strict=True)
-            )
-            inside = stored.labels[rows, columns]
-            height, width = inside.shape
-            truth[:height, :width] = inside
-            image[...] = stored.image.zero
-            image[:, :height, :width] = stored.image.codes[:, rows, columns]
-        scales, zeros = zip(
-            *((s.image.scale, s.image.zero) for s in slices), strict=True
-        )
+            _fill(image, truth, stored, shares)
+        scales = [stored.image.scale for stored in slices]
+        zeros = [stored.image.zero for stored in slices]
         images = _to_float(codes.to(device, non_blocking=True), scales, zeros)
         return images, labels.to(device, non_blocking=True)
+
+
+def _fill(
+    image: NDArray[np.uint16],
+    labels: NDArray[np.uint8],
+    stored: StoredSlice,
+    shares: tuple[float, float],
+) -> None:
+    """Fill image (C, H, W) and labels (H, W), which are 0, with a window of a stored slice.
+
+    `shares` say where the window is, down and across; beyond the slice is background.
+    """
+    height, width = labels.shape
+    rows = _window(np.any(stored.labels, axis=1), height, shares[0])
+    columns = _window(np.any(stored.labels, axis=0), width, shares[1])
+    inside = stored.labels[rows, columns]
+    height_inside, width_inside = inside.shape
+    labels[:height_inside, :width_inside] = inside
+    image[...] = stored.image.zero
+    image[:, :height_inside, :width_inside] = stored.image.codes[:, rows, columns]
 
 
 def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
@@ -284,38 +334,51 @@ def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> T
     As `Quantised.values` does it, operation by operation, so that no bit differs.
     """
 
-    def each(numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float32, device=codes.device).view(
-            -1, 1, 1, 1
-        )
+    def per_slice(numbers: Sequence[float]) -> Tensor:
+        values = torch.tensor(numbers, dtype=torch.float32, device=codes.device)
+        return values.view(-1, 1, 1, 1)
 
     images = codes.float()
     if any(zeros):
-        images -= each(zeros)
-    images *= each(scales)
+        images -= per_slice(zeros)
+    images *= per_slice(scales)
     return images
 
 
 def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
-    """`want` places of an axis: all that is labelled on it if they can, else none but such.
+    """`want` places of an axis, which show all that is `labelled` on it if they can.
 
-    `share`, from 0 to below 1, says which of the windows that do; an axis may be too short.
+    Where they cannot, they show nothing else. `share`, from 0 to below 1, says which of the windows
+    that do; an axis may be too short.
     """
     have = len(labelled)
     places = np.flatnonzero(labelled)
-    low, high = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, have)
+    low = 0
+    high = have
+    if len(places):
+        low = int(places[0])
+        high = int(places[-1]) + 1
     latest = max(0, have - want)
-    first, last = sorted(min(max(0, start), latest) for start in (high - want, low))
+    from_low = min(low, latest)
+    up_to_high = min(max(0, high - want), latest)
+    first = min(from_low, up_to_high)
+    last = max(from_low, up_to_high)
     start = first + int(share * (last + 1 - first))
     return slice(start, start + want)
 
 
-def store_scans(store: Path, split: Path, view: View, limit: int) -> Iterator[Scan]:
+def store_scans(
+    store: Path, split: Path, view: View, limit: int
+) -> Iterator[ValidationScan]:
     """Whole subjects of a split's validation part, the first `limit`."""
+    if not limit:
+        return
     opened = Store(store)
-    for subject in opened.part("validation", split)[:limit] if limit else ():
+    subjects = opened.part("validation", split)
+    for subject in subjects[:limit]:
         file = opened.file(subject)
         count = file.slice_count(view)
-        images, labels = file.image(view, 0, count), file.labels(view, 0, count)
+        images = torch.from_numpy(file.image(view, 0, count))
+        labels = torch.from_numpy(file.labels(view, 0, count))
         file.close()
-        yield Scan(subject, torch.from_numpy(images), torch.from_numpy(labels))
+        yield ValidationScan(subject, images, labels)

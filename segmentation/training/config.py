@@ -18,8 +18,15 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 
 Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
 
+# Keys of a schedule that say how long the stage lasts.
+_LENGTHS = {"steps", "epochs"}
+# Settings that older runs wrote to their config.yaml, unused.
+_GONE = ("mlflow", "distillation")
+
 
 class _Config(BaseModel):
+    """Settings that do not change, of which no key is ignored."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -47,6 +54,7 @@ class ScheduleConfig(_Config):
 
     @model_validator(mode="after")
     def _one_length(self) -> ScheduleConfig:
+        """A stage's length is in steps or in epochs, not both."""
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
         return self
@@ -55,9 +63,8 @@ class ScheduleConfig(_Config):
 class SyntheticConfig(_Config):
     """Synthetic scans, made from whole-head label maps during training."""
 
-    heads: (
-        Path | Literal["phantom"]
-    )  # a folder of label maps and priors, or a heads file
+    # a folder of label maps and priors, or a heads file
+    heads: Path | Literal["phantom"]
     synthesis: SynthesisConfig = SynthesisConfig()  # how scans are made
     held_out: int = Field(default=0, ge=0)  # the last N heads validate
     variants: tuple[tuple[Variant, ...], ...] = ()  # each head once more, with these
@@ -89,18 +96,16 @@ class ValidationConfig(_Config):
     """Whole scans after every n-th epoch; the weights with the best Dice are kept."""
 
     every_epochs: int = Field(default=1, ge=1)  # n: after every n-th epoch
-    patience: int | None = Field(
-        default=None, ge=1
-    )  # validations without a better Dice
+    # validations without a better Dice
+    patience: int | None = Field(default=None, ge=1)
     scans: int = Field(default=2, ge=1)  # at most
 
 
 class StageConfig(_Config):
     """One stage of a run. With `together`, one network learns all views at once."""
 
-    name: str = Field(
-        default="train", pattern=r"^[a-z0-9-]{1,32}$"
-    )  # its folder in the run
+    # its folder in the run
+    name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")
     together: bool = False  # one network learns all views
     # Views that this stage trains; if not given, all of the run. A view that no stage before has
     # trained starts from another's weights.
@@ -113,9 +118,8 @@ class StageConfig(_Config):
     accumulate: int = Field(default=1, ge=1)  # batches to a step
     # auto: bfloat16 where the device computes in it, else float32.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    ema: float = Field(
-        default=0.998, ge=0, lt=1
-    )  # 0: validate and ship the weights themselves
+    # 0: validate and ship the weights themselves
+    ema: float = Field(default=0.998, ge=0, lt=1)
     compile: bool = False  # torch.compile, for GPUs
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
@@ -140,6 +144,7 @@ class Recipe(_Config):
     @field_validator("views")
     @classmethod
     def _each_view_once(cls, views: tuple[View, ...]) -> tuple[View, ...]:
+        """A view has one network."""
         if not views or len(set(views)) < len(views):
             raise ValueError("name each view once")
         return views
@@ -151,28 +156,28 @@ class Recipe(_Config):
         if not isinstance(values, Mapping):
             return values
         values = _without_gone(values)
-        own = {k: v for k, v in values.items() if k in cls.model_fields}
-        shared = {
-            k: v
-            for k, v in values.items()
-            if k in StageConfig.model_fields and k not in own
-        }
-        rest = {k: v for k, v in values.items() if k not in own and k not in shared}
-        stages = own.get("stages") or [{}]
-        if not isinstance(stages, list | tuple) or not all(
-            isinstance(stage, Mapping | StageConfig) for stage in stages
-        ):
+        stages = values.get("stages") or [{}]
+        if not _may_be_stages(stages):
             return values
-        own["stages"] = [
-            stage
-            if isinstance(stage, StageConfig)
-            else _merged(shared, _without_gone(stage))
-            for stage in stages
-        ]
-        return {**own, **rest}
+
+        # What neither the recipe nor a stage has stays with the recipe, which refuses it.
+        recipe: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        for key, value in values.items():
+            if key in cls.model_fields:
+                recipe[key] = value
+            elif key in StageConfig.model_fields:
+                shared[key] = value
+            else:
+                rest[key] = value
+        recipe["stages"] = [_with_shared(stage, shared) for stage in stages]
+        recipe.update(rest)
+        return recipe
 
     @model_validator(mode="after")
     def _stage_names_differ(self) -> Recipe:
+        """Stages have a folder each, by name, and train views of the recipe alone."""
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("two stages have the same name")
@@ -184,24 +189,40 @@ class Recipe(_Config):
         return self
 
 
+def _may_be_stages(value: Any) -> bool:
+    """Whether a value of `stages` is a row of mappings or stages, as far as its type goes."""
+    if not isinstance(value, list | tuple):
+        return False
+    return all(isinstance(stage, Mapping | StageConfig) for stage in value)
+
+
+def _with_shared(
+    stage: Mapping[str, Any] | StageConfig, shared: Mapping[str, Any]
+) -> dict[str, Any] | StageConfig:
+    """A stage on top of the keys that apply to all stages; one that is checked stays as it is."""
+    if isinstance(stage, StageConfig):
+        return stage
+    return _merged(shared, _without_gone(stage))
+
+
 def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
     """Without what the config.yaml of older runs says of settings that they did not use."""
-    gone = ("mlflow", "distillation")
-    return {k: v for k, v in values.items() if v is not None or k not in gone}
+    kept = dict(values)
+    for key in _GONE:
+        if key in kept and kept[key] is None:
+            del kept[key]
+    return kept
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`, mapping by mapping; a stage's own length replaces the shared one."""
     result = dict(base)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            below = dict(result[key])
-            if key == "schedule" and value.keys() & _LENGTHS:
-                below = {k: v for k, v in below.items() if k not in _LENGTHS}
-            result[key] = _merged(below, value)
-        else:
+        below = result.get(key)
+        if not isinstance(value, Mapping) or not isinstance(below, Mapping):
             result[key] = value
+            continue
+        if key == "schedule" and value.keys() & _LENGTHS:
+            below = {name: old for name, old in below.items() if name not in _LENGTHS}
+        result[key] = _merged(below, value)
     return result
-
-
-_LENGTHS = {"steps", "epochs"}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -19,10 +20,16 @@ from trinat.segmentation.errors import DeviceError, TrainingError, TrinatError
 from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
 from trinat.segmentation.models.losses import build_loss
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.batches import Batch, Source, SyntheticSource
+from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.dealing import deal_to_views
 from trinat.segmentation.training.memory import smaller_batch
 from trinat.segmentation.training.network import ViewsNet, update_average
+from trinat.segmentation.training.optimiser import (
+    build_optimiser,
+    load_optimiser,
+    optimiser_tensors,
+)
 from trinat.segmentation.training.state import (
     Counters,
     Position,
@@ -50,6 +57,14 @@ class StepReport:
     slices: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A batch of a step: its loss, a scalar, and the slices it was made of, by view."""
+
+    loss: Tensor
+    batches: list[Batch]
+
+
 class Trainer:
     """One stage of training for some views: a network, its average, its optimiser, its counters."""
 
@@ -59,52 +74,63 @@ class Trainer:
         stage: StageConfig,
         views: Sequence[View],
         network: ViewsNet,
-        source: Source,
+        source: BatchSource,
         device: torch.device,
         workers: Workers = ALONE,
     ) -> None:
+        """Bring the network to the device and make ready for step 0.
+
+        `stage` is one of the recipe's, and `source` has batches of all `views`. Raises
+        TrainingError where the processes cannot share a batch.
+        """
         if stage.batch % workers.count:
             raise TrainingError(
                 f"a batch of {stage.batch} cannot be divided among {workers.count} processes"
             )
-        self.recipe, self.stage, self.views = recipe, stage, tuple(views)
-        self.source, self.device, self.workers = source, device, workers
+        self.recipe = recipe
+        self.stage = stage
+        self.views = tuple(views)
+        self.source = source
+        self.device = device
+        self.workers = workers
         self.network = network.to(device)
         self.network.trunk.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         if workers.count > 1 and device.type == "cuda":
             # Norms see the whole batch; for tensors on a CPU torch has no such norm.
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
-        self.optimiser = _build_optimiser(self.network, stage)
-        self.losses = {
-            v: build_loss(stage.loss, source.counts(v)).to(device) for v in self.views
-        }
-        auto = stage.precision == "auto" and bool(bfloat16_hardware(device))
-        self.bf16 = auto or stage.precision == "bfloat16"
+        self.optimiser = build_optimiser(self.network, stage.optimiser)
+        self.losses: dict[View, nn.Module] = {}
+        for view in self.views:
+            loss = build_loss(stage.loss, source.counts(view))
+            self.losses[view] = loss.to(device)
+        self.bf16 = _computes_in_bfloat16(stage, device)
         self.counters = Counters()
-        self.epoch_steps = max(
-            1,
-            stage.data.epoch_slices
-            * len(self.views)
-            // (stage.batch * stage.accumulate),
-        )
+        slices_of_epoch = stage.data.epoch_slices * len(self.views)
+        slices_of_step = stage.batch * stage.accumulate
+        self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
         self.not_compiled = ""  # why, where it should be
         # Without the classifiers, so that all views have one graph, and find it compiled.
-        self._trunk: Callable[[Tensor], Tensor] | None = (
-            torch.compile(self.network.trunk.features) if stage.compile else None
-        )
+        self._trunk: Callable[[Tensor], Tensor] | None = None
+        if stage.compile:
+            self._trunk = torch.compile(self.network.trunk.features)
         # The next synthetic slices are made during a step: by a GPU while the step's loss is waited
         # for, on processors in a thread of their own.
         self.synthesises_ahead = isinstance(source, SyntheticSource)
-        self._thread = ThreadPoolExecutor(1) if device.type == "cpu" else None
+        self._thread: ThreadPoolExecutor | None = None
+        if device.type == "cpu":
+            self._thread = ThreadPoolExecutor(1)
+        # At most one batch that was drawn ahead, by its number.
         self._drawn: dict[int, Future[list[Batch]]] = {}
 
     @property
     def position(self) -> Position:
+        """Where the stage stands, for its schedule."""
         return Position(self.counters.step, self.epoch_steps, self.counters.share)
 
     @property
     def progress(self) -> float:
+        """0 at the start, 1 when the stage is over."""
         return progress(self.stage.schedule, self.position)
 
     @property
@@ -114,49 +140,36 @@ class Trainer:
 
     def state(self, identity: Mapping[str, Any]) -> State:
         """Where the stage stands, tensors shared with it."""
-        weights = self.network.state_dict(), self.average.state_dict()
-        optimiser = _optimiser_tensors(self.network, self.optimiser)
-        return State(copy.copy(self.counters), identity, *weights, optimiser)
+        return State(
+            counters=copy.copy(self.counters),
+            identity=identity,
+            network=self.network.state_dict(),
+            average=self.average.state_dict(),
+            optimiser=optimiser_tensors(self.network, self.optimiser),
+        )
 
     def load(self, state: State) -> None:
         """Go on where `state` stands."""
         self.network.load_state_dict(state.network)
         self.average.load_state_dict(state.average)
-        _load_optimiser(self.network, self.optimiser, state.optimiser)
+        load_optimiser(self.network, self.optimiser, state.optimiser)
         self.counters = copy.copy(state.counters)
 
     @timing.stage("optimiser")
     def step(self) -> StepReport:
-        """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing."""
+        """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing.
+
+        Raises TrainingError after too many steps of such a loss, DeviceError where the device is
+        out of memory, and what the source raises.
+        """
         began = time.perf_counter()
-        rate = learning_rate(
-            self.stage.schedule, self.stage.optimiser.rate, self.position
-        )
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group["multiple"]
+        rate = self._set_rates()
         self._train_mode()
         # A bad batch would stay in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
-        self.optimiser.zero_grad(set_to_none=True)
-        first = self.counters.step * self.stage.accumulate
-        after = first + self.stage.accumulate
-        try:
-            parts = [self._backward(number) for number in range(first, after)]
-        except TrinatError:
-            # After a read error or out of memory the state is still that of the last step.
-            self._restore(statistics)
-            raise
-        parameters = [p for p in self.network.parameters() if p.requires_grad]
-        for parameter in parameters:
-            # A view that this batch had no slice of; other processes may have had one.
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        mean = torch.stack([loss for loss, _ in parts]).double().mean()
-        mean = self.workers.average(parameters, mean)
-        norms = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
-        # One synchronisation: both numbers are read at once.
-        total, norm = torch.stack((mean.double(), norms.double())).tolist()
-        if math.isfinite(total) and math.isfinite(norm):
+        parts = self._all_gradients(statistics)
+        loss, norm = self._average_and_clip(parts)
+        if math.isfinite(loss) and math.isfinite(norm):
             self.optimiser.step()
             update_average(
                 self.average, self.network, self.stage.ema, self.counters.step
@@ -167,9 +180,24 @@ class Trainer:
         self.counters.step += 1
         seconds = time.perf_counter() - began
         self.counters.seconds += self.workers.largest(seconds)
-        step, epoch = self.counters.step, self.position.epoch
-        slices = self.stage.batch * self.stage.accumulate
-        return StepReport(step, epoch, total, rate, norm, seconds, slices)
+        return StepReport(
+            step=self.counters.step,
+            epoch=self.position.epoch,
+            loss=loss,
+            rate=rate,
+            gradient_norm=norm,
+            seconds=seconds,
+            slices=self.stage.batch * self.stage.accumulate,
+        )
+
+    def _set_rates(self) -> float:
+        """Give each part of the network its rate for this step; returns the rate of the whole."""
+        rate = learning_rate(
+            self.stage.schedule, self.stage.optimiser.rate, self.position
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["multiple"]
+        return rate
 
     def _train_mode(self) -> None:
         """Frozen parts keep the statistics of their norms, too."""
@@ -178,97 +206,141 @@ class Trainer:
             if multiple == 0 and part != "classifier":
                 getattr(self.network.trunk, part).eval()
 
+    def _all_gradients(self, statistics: list[Tensor]) -> list[_Part]:
+        """Gradients of the step, summed over its batches; each batch with its loss."""
+        self.optimiser.zero_grad(set_to_none=True)
+        first = self.counters.step * self.stage.accumulate
+        after = first + self.stage.accumulate
+        try:
+            return [self._backward(number) for number in range(first, after)]
+        except TrinatError:
+            # After a read error or out of memory the state is still that of the last step.
+            self._restore(statistics)
+            raise
+
+    def _average_and_clip(self, parts: Sequence[_Part]) -> tuple[float, float]:
+        """Average loss and gradients over processes; returns the loss and the gradients' norm.
+
+        The norm is that before clipping.
+        """
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        for parameter in parameters:
+            # A view that this batch had no slice of; other processes may have had one.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        loss = torch.stack([part.loss for part in parts]).double().mean()
+        loss = self.workers.average(parameters, loss)
+        norm = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
+        # One synchronisation: both numbers are read at once.
+        both = torch.stack((loss.double(), norm.double())).tolist()
+        return both[0], both[1]
+
     def _draw(self, number: int) -> list[Batch]:
         """Batch `number`, for each view that is in it; its random numbers are its own."""
         generator = self._generator(number)
         with self._within_memory():
             return [
-                self.source.draw(*group, generator) for group in self._groups(number)
+                self.source.draw(view, first, count, generator)
+                for view, first, count in self._groups(number)
             ]
 
     def _draw_ahead(self, number: int) -> None:
+        """Draw a batch that the next call of `_backward` needs: in the thread, if there is one."""
         if self._thread:
-            self._drawn = {number: self._thread.submit(self._draw, number)}
+            drawn = self._thread.submit(self._draw, number)
         else:
-            self._drawn = {number: Future()}
+            drawn = Future()
             with timing.stage("batches"):
-                self._drawn[number].set_result(self._draw(number))
+                drawn.set_result(self._draw(number))
+        self._drawn = {number: drawn}
 
-    def _generator(self, number: int) -> torch.Generator:
-        return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
-
-    def _backward(self, number: int) -> tuple[Tensor, list[Batch]]:
-        """Add one batch's gradients; returns its loss and what it was made of."""
-        for later in range(number, number + AHEAD + 1):
-            for group in self._groups(later):
-                self.source.expect(*group)
-        share, groups = self.stage.batch // self.workers.count, self._groups(number)
+    def _batches(self, number: int) -> list[Batch]:
+        """Batch `number`, which may have been drawn ahead."""
         with timing.stage("batches"):
             ahead = self._drawn.pop(number, None)
-            batches = ahead.result() if ahead else self._draw(number)
+            if ahead is None:
+                return self._draw(number)
+            return ahead.result()
+
+    def _backward(self, number: int) -> _Part:
+        """Add one batch's gradients to those of the step."""
+        for later in range(number, number + AHEAD + 1):
+            for view, first, count in self._groups(later):
+                self.source.expect(view, first, count)
+        batches = self._batches(number)
         if self.synthesises_ahead and self._thread:
             self._draw_ahead(number + 1)
         # Dropout uses torch's global generator, which nothing else depends on.
         torch.manual_seed(self._generator(number).initial_seed())
-        counts = [(view, count) for view, _, count in groups]
         with self._within_memory():
-            with timing.stage("transfer"):
-                images = torch.cat([batch.images for batch in batches])
-                images = images.to(self.device, non_blocking=True)
-                labels = [batch.labels.to(self.device) for batch in batches]
-            with timing.stage("forward"):
-                with torch.autocast(
-                    self.device.type, torch.bfloat16, enabled=self.bf16
-                ):
-                    logits = self._forward(images, counts)
-                losses = [
-                    self.losses[view](z, y) * (count / share)
-                    for (view, count), z, y in zip(counts, logits, labels, strict=True)
-                ]
-                loss = torch.stack(losses).sum()
+            loss = self._loss(number, batches)
             with timing.stage("backward"):
                 (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
         if self.synthesises_ahead and not self._thread:
             self._draw_ahead(number + 1)
-        return loss.detach(), batches
+        return _Part(loss.detach(), batches)
 
-    @contextmanager
-    def _within_memory(self) -> Iterator[None]:
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            share = self.stage.batch // self.workers.count
-            size = (
-                self.recipe.network.channels,
-                self.stage.data.rows,
-                self.stage.data.columns,
-            )
-            raise DeviceError(
-                f"out of memory with a batch of {share} slices of {size}",
-                where=str(self.device),
-                remedy=self._smaller(share),
-            ) from error
+    def _loss(self, number: int, batches: list[Batch]) -> Tensor:
+        """The mean loss over the slices of batch `number`, whatever views they are of."""
+        groups = [(view, count) for view, _, count in self._groups(number)]
+        slices = sum(count for _, count in groups)
+        with timing.stage("transfer"):
+            images = torch.cat([batch.images for batch in batches])
+            images = images.to(self.device, non_blocking=True)
+            labels = [batch.labels.to(self.device) for batch in batches]
+        with timing.stage("forward"):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                logits = self._forward(images, groups)
+            losses = []
+            for (view, count), scores, truth in zip(
+                groups, logits, labels, strict=True
+            ):
+                share = count / slices
+                losses.append(self.losses[view](scores, truth) * share)
+            return torch.stack(losses).sum()
 
-    def _smaller(self, share: int) -> str:
-        """The settings for the next smaller batch, with as many slices to a step."""
-        if share == 1:
-            return "set data.rows and data.columns, or network.filters, lower"
-        fits = max(n for n in range(1, share) if share % n == 0)
-        return smaller_batch(
-            self.stage.batch, self.stage.accumulate, fits * self.workers.count
-        )
+    def _generator(self, number: int) -> torch.Generator:
+        """The random numbers of a batch in this process."""
+        return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
+
+    @property
+    def _own_slices(self) -> int:
+        """How many slices of a batch this process has."""
+        return self.stage.batch // self.workers.count
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
         """This process's slices of a batch: for each view the first and how many."""
-        share = self.stage.batch // self.workers.count
-        return _divide(
-            number * self.stage.batch + self.workers.rank * share, share, self.views
-        )
+        of_batch = number * self.stage.batch
+        first = of_batch + self.workers.rank * self._own_slices
+        return deal_to_views(first, self._own_slices, self.views)
 
-    def _forward(self, images: Tensor, counts: list[tuple[View, int]]) -> list[Tensor]:
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Say what would fit where the device is out of memory."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            slices = self._own_slices
+            data = self.stage.data
+            size = (self.recipe.network.channels, data.rows, data.columns)
+            raise DeviceError(
+                f"out of memory with a batch of {slices} slices of {size}",
+                where=str(self.device),
+                remedy=self._smaller(slices),
+            ) from error
+
+    def _smaller(self, slices: int) -> str:
+        """The settings for the next smaller batch, with as many slices to a step."""
+        if slices == 1:
+            return "set data.rows and data.columns, or network.filters, lower"
+        divisors = [n for n in range(1, slices) if slices % n == 0]
+        smaller = max(divisors) * self.workers.count
+        return smaller_batch(self.stage.batch, self.stage.accumulate, smaller)
+
+    def _forward(self, images: Tensor, groups: list[tuple[View, int]]) -> list[Tensor]:
         """Logits of each view's slices; uncompiled if the compiler fails."""
         try:
-            return cast("list[Tensor]", self.network(images, counts, self._trunk))
+            return cast("list[Tensor]", self.network(images, groups, self._trunk))
         except Exception as error:
             if not self.stage.compile:
                 raise
@@ -280,104 +352,39 @@ class Trainer:
             self._trunk = None
             # The first two lines name the cause; pages of advice follow.
             self.not_compiled = " ".join(str(error).split("\n")[:2])
-            return cast("list[Tensor]", self.network(images, counts))
+            return cast("list[Tensor]", self.network(images, groups))
 
     def _restore(self, statistics: list[Tensor]) -> None:
+        """Put back what `network.buffers()` were."""
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
 
-    def _skip(
-        self, statistics: list[Tensor], parts: list[tuple[Tensor, list[Batch]]]
-    ) -> None:
+    def _skip(self, statistics: list[Tensor], parts: list[_Part]) -> None:
+        """Count a step that changes nothing; raise where there were too many of them in a row."""
         self._restore(statistics)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
         # All processes come here together, since they use the mean of their losses.
-        own = [
-            (float(loss), "; ".join(batch.what for batch in batches))
-            for loss, batches in parts
-        ]
-        of_all = [part for theirs in self.workers.gather(own) for part in theirs]
-        # If all losses are finite and a gradient is not, it may have been any slice.
+        own: list[tuple[float, str]] = []
+        for part in parts:
+            slices = "; ".join(batch.what for batch in part.batches)
+            own.append((float(part.loss), slices))
+        of_all = list(chain.from_iterable(self.workers.gather(own)))
         suspects = [what for loss, what in of_all if not math.isfinite(loss)]
+        if not suspects:
+            # All losses are finite and a gradient is not: it may have been any slice.
+            suspects = [what for _, what in of_all]
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
-            f"at step {self.counters.step} with {'; '.join(suspects or [w for _, w in of_all])}",
+            f"at step {self.counters.step} with {'; '.join(suspects)}",
             remedy="lower optimiser.rate, or look at those slices",
         )
 
 
-def _divide(
-    first: int, count: int, views: Sequence[View]
-) -> list[tuple[View, int, int]]:
-    """Slices first..first+count-1 of a run, dealt to the views in turn.
-
-    -> for each view that gets any: the number of its first slice, counted in that view, and how
-    many. Over a few steps all views get the same, whatever the batch.
-    """
-    groups = []
-    for place, view in enumerate(views):
-        # Of the run's slices before n, the view has had those that leave `place` divided by V.
-        before, after = (
-            (n - place + len(views) - 1) // len(views) for n in (first, first + count)
-        )
-        if after > before:
-            groups.append((view, before, after - before))
-    return groups
-
-
-def _build_optimiser(network: ViewsNet, stage: StageConfig) -> torch.optim.Optimizer:
-    config = stage.optimiser
-    groups = []
-    for part in ("encoders", "bottleneck", "decoders", "classifier"):
-        multiple = config.parts.get(part, 1.0)
-        members = [p for owner, _, p in network.part_parameters() if owner == part]
-        if multiple == 0:
-            for parameter in members:
-                parameter.requires_grad_(False)
-        else:
-            groups.append({"params": members, "multiple": multiple})
-    if config.kind == "sgd":
-        return torch.optim.SGD(
-            groups,
-            config.rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
-    # On a GPU all of it in one kernel, or each small one would be waited for.
-    fused = all(p.is_cuda for p in network.parameters()) or None
-    return torch.optim.AdamW(
-        groups, config.rate, weight_decay=config.weight_decay, fused=fused
-    )
-
-
-def _optimiser_tensors(
-    network: ViewsNet, optimiser: torch.optim.Optimizer
-) -> dict[str, Tensor]:
-    """What the optimiser remembers of each parameter, by the parameter's name."""
-    return {
-        f"{name}/{key}": torch.as_tensor(value)
-        for name, parameter in network.named_parameters()
-        for key, value in optimiser.state.get(parameter, {}).items()
-        if value is not None
-    }
-
-
-def _load_optimiser(
-    network: ViewsNet, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    parameters = dict(network.named_parameters())
-    optimiser.state.clear()
-    for path, value in tensors.items():
-        name, key = path.rsplit("/", 1)
-        parameter = parameters[name]
-        # Tensors of the parameter's shape get its memory format; Adam's step its device, if fused.
-        where = parameter.device if optimiser.defaults.get("fused") else value.device
-        empty = (
-            torch.empty_like(parameter)
-            if value.ndim
-            else torch.empty_like(value, device=where)
-        )
-        optimiser.state[parameter][key] = empty.copy_(value)
+def _computes_in_bfloat16(stage: StageConfig, device: torch.device) -> bool:
+    """Whether the forward pass computes in bfloat16: as the stage wants it, or the device can."""
+    if stage.precision == "auto":
+        return bool(bfloat16_hardware(device))
+    return stage.precision == "bfloat16"

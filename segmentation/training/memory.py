@@ -35,6 +35,7 @@ class StepMemory(NamedTuple):
         return cls(_COPIES_OF_WEIGHTS * weights, int(of_kept * kept))
 
     def needed(self, slices: int) -> int:
+        """Bytes that a step of this many slices at once takes."""
         return self.fixed + slices * self.each
 
     def largest_batch(self, batch: int, there: int) -> int:
@@ -42,38 +43,52 @@ class StepMemory(NamedTuple):
 
         A divisor, since accumulating makes up for the rest.
         """
-        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-        return max((n for n in divisors if self.needed(n) <= there), default=0)
+        largest = 0
+        for slices in range(1, batch + 1):
+            if batch % slices == 0 and self.needed(slices) <= there:
+                largest = slices
+        return largest
 
 
 def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
     """The settings that step over as many slices, with `smaller` at once; what differs then."""
-    settings = (
-        f"set batch to {smaller} and accumulate to {accumulate * batch // smaller}"
-    )
+    more = accumulate * batch // smaller
     return (
-        f"{settings}: as many slices to a step, but batch norms see {smaller} at a time"
+        f"set batch to {smaller} and accumulate to {more}: as many slices to a step, "
+        f"but batch norms see {smaller} at a time"
     )
 
 
 def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int, int]:
-    """Bytes in float32 kept for the backward pass of one slice, and of the weights."""
+    """Bytes in float32 kept for the backward pass of one slice, and of the weights.
+
+    The network runs on the meta device, where tensors have a shape and no content.
+    """
     with torch.device("meta"):
         network = build(config).train()
         slices = torch.empty(1, config.channels, *size)
-    parameters = [parameter.untyped_storage() for parameter in network.parameters()]
-    weights = {storage._cdata: storage.nbytes() for storage in parameters}
+    weights: dict[int, int] = {}
+    for parameter in network.parameters():
+        storage = parameter.untyped_storage()
+        weights[storage._cdata] = storage.nbytes()
     kept: dict[int, int] = {}
     held: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
+        """Note a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()
         # What is saved twice is kept once. It is held, or another could get its place.
         kept[storage._cdata] = storage.nbytes()
         held.append(tensor)
         return tensor
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    def give_back(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with saved_tensors_hooks(keep, give_back):
         network(slices)
-    activations = sum(size for place, size in kept.items() if place not in weights)
+    activations = 0
+    for place, nbytes in kept.items():
+        if place not in weights:
+            activations += nbytes
     return activations, sum(weights.values())

@@ -19,16 +19,16 @@ class ViewsNet(nn.Module):
     """Slices of several views, group by group, to logits; with one view a plain network."""
 
     def __init__(self, config: NetworkConfig, classes: Mapping[View, int]) -> None:
+        """`classes` are how many each view has; `config` is that of a network of one view."""
         super().__init__()
         self.config = config
         self.trunk = build(config)
         self.trunk.classifier = nn.Identity()  # type: ignore[assignment]
-        self.configs = {
-            v: config.model_copy(update={"classes": k}) for v, k in classes.items()
-        }
-        self.classifiers = nn.ModuleDict(
-            {view.value: self.trunk.new_classifier(k) for view, k in classes.items()}
-        )
+        self.configs: dict[View, NetworkConfig] = {}
+        self.classifiers = nn.ModuleDict()
+        for view, count in classes.items():
+            self.configs[view] = config.model_copy(update={"classes": count})
+            self.classifiers[view.value] = self.trunk.new_classifier(count)
 
     def forward(
         self,
@@ -36,29 +36,39 @@ class ViewsNet(nn.Module):
         groups: Sequence[tuple[View, int]],
         trunk: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
-        """Logits of each group; `trunk` is the network's own, compiled."""
+        """Logits (N, K, H, W) of each group of slices (all N, C, H, W).
+
+        `groups` are the view of each group and the number of its slices, in the order of the
+        slices. `trunk` is the network's own, compiled.
+        """
         rows, columns = slices.shape[-2:]
-        features: Tensor = (trunk or self.trunk.features)(slices)
+        if trunk is None:
+            trunk = self.trunk.features
+        features = trunk(slices)
         parts = torch.split(features, [count for _, count in groups])
-        return [
-            self.classifiers[view.value](part)[..., :rows, :columns]
-            for (view, _), part in zip(groups, parts, strict=True)
-        ]
+        logits = []
+        for (view, _), part in zip(groups, parts, strict=True):
+            classifier = self.classifiers[view.value]
+            logits.append(classifier(part)[..., :rows, :columns])
+        return logits
 
     def extract(self, view: View) -> Network:
         """A copy of one view's network, on its own."""
         alone = build(self.configs[view])
         state = self.trunk.state_dict()
-        classifier = self.classifiers[view.value].state_dict()
-        state |= {f"classifier.{name}": value for name, value in classifier.items()}
+        classifier = self.classifiers[view.value]
+        for name, value in classifier.state_dict().items():
+            state[f"classifier.{name}"] = value
         alone.load_state_dict(state)
         return alone
 
     def part_parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
         """Part (encoders, bottleneck, decoders, classifier), name and value of each parameter."""
         for name, parameter in self.named_parameters():
+            # trunk.encoders.0..., classifiers.axial...
             first, second = name.split(".")[:2]
-            yield ("classifier" if first == "classifiers" else second), name, parameter
+            part = "classifier" if first == "classifiers" else second
+            yield part, name, parameter
 
 
 @torch.no_grad()
@@ -71,42 +81,51 @@ def copy_matching(
 ) -> tuple[int, list[str]]:
     """Take from `source` what fits: weights by name and shape, the classifier's rows by structure.
 
-    `theirs` and `ours` are the classes of the two. -> how many classes have the source's row, and
-    which weights of the trunk are not the source's.
+    `theirs` and `ours` are the classes of the two. Returns how many classes have the source's row,
+    and which weights of the trunk are not the source's.
     """
-    given, missing = source.state_dict(), []
+    given = source.state_dict()
+    missing: list[str] = []
     for name, value in network.trunk.state_dict().items():
         if name in given and given[name].shape == value.shape:
             value.copy_(given[name])
         else:
             missing.append(name)
-    own = cast("Classifier", network.classifiers[view.value])
-    old, new = source.classifier.by_class(), own.by_class()
+    classifier = cast("Classifier", network.classifiers[view.value])
+    old = source.classifier.by_class()
+    new = classifier.by_class()
     # Rows for other features cannot be used, whatever their names.
-    fits = old["weight"].shape[1:] == new["weight"].shape[1:]
-    pairs = [
-        (ours.names.index(name), theirs.names.index(name))
-        for name in ours.names
-        if fits and name in theirs.names
-    ]
-    for row, taken in pairs:
+    if old["weight"].shape[1:] != new["weight"].shape[1:]:
+        return 0, missing
+    taken = 0
+    for row, structure in enumerate(ours.names):
+        if structure not in theirs.names:
+            continue
+        their_row = theirs.names.index(structure)
         for name, values in new.items():
-            values[row] = old[name][taken]
-    return len(pairs), missing
+            values[row] = old[name][their_row]
+        taken += 1
+    return taken, missing
 
 
 @torch.no_grad()
 def update_average(
     average: nn.Module, network: nn.Module, decay: float, step: int
 ) -> None:
-    """Move the running average of the weights; young averages follow faster."""
+    """Move the running average of the weights, in place; young averages follow faster.
+
+    Whole numbers, such as the count of batches that a norm has seen, are the latest.
+    """
     decay = min(decay, (1 + step) / (10 + step))
     now = network.state_dict()
-    pairs = [(value, now[name]) for name, value in average.state_dict().items()]
-    moving = [pair for pair in pairs if pair[0].is_floating_point()]
+    averages: list[Tensor] = []
+    latest: list[Tensor] = []
+    for name, value in average.state_dict().items():
+        if value.is_floating_point():
+            averages.append(value)
+            latest.append(now[name])
+        else:
+            value.copy_(now[name])
     # All at once: a GPU would wait for two hundred small launches.
-    averages, values = (list(part) for part in zip(*moving, strict=True))
-    get_ema_multi_avg_fn(decay)(averages, values, 0)  # type: ignore[no-untyped-call]
-    for value, latest in pairs:
-        if not value.is_floating_point():
-            value.copy_(latest)
+    move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    move(averages, latest, 0)

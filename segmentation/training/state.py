@@ -36,17 +36,22 @@ _WARM_SHARE = 0.05
 
 @dataclass
 class Counters:
-    """What a run counts; `bad` are steps skipped for a loss that is no number."""
+    """What a run counts.
+
+    `bad` are steps skipped for a loss that is no number. `best` is a mean validation Dice.
+    `validation_due`: the weights as they stand are to be validated. `share` is that part of the
+    schedule that is done, where the schedule goes by time.
+    """
 
     step: int = 0
     seconds: float = 0.0
     bad: int = 0
     bad_in_a_row: int = 0
-    best: float | None = None  # mean validation Dice
+    best: float | None = None
     best_step: int | None = None
     validations_since_best: int = 0
-    validation_due: bool = False  # of the weights as they stand
-    share: float | None = None  # of the schedule that is done, where that goes by time
+    validation_due: bool = False
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Position:
 
     @property
     def epoch(self) -> int:
+        """The number of full epochs that are over."""
         return self.step // self.epoch_steps
 
 
@@ -77,18 +83,24 @@ def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
     warm = min(1.0, (at.step + 1) / (schedule.warmup_steps + 1))
     if at.share is not None:
         # A slow device would spend its time on warming up.
-        warm = max(warm, min(1.0, at.share / _WARM_SHARE))
+        warm_by_time = min(1.0, at.share / _WARM_SHARE)
+        warm = max(warm, warm_by_time)
     if schedule.kind == "cosine":
-        return rate * warm * 0.5 * (1 + math.cos(math.pi * progress(schedule, at)))
+        angle = math.pi * progress(schedule, at)
+        return rate * warm * 0.5 * (1 + math.cos(angle))
     if schedule.kind == "steps":
         # Once per epoch, not per batch: a drop every ten batches would freeze the run at once.
-        return rate * warm * schedule.factor ** (at.epoch // schedule.every_epochs)
+        drops = at.epoch // schedule.every_epochs
+        return rate * warm * schedule.factor**drops
     return rate * warm
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """`identity` says what the run is: its stage's settings and the fingerprint of its data."""
+    """Where a run stands: its counters, weights, their average, and what the optimiser remembers.
+
+    `identity` says what the run is: its stage's settings and the fingerprint of its data.
+    """
 
     counters: Counters
     identity: Mapping[str, Any]
@@ -98,53 +110,81 @@ class State:
 
 
 def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
-    """A generator whose numbers are a function of `parts` alone."""
-    seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
+    """A generator on the device whose numbers are a function of `parts` alone."""
+    mixed = np.random.SeedSequence(parts).generate_state(1, np.uint64)
+    # Torch's seeds have a sign.
+    seed = int(mixed[0] >> 1)
     return torch.Generator(device).manual_seed(seed)
 
 
 def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
-    """Write `state` and drop all but the last two; a named one (best) stands beside them."""
+    """Write `state` and drop all but the last two; a named one (best) stands beside them.
+
+    Returns the file, which appears whole or not at all.
+    """
     payload = to_bytes(state)
-    path = folder / (name or f"state-{state.counters.step:09d}.state")
+    file_name = name or f"state-{state.counters.step:09d}.state"
+    path = folder / file_name
     with atomic_write(path) as file:
-        file.write(_MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n")
+        file.write(_MAGIC + _checksum(payload) + b"\n")
         file.write(payload)
     if name is None:
-        # States of later steps were damaged and not used; they would count as the newest.
-        known = _numbered(folder)
-        for old in known[: known.index(path)] + known[known.index(path) + _KEPT :]:
-            old.unlink(missing_ok=True)
+        _drop_all_but_last(folder, path)
     return path
 
 
+def _drop_all_but_last(folder: Path, newest: Path) -> None:
+    """Delete numbered states other than the newest and the one before it.
+
+    States of later steps were damaged and not used; they would count as the newest.
+    """
+    known = _numbered(folder)
+    place = known.index(newest)
+    kept = known[place : place + _KEPT]
+    for path in known:
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
+def _checksum(payload: bytes) -> bytes:
+    """SHA-256 in hexadecimal letters."""
+    return hashlib.sha256(payload).hexdigest().encode()
+
+
 def read_state(path: Path) -> State:
-    """Read one state, checksum first."""
+    """Read one state, checksum first; raises IntegrityError where it is damaged."""
     content = read_bytes(path)
     head, newline, payload = content.partition(b"\n")
     if not newline or not head.startswith(_MAGIC):
         raise IntegrityError("is no state of a training run", where=path)
-    if hashlib.sha256(payload).hexdigest().encode() != head[len(_MAGIC) :]:
+    if _checksum(payload) != head.removeprefix(_MAGIC):
         raise IntegrityError("is torn or damaged: its checksum is wrong", where=path)
     return from_bytes(payload)
 
 
 def to_bytes(state: State) -> bytes:
     """The state as safetensors, for a file or for another process."""
-    tensors = {
-        f"{group}/{key}": value.detach().cpu().contiguous()
-        for group in ("network", "average", "optimiser")
-        for key, value in getattr(state, group).items()
+    groups = {
+        "network": state.network,
+        "average": state.average,
+        "optimiser": state.optimiser,
     }
+    tensors: dict[str, Tensor] = {}
+    for group, members in groups.items():
+        for key, value in members.items():
+            tensors[f"{group}/{key}"] = value.detach().cpu().contiguous()
     facts = {"counters": asdict(state.counters), "identity": state.identity}
-    payload: bytes = safetensors.torch.save(tensors, {"trinat": json.dumps(facts)})
+    metadata = {"trinat": json.dumps(facts)}
+    payload: bytes = safetensors.torch.save(tensors, metadata)
     return payload
 
 
 def from_bytes(payload: bytes) -> State:
     """The state that `to_bytes` was given; its tensors on the CPU."""
+    # safetensors: the length of the header in 8 bytes, the header in JSON, the tensors.
     length = int.from_bytes(payload[:8], "little")
-    facts = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["trinat"])
+    header = json.loads(payload[8 : 8 + length])
+    facts = json.loads(header["__metadata__"]["trinat"])
     groups: dict[str, dict[str, Tensor]] = {
         "network": {},
         "average": {},
@@ -153,7 +193,8 @@ def from_bytes(payload: bytes) -> State:
     for key, value in safetensors.torch.load(payload).items():
         group, name = key.split("/", 1)
         groups[group][name] = value
-    return State(Counters(**facts["counters"]), facts["identity"], **groups)
+    counters = Counters(**facts["counters"])
+    return State(counters, facts["identity"], **groups)
 
 
 def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
@@ -182,11 +223,12 @@ def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
         for place, (old, new) in enumerate(zip_longest(stored, wanted)):
             yield from differences(old, new, f"{key}.{place}")
     elif stored != wanted:
-        old, new = (
-            shorten(json.dumps(value), 70, placeholder=" ...")
-            for value in (stored, wanted)
-        )
-        yield f"{key}: {old} -> {new}"
+        yield f"{key}: {_in_short(stored)} -> {_in_short(wanted)}"
+
+
+def _in_short(value: Any) -> str:
+    """A setting in 70 characters at most."""
+    return shorten(json.dumps(value), 70, placeholder=" ...")
 
 
 def check_identity(
@@ -196,7 +238,9 @@ def check_identity(
     # What JSON makes of it, tuples as lists and paths as text, is what was stored.
     found = list(differences(stored, json.loads(json.dumps(wanted))))
     if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        more = ""
+        if len(found) > 1:
+            more = f" and {len(found) - 1} more"
         raise TrainingError(
             f"the run began with other settings ({found[0]}{more})",
             where=folder,
@@ -206,7 +250,6 @@ def check_identity(
 
 def _numbered(folder: Path) -> list[Path]:
     """State files of `folder`, the newest first."""
-    return sorted(
-        (p for p in folder.glob("state-*.state") if _NAME.fullmatch(p.name)),
-        reverse=True,
-    )
+    paths = folder.glob("state-*.state")
+    numbered = [path for path in paths if _NAME.fullmatch(path.name)]
+    return sorted(numbered, reverse=True)

@@ -1,4 +1,8 @@
-"""What wrong labels do to a network that knows better: losses, gradients, sides, places, sizes."""
+"""What wrong labels do to a network that knows better: losses, gradients, sides, places, sizes.
+
+`look` asks the network about slices of a view, `summarise` joins the views of a subject, and `rank`
+compares the subjects.
+"""
 
 from __future__ import annotations
 
@@ -34,43 +38,57 @@ _LEAST = 0.02
 _FEWEST = 20
 # Subjects that the usual spread of all structures counts as, beside a structure's own.
 _USUAL = 5
+# Median absolute deviation to standard deviation, for a normal distribution.
+_MAD_TO_STD = 1.4826
 
 
 class Look(NamedTuple):
-    """Slices of one view (N, H, W) as a network sees them, and what their labels cost."""
+    """Slices of one view (N, H, W) as a network sees them, and what their labels cost.
+
+    `loss` (N,) is the mean cross entropy of what is labelled or predicted, `gradient` (N,) the norm
+    of its gradient for the classifier's weights.
+    """
 
     truth: NDArray[np.uint8]
     predicted: NDArray[np.uint8]
-    loss: Values  # (N,) mean cross entropy of what is labelled or predicted
-    gradient: Values  # (N,) norm of its gradient for the classifier's weights
+    loss: Values
+    gradient: Values
 
 
-class Evidence(NamedTuple):
-    """A subject's measures, voxels by label and prediction (K, K), and where loss is highest."""
+class SubjectSummary(NamedTuple):
+    """A subject's measures, and voxels by label and prediction (K, K).
+
+    `worst` is where the loss is highest: the number of the view, and the slice.
+    """
 
     measures: Mapping[str, float]
     joint: NDArray[np.int64]
-    worst: tuple[int, int]  # view and slice
+    worst: tuple[int, int]
 
 
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
-    """Slices (N, C, H, W) and their classes (N, H, W); what is IGNORE costs nothing."""
+    """Slices (N, C, H, W) and their classes (N, H, W); what is IGNORE costs nothing.
+
+    In what is returned, IGNORE is background in labels and prediction.
+    """
+    classifier = network.classifier
     with torch.no_grad():
         features = network.features(slices)
-    weights = {
-        name: value.detach() for name, value in network.classifier.named_parameters()
-    }
-    each = vmap(grad_and_value(_loss, has_aux=True), in_dims=(None, None, 0, 0))
-    gradients, (loss, predicted) = each(
-        weights, network.classifier, features, truth.long()
+    weights = {name: value.detach() for name, value in classifier.named_parameters()}
+    loss_and_gradient = grad_and_value(_loss, has_aux=True)
+    per_slice = vmap(loss_and_gradient, in_dims=(None, None, 0, 0))
+    gradients, (loss, predicted) = per_slice(
+        weights, classifier, features, truth.long()
     )
     squares = sum(value.flatten(1).square().sum(1) for value in gradients.values())
-    known = truth.cpu() != IGNORE
+    norm = squares.sqrt()
+    truth = truth.cpu()
+    known = truth != IGNORE
     return Look(
-        (truth.cpu() * known).numpy().astype(np.uint8),
-        (predicted.cpu() * known).numpy().astype(np.uint8),
-        loss.double().cpu().numpy(),
-        squares.sqrt().double().cpu().numpy(),
+        truth=(truth * known).numpy().astype(np.uint8),
+        predicted=(predicted.cpu() * known).numpy().astype(np.uint8),
+        loss=loss.double().cpu().numpy(),
+        gradient=norm.double().cpu().numpy(),
     )
 
 
@@ -80,76 +98,112 @@ def _loss(
     features: Tensor,
     truth: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Of one slice; background that is seen as such would drown all else."""
+    """Mean cross entropy of one slice, a scalar, and its predicted classes (H, W).
+
+    Only pixels count that are labelled or predicted as a structure; background that is seen as such
+    would outweigh all else.
+    """
     rows, columns = truth.shape
     found = functional_call(classifier, dict(weights), (features[None],))
     logits = found[..., :rows, :columns].float()
     predicted = logits.argmax(1)[0]
-    costs = cross_entropy(logits, truth[None], ignore_index=IGNORE, reduction="none")[0]
-    counted = (truth != IGNORE) & ((truth > 0) | (predicted > 0))
-    return (costs * counted).sum() / counted.sum().clamp(min=1), predicted
+    costs = cross_entropy(logits, truth[None], ignore_index=IGNORE, reduction="none")
+    is_structure = (truth > 0) | (predicted > 0)
+    counted = (truth != IGNORE) & is_structure
+    number = counted.sum().clamp(min=1)
+    return (costs[0] * counted).sum() / number, predicted
 
 
-def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
+def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
     """One subject's looks from several views as one; `partners` are the classes' other sides."""
     classes = len(partners)
-    joint = np.sum(
-        [joint_histogram(v.truth, v.predicted, classes) for v in views], axis=0
-    )
-    # 0 where hardly anything is labelled or predicted.
-    inside = [((v.truth > 0) | (v.predicted > 0)).sum((1, 2)) >= _FEWEST for v in views]
-    losses = [v.loss * known for v, known in zip(views, inside, strict=True)]
-    gradients = [v.gradient * known for v, known in zip(views, inside, strict=True)]
-    view = int(np.argmax([of_view.max() for of_view in losses]))
-    swapped = side_swap(joint, partners)
+    histograms = [
+        joint_histogram(view.truth, view.predicted, classes) for view in views
+    ]
+    joint = np.sum(histograms, axis=0)
+    losses: list[Values] = []
+    gradients: list[Values] = []
+    for view in views:
+        is_sure = _has_enough_to_judge(view)
+        losses.append(view.loss * is_sure)
+        gradients.append(view.gradient * is_sure)
+    all_losses = np.concatenate(losses)
     measures = {
-        "loss": np.concatenate(losses).mean(),
-        "slice loss": np.concatenate(losses).max(),
-        "gradient": np.concatenate(gradients).mean(),
-        "sides": np.nanmean(swapped) if (~np.isnan(swapped)).any() else 0.0,
-        "shift": max(_shift(v, classes) for v in views),
+        "loss": float(all_losses.mean()),
+        "slice loss": float(all_losses.max()),
+        "gradient": float(np.concatenate(gradients).mean()),
+        "sides": _exchanged_sides(joint, partners),
+        "shift": max(_shift(view, classes) for view in views),
     }
-    place = (view, int(losses[view].argmax()))
-    return Evidence(
-        {name: float(value) for name, value in measures.items()}, joint, place
-    )
+    worst_view = int(np.argmax([of_view.max() for of_view in losses]))
+    worst_slice = int(losses[worst_view].argmax())
+    return SubjectSummary(measures, joint, (worst_view, worst_slice))
+
+
+def _has_enough_to_judge(view: Look) -> NDArray[np.bool_]:
+    """(N,): False for slices where hardly anything is labelled or predicted."""
+    is_structure = (view.truth > 0) | (view.predicted > 0)
+    return np.asarray(is_structure.sum((1, 2)) >= _FEWEST)
+
+
+def _exchanged_sides(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> float:
+    """How far left and right are exchanged, over the structures with a side that are there."""
+    swapped = side_swap(joint, partners)
+    if np.isnan(swapped).all():
+        return 0.0
+    return float(np.nanmean(swapped))
 
 
 def _shift(view: Look, classes: int) -> float:
-    """Voxels within slices between label and prediction: the median over structures."""
-    lines = np.indices(view.truth.shape)[1:].reshape(2, -1)
-    places = []
-    for labels in (view.truth.ravel(), view.predicted.ravel()):
-        counts = np.bincount(labels, minlength=classes)
-        sums = np.array([np.bincount(labels, line, classes) for line in lines])
-        places.append(
-            np.where(counts >= _FEWEST, sums / np.maximum(counts, 1), np.nan)[:, 1:]
-        )
-    apart = places[0] - places[1]
+    """Pixels within slices between label and prediction: the median over structures."""
+    labelled = _centres(view.truth, classes)
+    predicted = _centres(view.predicted, classes)
+    apart = labelled - predicted
     known = apart[:, ~np.isnan(apart).any(0)]
-    return float(np.hypot(*np.median(known, axis=1))) if known.size else 0.0
+    if not known.size:
+        return 0.0
+    down, across = np.median(known, axis=1)
+    return float(np.hypot(down, across))
+
+
+def _centres(labels: NDArray[np.uint8], classes: int) -> Values:
+    """Mean row and column of each structure, (2, K - 1); NaN for those with too few pixels."""
+    _, rows, columns = np.indices(labels.shape)
+    flat = labels.ravel()
+    counts = np.bincount(flat, minlength=classes)
+    row_sums = np.bincount(flat, rows.ravel(), classes)
+    column_sums = np.bincount(flat, columns.ravel(), classes)
+    means = np.stack([row_sums, column_sums]) / np.maximum(counts, 1)
+    means[:, counts < _FEWEST] = np.nan
+    return means[:, 1:]
 
 
 def rank(
-    found: Mapping[str, Evidence], names: Sequence[str], partners: NDArray[np.int64]
+    found: Mapping[str, SubjectSummary],
+    names: Sequence[str],
+    partners: NDArray[np.int64],
 ) -> pd.DataFrame:
     """A row a subject, the most suspect first: score, why, structure, and the measures.
 
     The score is the largest distance from the other subjects, in robust standard deviations;
-    `structure` is the one that is farthest from theirs.
+    `structure` is the one that is farthest from theirs. `names` are those of the classes.
     """
+    subjects = list(found)
     measures = pd.DataFrame(
-        [e.measures for e in found.values()], list(found), list(MEASURES)
+        [subject.measures for subject in found.values()], subjects, list(MEASURES)
     )
     # From 1 on, so that measures which are 0 for most subjects have a least spread too.
     distances = (1 + measures).apply(robust_z, raw=True, least_spread=_LEAST)
-    by_structure = _by_structure(np.array([e.joint for e in found.values()]), partners)
+    joint = np.array([subject.joint for subject in found.values()])
+    by_structure = _by_structure(joint, partners)
     # Of many structures one is always somewhat far: what counts is how much farther.
     farthest = by_structure.max(1)
     distances["structure"] = farthest - np.median(farthest)
-    structures = [names[1 + n] for n in by_structure.argmax(1)]
-    kinds = zip(distances.idxmax(axis=1), structures, strict=True)
-    why = [MEASURES.get(str(kind), f"{structure} differs") for kind, structure in kinds]
+    # The columns of `by_structure` begin with the first structure, the names with background.
+    structures = [names[1 + number] for number in by_structure.argmax(1)]
+    why = []
+    for kind, structure in zip(distances.idxmax(axis=1), structures, strict=True):
+        why.append(MEASURES.get(str(kind), f"{structure} differs"))
     table = pd.DataFrame(
         {"score": distances.max(axis=1), "why": why, "structure": structures}
     )
@@ -158,18 +212,19 @@ def rank(
 
 def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Values:
     """How far each subject's structures are from the others', (N, K, K) to (N, K - 1)."""
-    labelled, predicted = (joint.sum(axis)[:, 1:] + float(_FEWEST) for axis in (2, 1))
-    missed = 1 - np.nan_to_num(np.array([dice(each) for each in joint]), nan=1.0)[:, 1:]
-    sizes = (
-        labelled / labelled.sum(1, keepdims=True),  # large heads are none to look at
-        labelled / predicted,  # a person's own anatomy drops out
-        labelled
-        / labelled[:, partners[1:] - 1],  # and sides are more alike than persons
-    )
-    distances = [
-        _moderated(missed),
-        *(np.abs(_moderated(np.log(size))) for size in sizes),
-    ]
+    labelled = joint.sum(2)[:, 1:] + float(_FEWEST)
+    predicted = joint.sum(1)[:, 1:] + float(_FEWEST)
+    overlap = np.array([dice(of_subject) for of_subject in joint])[:, 1:]
+    missed = 1 - np.nan_to_num(overlap, nan=1.0)
+    # Large heads are nothing to look at: a structure's share of all.
+    share = labelled / labelled.sum(1, keepdims=True)
+    # Here a person's own anatomy drops out.
+    against_predicted = labelled / predicted
+    # And sides are more alike than persons.
+    against_other_side = labelled / labelled[:, partners[1:] - 1]
+    sizes = (share, against_predicted, against_other_side)
+    distances = [_moderated(missed)]
+    distances += [np.abs(_moderated(np.log(size))) for size in sizes]
     return np.asarray(np.max(distances, axis=0))
 
 
@@ -180,7 +235,8 @@ def _moderated(values: Values) -> Values:
     too, as in moderated t statistics (Smyth 2004).
     """
     apart = values - np.median(values, axis=0)
-    own = 1.4826 * np.median(np.abs(apart), axis=0)
+    own = _MAD_TO_STD * np.median(np.abs(apart), axis=0)
     usual = max(float(np.median(own)), _LEAST)
     count = len(values)
-    return apart / np.sqrt((count * own**2 + _USUAL * usual**2) / (count + _USUAL))
+    variance = (count * own**2 + _USUAL * usual**2) / (count + _USUAL)
+    return apart / np.sqrt(variance)

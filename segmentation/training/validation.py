@@ -20,12 +20,14 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise_volume
 from trinat.segmentation.training.state import seeded
 
+# Slices that the network sees at once.
 _BATCH = 8
-_SHOWN = 3  # slices of a view
+# Slices of a view that are examples.
+_SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Scan:
+class ValidationScan:
     """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W)."""
 
     name: str
@@ -44,31 +46,39 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Means over scans, (K,); NaN for background and for what no scan has and none was given."""
+    """Means over scans, (K,); NaN for background and for what no scan has and none was given.
+
+    `examples` are of the first scan, always the same slices.
+    """
 
     dice: NDArray[np.float64]
     iou: NDArray[np.float64]
-    examples: Examples  # of the first scan, always the same slices
+    examples: Examples
 
     @property
     def mean_dice(self) -> float:
+        """Over the classes that are not NaN."""
         return float(torch.from_numpy(self.dice).nanmean())
 
     @property
     def mean_iou(self) -> float:
+        """Over the classes that are not NaN."""
         return float(torch.from_numpy(self.iou).nanmean())
 
 
 def synthetic_scans(
     maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
-) -> Iterator[Scan]:
+) -> Iterator[ValidationScan]:
     """One synthetic scan of each held-out head, the same at every call."""
     heads = aim(maps, scheme, learn_fluid=config.learn_fluid).seen_in(view)
     for head in range(len(maps.labels)):
-        image, classes = synthesise_volume(
-            heads, config, head, seeded("cpu", seed, 2, head)
+        generator = seeded("cpu", seed, 2, head)
+        image, classes = synthesise_volume(heads, config, head, generator)
+        yield ValidationScan(
+            name=f"head-{head + 1}",
+            images=to_slices(image, view),
+            labels=to_slices(classes, view),
         )
-        yield Scan(f"head-{head + 1}", to_slices(image, view), to_slices(classes, view))
 
 
 @torch.inference_mode()
@@ -80,7 +90,10 @@ def predict_classes(
     *,
     bf16: bool = False,
 ) -> Tensor:
-    """Most probable class of each pixel, (N, H, W) uint8; neighbours beyond the ends are empty."""
+    """Most probable class of each pixel of images (N, H, W), (N, H, W) uint8, on the processor.
+
+    `forward` gets slices of `channels` neighbours; those beyond the scan's ends are empty.
+    """
     classes = []
     for batch in torch.split(thick(images, channels), _BATCH):
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -91,30 +104,30 @@ def predict_classes(
 
 def validate(
     network: nn.Module,
-    scans: Iterable[Scan],
+    scans: Iterable[ValidationScan],
     classes: int,
     channels: int,
     device: torch.device,
     *,
     bf16: bool = False,
 ) -> Scores:
-    """Score `network` in evaluation mode: the statistics of its norms do not move."""
+    """Score `network` in evaluation mode: the statistics of its norms do not move.
+
+    `classes` is how many the network has. Raises TrainingError where there is no scan.
+    """
     was_training = network.training
     network.eval()
+    joints = []
+    examples: Examples | None = None
     try:
-        joints = []
-        examples: Examples | None = None
         for scan in scans:
             predicted = predict_classes(
                 network, scan.images, channels, device, bf16=bf16
             )
-            joints.append(
-                joint_histogram(scan.labels.numpy(), predicted.numpy(), classes)
-            )
+            joint = joint_histogram(scan.labels.numpy(), predicted.numpy(), classes)
+            joints.append(joint)
             if examples is None:
-                shown = _worth_a_look(scan.labels)
-                arrays = (scan.images[shown], scan.labels[shown], predicted[shown])
-                examples = Examples(*(array.numpy() for array in arrays))
+                examples = _examples(scan, predicted)
     finally:
         network.train(was_training)
     if examples is None:
@@ -122,18 +135,34 @@ def validate(
             "validation has no scan", remedy="give held_out heads or a split"
         )
     return Scores(
-        _mean_over([dice(joint) for joint in joints]),
-        _mean_over([iou(joint) for joint in joints]),
-        examples,
+        dice=_mean_over([dice(joint) for joint in joints]),
+        iou=_mean_over([iou(joint) for joint in joints]),
+        examples=examples,
+    )
+
+
+def _examples(scan: ValidationScan, predicted: Tensor) -> Examples:
+    """A few slices of a scan, with the classes that were predicted."""
+    shown = _worth_a_look(scan.labels)
+    return Examples(
+        images=scan.images[shown].numpy(),
+        truth=scan.labels[shown].numpy(),
+        predicted=predicted[shown].numpy(),
     )
 
 
 def _worth_a_look(labels: Tensor) -> list[int]:
     """Of labels (N, H, W), the slice with the most structures in each third of the brain."""
     structures = np.array([len(one.unique()) for one in labels])
-    inside = np.flatnonzero(labels.flatten(1).any(1).numpy())
-    parts = np.array_split(inside if len(inside) else np.arange(len(labels)), _SHOWN)
-    return [int(part[np.argmax(structures[part])]) for part in parts if len(part)]
+    candidates = np.flatnonzero(labels.flatten(1).any(1).numpy())
+    if not len(candidates):
+        candidates = np.arange(len(labels))
+    shown: list[int] = []
+    for third in np.array_split(candidates, _SHOWN):
+        if len(third):
+            best = np.argmax(structures[third])
+            shown.append(int(third[best]))
+    return shown
 
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -33,19 +33,23 @@ class Workers:
         return self.rank == 0
 
     def average(self, parameters: Sequence[Parameter], loss: Tensor) -> Tensor:
-        """Average gradients in place, and the loss, over all processes."""
+        """Average gradients in place over all processes, and return the average of the loss.
+
+        All processes must have a gradient for the same parameters.
+        """
         if self.count == 1:
             return loss
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        parts = [g.flatten() for g in gradients]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        parts = [gradient.flatten() for gradient in gradients]
         # One message for all: small ones cost more than they carry.
         flat = torch.cat([*parts, loss.to(parts[0].dtype).reshape(1)])
         distributed.all_reduce(flat)
         flat /= self.count
         start = 0
         for gradient in gradients:
-            gradient.copy_(flat[start : start + gradient.numel()].view(gradient.shape))
-            start += gradient.numel()
+            after = start + gradient.numel()
+            gradient.copy_(flat[start:after].view(gradient.shape))
+            start = after
         return flat[-1]
 
     def largest(self, value: float) -> float:
@@ -61,7 +65,10 @@ class Workers:
         """What the leader makes, on all; the others wait for it and make nothing."""
         if self.count == 1:
             return make()
-        shared = [make() if self.leads else None]
+        made = None
+        if self.leads:
+            made = make()
+        shared = [made]
         distributed.broadcast_object_list(shared, src=0)
         return shared[0]  # type: ignore[return-value]
 

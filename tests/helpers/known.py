@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.batches import Batch, Source
+from trinat.segmentation.training.batches import Batch, BatchSource
 from trinat.segmentation.training.state import seeded
 
 
-class KnownSlices(Source):
+class KnownSlices(BatchSource):
     """Images (N, H, W) and classes (N, H, W) of each view; no number of a slice has any chance."""
 
     fingerprint = "known"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from natsort import natsort_keygen
 
@@ -20,28 +21,32 @@ IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+# What IXI's table has in its column SEX_ID.
+_IXI_SEXES = {"1": "M", "2": "F"}
 
 natural_order = natsort_keygen()
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One scan of one person, and its labels where there are any."""
+    """One scan of one person, and its labels where there are any.
+
+    `image_axes` and `labels_axes` are the voxel axes (ASL, LAS) where the dataset vouches for them
+    and the header lacks them. `extra` takes numbers of the label map to FreeSurfer numbers, the
+    numbers of `ignore` are background, and `fold` is the numbering of the label map (None:
+    FreeSurfer's). `note` is kept with the slices.
+    """
 
     id: str
     person: str
     image: Path | None
     labels: Path | None
     session: str | None = None
-    image_axes: str | None = (
-        None  # where the dataset vouches for axes that the header lacks
-    )
+    image_axes: str | None = None
     labels_axes: str | None = None
-    extra: Mapping[int, int] = field(
-        default_factory=dict
-    )  # label number -> FreeSurfer number
-    ignore: tuple[int, ...] = ()  # label numbers that are background here
-    fold: FoldingTable | None = None  # the numbering of the labels; None: FreeSurfer's
+    extra: Mapping[int, int] = field(default_factory=dict)
+    ignore: tuple[int, ...] = ()
+    fold: FoldingTable | None = None
     family: str | None = None
     age: float | None = None
     sex: str | None = None
@@ -68,50 +73,97 @@ class Listing:
 
     @classmethod
     def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
-        """What was found; with the advice if none of it has labels."""
+        """What was found; with the advice `unlabelled` if none of it has labels."""
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
-        return cls(
-            subjects, exclusions, "" if any(s.labels for s in subjects) else unlabelled
-        )
+        if any(subject.labels for subject in subjects):
+            return cls(subjects, exclusions)
+        return cls(subjects, exclusions, unlabelled)
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of a source, besides its folder."""
+    """Options of a source, besides its folder.
+
+    `image` and `labels` name one of a dataset's images and label maps, in the source's own words.
+    `subjects_dir` has FreeSurfer results that are kept elsewhere. `extra`, `ignore` and `fold` are
+    those of the subjects; a `fold` of None is what the source's label maps usually have.
+    """
 
     scheme: str = "quicknat33"
-    image: str | None = None  # which of a dataset's images, by the source's own word
-    labels: str | None = None  # which of a dataset's label maps, likewise
-    subjects_dir: Path | None = None  # FreeSurfer results kept elsewhere
+    image: str | None = None
+    labels: str | None = None
+    subjects_dir: Path | None = None
     extra: Mapping[int, int] = field(default_factory=dict)
     ignore: tuple[int, ...] = ()
-    fold: FoldingTable | None = None  # None: what the source's label maps usually have
+    fold: FoldingTable | None = None
 
 
 Found = Iterable[Subject | Exclusion]
 
 
+def _no_member(name: str) -> bool:
+    """For datasets that come without archives: no file of one is of use."""
+    return False
+
+
+def _axes_of_header(path: Path) -> str | None:
+    """For datasets whose headers have the orientation."""
+    return None
+
+
 @dataclass(frozen=True)
 class Source:
-    """How to find a dataset's subjects, and which files of its archives are of use."""
+    """A dataset: how its subjects are found, and which files of its archives are of use.
+
+    `find(root, options)` yields a Subject or an Exclusion for everything that it meets in the
+    folder `root`. Where it finds nothing, `nothing` is the error and `remedy` what to do about it.
+    `advice` is given where nothing that was found has labels.
+
+    `wanted_member(name)` says whether a file of an archive is of use. `member_axes(path)` are the
+    voxel axes of an Analyze file, whose header does not have them.
+
+    `partly_labelled`: scans without labels are usual among those with labels. `fixed_numbers`: the
+    dataset has label numbers of its own, which no options change. `published_training`: of a
+    published division, the subjects that train; all others test.
+    """
 
     find: Callable[[Path, SourceOptions], Found]
-    nothing: str = ""  # the error where nothing is found, and its remedy
+    nothing: str = ""
     remedy: str = ""
-    advice: str = ""  # where nothing that was found has labels
-    wanted_member: Callable[[str], bool] = lambda name: False
-    member_axes: Callable[[Path], str | None] = lambda path: None
-    partly_labelled: bool = (
-        False  # whether scans without labels are usual among those with them
-    )
-    fixed_numbers: bool = False  # the dataset's own, which no options change
-    # Of a published division, the subjects that train; all others of the dataset test.
+    advice: str = ""
+    wanted_member: Callable[[str], bool] = _no_member
+    member_axes: Callable[[Path], str | None] = _axes_of_header
+    partly_labelled: bool = False
+    fixed_numbers: bool = False
     published_training: tuple[str, ...] = ()
 
 
+def search(root: Path, pattern: str, depth: int) -> Iterator[Path]:
+    """Paths named by `pattern` in `root` and in its folders, down to `depth` levels below it.
+
+    Those of a level come before those of the next, each level sorted.
+    """
+    for level in range(depth + 1):
+        folders = "*/" * level
+        yield from sorted(root.glob(f"{folders}{pattern}"))
+
+
+def by_name(paths: Iterable[Path]) -> list[Path]:
+    """Paths in the natural order of their names: a2 before a10."""
+    return sorted(paths, key=_natural_name)
+
+
+def _natural_name(path: Path) -> Any:
+    """The key that sorts a2 before a10."""
+    return natural_order(path.name)
+
+
 def safe_name(text: str) -> str:
-    """A name for files and folders: letters, digits, dot, underscore, dash; 64 at most."""
+    """A name for files and folders: letters, digits, dot, underscore, dash; 64 at most.
+
+    Raises DatasetError where nothing of `text` can be used.
+    """
     name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
     if not _SAFE.fullmatch(name):
         raise DatasetError(
@@ -123,18 +175,19 @@ def safe_name(text: str) -> str:
 def without_suffix(path: Path) -> str:
     """The file's name without the ending of a scan, such as .nii.gz, or else without its last."""
     lower = path.name.lower()
-    suffix = next(
-        (ending for ending in SCAN_SUFFIXES if lower.endswith(ending)), path.suffix
-    )
-    return path.name[: len(path.name) - len(suffix)]
+    for suffix in SCAN_SUFFIXES:
+        if lower.endswith(suffix):
+            return path.name[: len(path.name) - len(suffix)]
+    return path.stem
 
 
-def first_existing(folder: Path, *names: str) -> Path | None:
+def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
     """The first of these files that is there."""
     for name in names:
+        path = folder / name
         # Not Path.is_file, which raises where it may not look.
-        if os.path.isfile(folder / name):  # noqa: PTH113
-            return folder / name
+        if os.path.isfile(path):  # noqa: PTH113
+            return path
     return None
 
 
@@ -149,44 +202,23 @@ class Facts:
 
 
 def read_participants(path: Path) -> dict[str, Facts]:
-    """Of participants.tsv, as BIDS has it, with a column `family`, or of the tables that IXI and
-    OASIS come with: person (of OASIS: session) -> what is known.
+    """What is known of each person (of OASIS: of each session), by name.
 
-    A missing file knows nothing.
+    `path` is participants.tsv as BIDS has it, with a column `family`, or one of the tables that
+    IXI and OASIS come with. A missing file knows nothing. Raises DatasetError where a row names no
+    person.
     """
     if not path.exists():
         return {}
     people: dict[str, Facts] = {}
     for number, cells in enumerate(read_rows(path, required=()), start=2):
-        # "SEX_ID (1=m, 2=f)" is sex_id.
-        row = {
-            column.partition(" ")[0].lower(): value for column, value in cells.items()
-        }
-        name = row.get("participant_id") or row.get("id", "")
-        if "ixi_id" in row:
-            if not row["ixi_id"].isdecimal():
-                raise DatasetError(
-                    f"row {number}: IXI_ID is a whole number", where=path
-                )
-            name = f"IXI{int(row['ixi_id']):03d}"
-        elif not row.keys() & {"participant_id", "id"}:
-            raise DatasetError(
-                "has no column 'participant_id'",
-                where=path,
-                remedy="use BIDS' participants.tsv, or IXI's (IXI_ID) or OASIS's (ID) own table",
-            )
-        sex = (
-            row.get("sex")
-            or row.get("m/f")
-            or row.get("gender")
-            or {"1": "M", "2": "F"}.get(row.get("sex_id", ""))
-        )
-        sex = (sex or "")[:1].upper()
+        row = {_column(title): value for title, value in cells.items()}
+        name = _name_in(row, number, path)
         facts = Facts(
-            _years(row.get("age", "")),
-            sex if sex in {"M", "F"} else None,
-            row.get("family") or None,
-            row.get("site") or row.get("scanner") or "",
+            age=_years(row.get("age", "")),
+            sex=_sex_in(row),
+            family=row.get("family") or None,
+            site=row.get("site") or row.get("scanner") or "",
         )
         # IXI names some persons twice, once without an age.
         if name not in people or people[name].age is None:
@@ -194,7 +226,37 @@ def read_participants(path: Path) -> dict[str, Facts]:
     return people
 
 
+def _column(title: str) -> str:
+    """sex_id of "SEX_ID (1=m, 2=f)"."""
+    return title.partition(" ")[0].lower()
+
+
+def _name_in(row: Mapping[str, str], number: int, table: Path) -> str:
+    """The person that a row (on that line of the table) is about: IXI's 2 is IXI002."""
+    if "ixi_id" in row:
+        if not row["ixi_id"].isdecimal():
+            raise DatasetError(f"row {number}: IXI_ID is a whole number", where=table)
+        return f"IXI{int(row['ixi_id']):03d}"
+    if "participant_id" not in row and "id" not in row:
+        raise DatasetError(
+            "has no column 'participant_id'",
+            where=table,
+            remedy="use BIDS' participants.tsv, or IXI's (IXI_ID) or OASIS's (ID) own table",
+        )
+    return row.get("participant_id") or row.get("id", "")
+
+
+def _sex_in(row: Mapping[str, str]) -> str | None:
+    """M or F, from the first of the usual columns that says anything."""
+    for column in ("sex", "m/f", "gender"):
+        if row.get(column):
+            letter = row[column][:1].upper()
+            return letter if letter in {"M", "F"} else None
+    return _IXI_SEXES.get(row.get("sex_id", ""))
+
+
 def _years(text: str) -> float | None:
+    """An age in years; None where it is not known, or is no age."""
     try:
         age = float(text.rstrip("+"))  # BIDS censors great ages as 89+.
     except ValueError:
@@ -203,7 +265,13 @@ def _years(text: str) -> float | None:
 
 
 def facts_of(people: Mapping[str, Facts], scan: str) -> Facts:
-    """Of the person with whom a scan's name begins: IXI002 of IXI002-Guys-0828-T1."""
+    """Of the person with whom a scan's name begins: IXI002 of IXI002-Guys-0828-T1.
+
+    The longest name counts. Of an unknown person nothing is known.
+    """
     ends = [found.start() for found in re.finditer(r"[-_.]|$", scan)]
-    known = (people.get(scan[:end]) for end in reversed(ends))
-    return next((facts for facts in known if facts), Facts())
+    for end in reversed(ends):
+        facts = people.get(scan[:end])
+        if facts is not None:
+            return facts
+    return Facts()

@@ -1,9 +1,13 @@
-"""A BIDS dataset: raw T1w images, and labels from its derivatives."""
+"""A BIDS dataset: raw T1w images, and labels from its derivatives.
+
+An image is sub-01/anat/sub-01_T1w.nii.gz or sub-01/ses-a/anat/sub-01_ses-a_T1w.nii.gz, perhaps
+with more entities in its name. A pipeline has a folder of its own below derivatives/.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trinat.segmentation.data.sources.base import (
@@ -13,7 +17,7 @@ from trinat.segmentation.data.sources.base import (
     Source,
     SourceOptions,
     Subject,
-    natural_order,
+    by_name,
     read_participants,
     safe_name,
     without_suffix,
@@ -24,40 +28,44 @@ from trinat.segmentation.errors import DatasetError
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # What tells the scans of a person apart; a label map has the same.
 _OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
-# A label map in these spaces lies on its T1w image's grid.
+# A label map in these spaces is on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
+# Tissue maps and cortical parcellations are other things than a segmentation.
+_OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
-    """One subject per raw T1w; labels: `_dseg` of the same scan, else a FreeSurfer folder.
+    """Yield each raw T1w as a subject; labels: `_dseg` of the same scan, else a FreeSurfer folder.
 
     With several pipelines' labels, `options.labels` names the one (derivatives/<name>) to take.
     """
-    scans = sorted(anat_files(root, "T1w"), key=lambda path: natural_order(path.name))
+    scans = by_name(anat_files(root, "T1w"))
     if not scans:
         return
     people = read_participants(root / "participants.tsv")
     pipelines = list(_pipelines(root, options.labels))
     for path in scans:
-        name = without_suffix(path).removesuffix("_T1w")
-        if reason := misnamed(path, root):
-            yield Exclusion(without_suffix(path), reason, broken=True)
+        name = without_suffix(path)
+        reason = misnamed(path, root)
+        if reason:
+            yield Exclusion(name, reason, broken=True)
             continue
-        own = entities(name)
-        pairs = {
-            pair for pipeline in pipelines for pair in _labels_of(path, own, pipeline)
-        }
+        own = entities(name.removesuffix("_T1w"))
+        pairs: set[tuple[Path, Path]] = set()
+        for pipeline in pipelines:
+            pairs.update(_labels_of(path, own, pipeline))
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
-            yield Exclusion(
-                without_suffix(path), f"several label maps: {names}", broken=True
-            )
+            yield Exclusion(name, f"several label maps: {names}", broken=True)
             continue
-        image, labels = pairs.pop() if pairs else (path, None)
+        image: Path = path
+        labels: Path | None = None
+        if pairs:
+            image, labels = pairs.pop()
         person = f"sub-{own['sub']}"
         facts = people.get(person, Facts())
         yield Subject(
-            id=safe_name(name),
+            id=safe_name(name.removesuffix("_T1w")),
             person=person,
             session=own.get("ses"),
             image=image,
@@ -83,8 +91,12 @@ def anat_files(root: Path, suffix: str) -> Iterator[Path]:
 
 def entities(name: str) -> dict[str, str]:
     """{"sub": "01", "ses": "a", ...} of a BIDS file's name without its ending."""
-    matches = (_ENTITY.fullmatch(part) for part in name.split("_"))
-    return {match[1]: match[2] for match in matches if match}
+    found: dict[str, str] = {}
+    for part in name.split("_"):
+        match = _ENTITY.fullmatch(part)
+        if match is not None:
+            found[match[1]] = match[2]
+    return found
 
 
 def misnamed(path: Path, root: Path) -> str:
@@ -94,12 +106,14 @@ def misnamed(path: Path, root: Path) -> str:
     if "sub" not in own or len(own) < len(parts):
         return "its name is not made of BIDS entities"
     folders = [f"{key}-{own[key]}" for key in ("sub", "ses") if key in own]
-    if path.parent.relative_to(root).parts != (*folders, "anat"):
+    folders.append("anat")
+    if path.parent.relative_to(root).parts != tuple(folders):
         return "its name is of another subject or session than its folder"
     return ""
 
 
 def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
+    """The folders of derivatives: the one of that name, or all."""
     folder = root / "derivatives"
     if name is not None:
         if not (folder / name).is_dir():
@@ -110,40 +124,72 @@ def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
 
 
 def _labels_of(
-    scan: Path, own: dict[str, str], pipeline: Path
+    scan: Path, own: Mapping[str, str], pipeline: Path
 ) -> Iterator[tuple[Path, Path]]:
-    """(image, labels) that a pipeline has for a scan, on one grid as far as names can tell."""
-    session = f"_ses-{own['ses']}" if "ses" in own else ""
-    person = scan.parents[1 + ("ses" in own)]
-    # FreeSurfer's folder: its own image goes with its labels, they share a grid. It is of one scan,
-    # the first where there are several.
-    for name, folder in (
-        (f"{person.name}{session}", scan.parent),
-        (person.name, person),
-    ):
-        labels = find_labels(pipeline / name)
-        if labels and scan == min(folder.rglob("*_T1w.nii*")):
-            yield find_image(pipeline / name) or scan, labels
-            return
-    anat = pipeline / scan.parent.relative_to(scan.parents[2 + ("ses" in own)])
+    """Yield (image, labels) that a pipeline has for a scan with the entities `own`.
+
+    The two are on one grid as far as names can tell.
+    """
+    pair = _freesurfer_pair(scan, own, pipeline)
+    if pair is not None:
+        yield pair
+        return
+    person = _person_folder(scan, own)
+    anat = pipeline / scan.parent.relative_to(person.parent)
     for labels in sorted(anat.glob("*_dseg.nii*")):
-        theirs = entities(without_suffix(labels))
-        same = all(theirs.get(key) == own.get(key) for key in _OF_A_SCAN)
-        # Tissue maps and cortical parcellations are other things than a segmentation.
-        if not same or theirs.get("space") not in _OWN_SPACES or "desc" not in theirs:
-            continue
-        if theirs["desc"] in {"aparcaseg", "carpet", "ribbon"}:
+        if not _is_segmentation_of(labels, own):
             continue
         # fMRIPrep resamples the scan and stores what it segmented beside the labels.
-        stem = "_".join(f"{key}-{own[key]}" for key in own)
+        stem = "_".join(f"{key}-{value}" for key, value in own.items())
         preprocessed = next(anat.glob(f"{stem}_desc-preproc_T1w.nii*"), None)
-        yield preprocessed or scan, labels
+        image = scan if preprocessed is None else preprocessed
+        yield image, labels
+
+
+def _person_folder(scan: Path, own: Mapping[str, str]) -> Path:
+    """sub-01 of sub-01/anat/... or sub-01/ses-a/anat/..."""
+    return scan.parents[2] if "ses" in own else scan.parents[1]
+
+
+def _freesurfer_pair(
+    scan: Path, own: Mapping[str, str], pipeline: Path
+) -> tuple[Path, Path] | None:
+    """(image, labels) of a FreeSurfer folder, sub-01_ses-a or sub-01, made from this scan.
+
+    Its own image goes with its labels, since they share a grid. It is made from one scan: the first
+    one of the session, or of the person, where there are several.
+    """
+    person = _person_folder(scan, own)
+    # FreeSurfer's folder, and the folder of the scans that it may be made from.
+    candidates = [(pipeline / person.name, scan.parent)]
+    if "ses" in own:
+        of_session = pipeline / f"{person.name}_ses-{own['ses']}"
+        candidates = [(of_session, scan.parent), (pipeline / person.name, person)]
+    for folder, scans in candidates:
+        labels = find_labels(folder)
+        if labels is None or scan != min(scans.rglob("*_T1w.nii*")):
+            continue
+        image = find_image(folder)
+        if image is None:
+            return scan, labels
+        return image, labels
+    return None
+
+
+def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
+    """Whether a `_dseg` is of the scan with the entities `own`, on its grid, of its structures."""
+    theirs = entities(without_suffix(labels))
+    if any(theirs.get(key) != own.get(key) for key in _OF_A_SCAN):
+        return False
+    if theirs.get("space") not in _OWN_SPACES:
+        return False
+    return "desc" in theirs and theirs["desc"] not in _OTHER_THINGS
 
 
 SOURCE = Source(
-    _find,
-    "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
-    "--root is a BIDS dataset",
+    find=_find,
+    nothing="no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
+    remedy="--root is a BIDS dataset",
     advice="no labels were found under derivatives/: only images for prediction can be prepared",
     partly_labelled=True,
 )

@@ -11,12 +11,12 @@ from trinat.segmentation.data.sources.base import (
     Source,
     SourceOptions,
     Subject,
+    by_name,
     first_existing,
-    natural_order,
     safe_name,
 )
 
-# From the scanner's own contrast to the most processed; all lie on the grid of aseg.mgz.
+# From the scanner's own contrast to the most processed; all are on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
 LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
@@ -30,11 +30,16 @@ _SESSION = re.compile(
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
-    """Every folder with `mri/` is a subject; labels are aseg.mgz or what options.labels names."""
-    for folder in sorted(root.iterdir(), key=lambda path: natural_order(path.name)):
+    """Yield every folder in `root` with an image in its mri/ as a subject.
+
+    `options.image` and `options.labels` name the files to take; else they are the first that are
+    there of IMAGES and LABELS.
+    """
+    for folder in by_name(root.iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):
             continue
-        if reason := _why_not(folder):
+        reason = _why_not(folder)
+        if reason:
             yield Exclusion(folder.name, reason)
             continue
         image = find_image(folder, options.image)
@@ -59,22 +64,28 @@ def _find(root: Path, options: SourceOptions) -> Found:
 
 
 def find_image(folder: Path, name: str | None = None) -> Path | None:
-    """mri/<name>, or the least processed image that is there."""
-    return first_existing(folder / "mri", *([_mgz(name)] if name else IMAGES))
+    """mri/<name> of a subject's folder, or the least processed image that is there."""
+    names = (_mgz(name),) if name else IMAGES
+    return first_existing(folder / "mri", names)
 
 
 def find_labels(folder: Path, name: str | None = None) -> Path | None:
-    return first_existing(folder / "mri", *([_mgz(name)] if name else LABELS))
+    """mri/<name> of a subject's folder, or the first of the usual label maps that is there."""
+    names = (_mgz(name),) if name else LABELS
+    return first_existing(folder / "mri", names)
 
 
 def person_and_session(name: str) -> tuple[str, str | None]:
     """Person and session in names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base."""
     name = name.partition(".long.")[0]
     match = _SESSION.fullmatch(name)
-    return (match["person"], match["session"]) if match else (name, None)
+    if match is None:
+        return name, None
+    return match["person"], match["session"]
 
 
 def _why_not(folder: Path) -> str:
+    """Why a folder is no subject; empty where it is one."""
     if _TEMPLATES.fullmatch(folder.name):
         return "a template, not a person"
     if not (folder / "mri").is_dir():
@@ -85,7 +96,12 @@ def _why_not(folder: Path) -> str:
 
 
 def _mgz(name: str) -> str:
+    """The file name of what is called orig or orig.mgz."""
     return name if name.endswith(".mgz") else f"{name}.mgz"
 
 
-SOURCE = Source(_find, "no subject folder here", "--root is a SUBJECTS_DIR")
+SOURCE = Source(
+    find=_find,
+    nothing="no subject folder here",
+    remedy="--root is a SUBJECTS_DIR",
+)

@@ -1,4 +1,8 @@
-"""IXI: T1 scans of three hospitals, with labels from a SUBJECTS_DIR made of them."""
+"""IXI: T1 scans of three hospitals, with labels from a SUBJECTS_DIR made of them.
+
+The dataset's archive, IXI-T1.tar, has all scans in one folder, each with the person, the hospital
+and a number in its name: IXI002-Guys-0828-T1.nii.gz. It has no labels.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from trinat.segmentation.data.sources.base import (
     Source,
     SourceOptions,
     Subject,
-    natural_order,
+    by_name,
+    search,
 )
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 
@@ -23,29 +28,21 @@ _SCAN = re.compile(
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
-    """Scans below `root`. Where FreeSurfer has been over one, its own image goes with its labels:
-    they share a grid, which is not the scan's."""
-    scans = {
-        path.name: path for depth in ("", "*/") for path in root.glob(f"{depth}IXI*")
-    }
-    for name in sorted(scans, key=natural_order):
-        path = scans[name]
+    """Yield every scan in `root`, or in a folder in it, as a subject."""
+    scans: dict[str, Path] = {}
+    for path in search(root, "IXI*", depth=1):
+        scans[path.name] = path
+
+    for path in by_name(scans.values()):
         if not path.is_file():
             continue
-        match = _SCAN.fullmatch(name)
+        match = _SCAN.fullmatch(path.name)
         if match is None:
-            yield Exclusion(name, "not named as an IXI T1 scan")
+            yield Exclusion(path.name, "not named as an IXI T1 scan")
             continue
-        image, labels = path, None
-        folder = options.subjects_dir and _results(
-            options.subjects_dir, name.partition(".nii")[0]
-        )
-        if folder:
-            labels = find_labels(folder, options.labels)
-            if labels:
-                image = find_image(folder, options.image) or path
+        image, labels = _image_and_labels(path, options)
         yield Subject(
-            id=name.partition("-T1")[0],
+            id=path.name.partition("-T1")[0],
             person=match["person"],
             image=image,
             labels=labels,
@@ -56,21 +53,49 @@ def _find(root: Path, options: SourceOptions) -> Found:
         )
 
 
-def _results(subjects_dir: Path, scan: str) -> Path | None:
+def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | None]:
+    """A scan's labels by FreeSurfer, and the image that they belong to.
+
+    FreeSurfer's labels share the grid of its own image, which is not the scan's. Without labels
+    the image is the scan itself.
+    """
+    folder = _freesurfer_folder(scan, options.subjects_dir)
+    if folder is None:
+        return scan, None
+    labels = find_labels(folder, options.labels)
+    if labels is None:
+        return scan, None
+    image = find_image(folder, options.image)
+    if image is None:
+        return scan, labels
+    return image, labels
+
+
+def _freesurfer_folder(scan: Path, subjects_dir: Path | None) -> Path | None:
     """The subject folder of IXI002-Guys-0828-T1: by that name, without -T1, or IXI002 alone."""
-    names = (scan, scan.removesuffix("-T1"), scan.partition("-")[0])
-    return next(
-        (subjects_dir / name for name in names if (subjects_dir / name).is_dir()), None
-    )
+    if subjects_dir is None:
+        return None
+    name = scan.name.partition(".nii")[0]
+    person = name.partition("-")[0]
+    for candidate in (name, name.removesuffix("-T1"), person):
+        folder = subjects_dir / candidate
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def _is_scan(name: str) -> bool:
+    """Whether a file of the dataset's archive is a T1 scan."""
+    return _SCAN.fullmatch(Path(name).name) is not None
 
 
 SOURCE = Source(
-    _find,
-    "no IXI scan (IXI002-Guys-0828-T1.nii.gz, ...) here",
-    "fetch them with `trinat data get ixi`",
+    find=_find,
+    nothing="no IXI scan (IXI002-Guys-0828-T1.nii.gz, ...) here",
+    remedy="fetch them with `trinat data get ixi`",
     advice="IXI has no labels: make them with `recon-all -s IXI002 -i IXI002-Guys-0828-T1.nii.gz "
     "-all`, or quicker with FastSurfer (--seg_only) or mri_synthseg, and name the folder by "
     "--subjects-dir; --label-with MODEL makes pseudo-labels",
-    wanted_member=lambda name: _SCAN.fullmatch(Path(name).name) is not None,
+    wanted_member=_is_scan,
     partly_labelled=True,
 )

@@ -1,4 +1,9 @@
-"""MALC: the Multi-Atlas Labelling Challenge of 2012, OASIS scans with labels drawn by hand."""
+"""MALC: the Multi-Atlas Labelling Challenge of 2012, OASIS scans with labels drawn by hand.
+
+Scans have numbers of four digits. 1000_3.nii.gz is a head, 1000_SS.nii.gz the same head
+skull-stripped, 1000_3_glm.nii.gz its label map. The challenge has them in training-images/,
+training-labels/, testing-images/ and testing-labels/; copies of it have them all in one folder.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +33,8 @@ _LICENCE = (
 _NUMBERING = "neuromorphometrics"
 
 # The challenge's own division; all other scans are for testing.
-TRAINING = tuple(
-    str(number) for number in (*range(1000, 1003), *range(1006, 1016), 1017, 1036)
-)
+_TRAINING_NUMBERS = (*range(1000, 1003), *range(1006, 1016), 1017, 1036)
+TRAINING = tuple(str(number) for number in _TRAINING_NUMBERS)
 # Five persons of the test part were scanned twice.
 FIRST_SCAN = {
     "1023": "1003",
@@ -40,7 +44,6 @@ FIRST_SCAN = {
     "1039": "1019",
 }
 
-# The challenge has its files in four folders; copies of it have them all in one.
 _IMAGE_FOLDERS = ("", "training-images", "testing-images")
 _LABEL_FOLDERS = ("", "training-labels", "testing-labels")
 _IMAGE = re.compile(r"(?P<scan>\d{4})(?P<kind>|_3|_SS)\.nii(\.gz)?")
@@ -52,6 +55,8 @@ _PREFERENCE = ("_3", "_SS", "")
 
 @dataclass(frozen=True)
 class _Person:
+    """Who was scanned: a name, and what is known."""
+
     name: str
     facts: Facts
 
@@ -61,12 +66,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
 
     `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz).
     """
-    if options.image not in {None, *_KINDS}:
-        raise ConfigError(
-            f"malc has no images called {options.image!r}",
-            remedy="name head or stripped",
-        )
-    kinds = _PREFERENCE if options.image is None else (_KINDS[options.image],)
+    kinds = _kinds(options.image)
     images = _images(root, kinds)
     label_maps = _label_maps(root)
     people = _people(root / "demographics.csv")
@@ -77,10 +77,25 @@ def _find(root: Path, options: SourceOptions) -> Found:
         if image is None:
             wanted = " or ".join(f"{scan}{kind}.nii.gz" for kind in kinds)
             yield Exclusion(scan, f"no image ({wanted})", broken=True)
-        elif labels is None and (folder := _labels_folder(image)):
+            continue
+        folder = _labels_folder(image)
+        if labels is None and folder is not None:
             yield Exclusion(scan, f"no label map in {folder.name}/", broken=True)
-        else:
-            yield _subject(scan, image, labels, _person(scan, people), fold, options)
+            continue
+        person = _person(scan, people)
+        yield _subject(scan, image, labels, person, fold, options)
+
+
+def _kinds(name: str | None) -> tuple[str, ...]:
+    """The endings of images that may be taken, the best first; `name` is head or stripped."""
+    if name is None:
+        return _PREFERENCE
+    if name not in _KINDS:
+        raise ConfigError(
+            f"malc has no images called {name!r}",
+            remedy="name head or stripped",
+        )
+    return (_KINDS[name],)
 
 
 def _subject(
@@ -91,6 +106,7 @@ def _subject(
     fold: FoldingTable | None,
     options: SourceOptions,
 ) -> Subject:
+    """A scan as a subject, with the challenge's licence."""
     is_stripped = image.name.startswith(f"{scan}_SS.")
     return Subject(
         id=scan,
@@ -111,7 +127,8 @@ def _subject(
 def _images(root: Path, kinds: tuple[str, ...]) -> dict[str, Path]:
     """Scan -> its image, of the first of these kinds that it has."""
     images: dict[str, Path] = {}
-    for kind in reversed(kinds):  # what is preferred comes last, and stays
+    # What is preferred comes last, and stays.
+    for kind in reversed(kinds):
         of_kind: dict[str, Path] = {}
         for path, match in _files(root, _IMAGE_FOLDERS, _IMAGE):
             if match["kind"] == kind:
@@ -121,6 +138,7 @@ def _images(root: Path, kinds: tuple[str, ...]) -> dict[str, Path]:
 
 
 def _label_maps(root: Path) -> dict[str, Path]:
+    """Scan -> its label map."""
     label_maps: dict[str, Path] = {}
     for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
         _add(label_maps, match["scan"], path)
@@ -128,6 +146,7 @@ def _label_maps(root: Path) -> dict[str, Path]:
 
 
 def _add(files: dict[str, Path], scan: str, path: Path) -> None:
+    """Add a scan's file to `files`; raises DatasetError if it has one already."""
     if scan in files:
         raise DatasetError(
             f"{scan} is there twice, the other one is {files[scan]}",
@@ -140,19 +159,24 @@ def _add(files: dict[str, Path], scan: str, path: Path) -> None:
 def _files(
     root: Path, folders: tuple[str, ...], pattern: re.Pattern[str]
 ) -> Iterator[tuple[Path, re.Match[str]]]:
-    for folder in folders:
-        if not (root / folder).is_dir():
+    """Files in these folders of `root` whose names match, as far as the folders are there."""
+    for name in folders:
+        folder = root / name
+        if not folder.is_dir():
             continue
-        for path in sorted((root / folder).iterdir()):
-            if match := pattern.fullmatch(path.name):
+        for path in sorted(folder.iterdir()):
+            match = pattern.fullmatch(path.name)
+            if match is not None:
                 yield path, match
 
 
 def _labels_folder(image: Path) -> Path | None:
     """training-labels of an image in training-images, if it is there."""
     part, _, kind = image.parent.name.rpartition("-")
+    if kind != "images":
+        return None
     folder = image.parent.with_name(f"{part}-labels")
-    return folder if kind == "images" and folder.is_dir() else None
+    return folder if folder.is_dir() else None
 
 
 def _people(table: Path) -> dict[str, _Person]:
@@ -160,29 +184,38 @@ def _people(table: Path) -> dict[str, _Person]:
     if not table.is_file():
         return {}
     facts = read_participants(table)
-    rows = read_rows(table, required=("id", "Subject"))
-    return {
-        row["id"]: _Person(row["Subject"] or row["id"], facts[row["id"]])
-        for row in rows
-    }
+    people: dict[str, _Person] = {}
+    for row in read_rows(table, required=("id", "Subject")):
+        scan = row["id"]
+        name = row["Subject"] or scan
+        people[scan] = _Person(name, facts[scan])
+    return people
 
 
 def _person(scan: str, people: Mapping[str, _Person]) -> _Person:
-    """Who it is: a second scan is of the same person as the first, whichever the table has."""
-    same = {scan, FIRST_SCAN.get(scan, scan)}
-    same |= {second for second, first in FIRST_SCAN.items() if first in same}
-    known = [people[one] for one in sorted(same) if one in people]
-    name = known[0].name if known else min(same)
-    if scan in people:
-        return _Person(name, people[scan].facts)
-    return _Person(name, known[0].facts if known else Facts())
+    """Who it is: a second scan is of the same person as the first, whichever the table has.
+
+    A scan that is not in the table has what is known from the person's other scan.
+    """
+    first_scan = FIRST_SCAN.get(scan, scan)
+    same_person = [first_scan]
+    for second, first in FIRST_SCAN.items():
+        if first == first_scan:
+            same_person.append(second)
+
+    # First scans have the lower numbers, so the person has the first scan's name.
+    for one in sorted(same_person):
+        if one in people:
+            facts = people[scan].facts if scan in people else people[one].facts
+            return _Person(people[one].name, facts)
+    return _Person(first_scan, Facts())
 
 
 SOURCE = Source(
-    _find,
-    "no scan of the challenge (1000_3.nii.gz or 1000_SS.nii.gz) here",
-    "--root is the folder with training-images/ and training-labels/, or with all files in one; "
-    "`trinat data list` says how to get them",
+    find=_find,
+    nothing="no scan of the challenge (1000_3.nii.gz or 1000_SS.nii.gz) here",
+    remedy="--root is the folder with training-images/ and training-labels/, or with all files in "
+    "one; `trinat data list` says how to get them",
     advice="no label maps (1000_3_glm.nii.gz) were found: only images for prediction can be "
     "prepared",
     partly_labelled=True,

@@ -1,4 +1,8 @@
-"""Neurite-OASIS: OASIS-1 sessions with FreeSurfer's image and labels, renumbered 0 to 35."""
+"""Neurite-OASIS: OASIS-1 sessions with FreeSurfer's image and labels, renumbered 0 to 35.
+
+A session is a folder such as OASIS_OAS1_0001_MR1, with orig.nii.gz (the head), norm.nii.gz
+(skull-stripped) and seg35.nii.gz (labels), and all three once more, aligned to each other.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,23 @@ from trinat.segmentation.data.sources.base import (
     Source,
     SourceOptions,
     Subject,
+    by_name,
     first_existing,
-    natural_order,
+    search,
 )
 from trinat.segmentation.errors import ConfigError
 
 _LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 
 _FOLDER = re.compile(r"OASIS_(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
-_FILES = {f"{a}{b}.nii.gz" for a in ("", "aligned_") for b in ("orig", "norm", "seg35")}
+# The image of each name, and the labels on its grid.
+_LABELS_OF = {
+    "orig": "seg35.nii.gz",
+    "norm": "seg35.nii.gz",
+    "aligned_orig": "aligned_seg35.nii.gz",
+    "aligned_norm": "aligned_seg35.nii.gz",
+}
+_FILES = {f"{kind}.nii.gz" for kind in _LABELS_OF} | set(_LABELS_OF.values())
 
 # FreeSurfer number of each of the dataset's own numbers 1..35, in its order.
 _LEFT = (2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 26, 28, 30, 31)
@@ -28,32 +40,32 @@ SEG35 = dict(enumerate((*_LEFT, *_RIGHT), start=1))
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
-    """`orig` (or norm, or their aligned_ twins, by options.image) with the seg35 of its grid."""
+    """Yield the sessions in `root`, or in a folder in it, as subjects.
+
+    `options.image` is orig, norm, aligned_orig or aligned_norm; without it, orig is taken.
+    """
     kind = options.image or "orig"
-    if kind not in {"orig", "norm", "aligned_orig", "aligned_norm"}:
+    if kind not in _LABELS_OF:
         raise ConfigError(
             f"neurite has no images called {kind!r}",
-            remedy="name one of orig, norm, aligned_orig, aligned_norm",
+            remedy=f"name one of {', '.join(_LABELS_OF)}",
         )
-    labels_name = (
-        "aligned_seg35.nii.gz" if kind.startswith("aligned_") else "seg35.nii.gz"
-    )
-    folders = [
-        p
-        for depth in ("", "*/")
-        for p in root.glob(f"{depth}OASIS_OAS1_*")
-        if p.is_dir()
-    ]
-    for folder in sorted(folders, key=lambda path: natural_order(path.name)):
+    image_name = f"{kind}.nii.gz"
+    labels_name = _LABELS_OF[kind]
+    for folder in by_name(search(root, "OASIS_OAS1_*", depth=1)):
+        if not folder.is_dir():
+            continue
         match = _FOLDER.fullmatch(folder.name)
         if match is None:
             yield Exclusion(folder.name, "not named as a session")
             continue
-        image = first_existing(folder, f"{kind}.nii.gz")
-        labels = first_existing(folder, labels_name)
-        if image is None or labels is None:
-            missing = f"{kind}.nii.gz" if image is None else labels_name
-            yield Exclusion(folder.name, f"no {missing}", broken=True)
+        image = first_existing(folder, [image_name])
+        if image is None:
+            yield Exclusion(folder.name, f"no {image_name}", broken=True)
+            continue
+        labels = first_existing(folder, [labels_name])
+        if labels is None:
+            yield Exclusion(folder.name, f"no {labels_name}", broken=True)
             continue
         yield Subject(
             id=f"{match['person']}_{match['session']}",
@@ -67,10 +79,15 @@ def _find(root: Path, options: SourceOptions) -> Found:
         )
 
 
+def _wanted_member(name: str) -> bool:
+    """Whether a file of the dataset's archive is an image or a label map that we read."""
+    return Path(name).name in _FILES
+
+
 SOURCE = Source(
-    _find,
-    "no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
-    "fetch it with `trinat data get neurite`",
-    wanted_member=lambda name: Path(name).name in _FILES,
+    find=_find,
+    nothing="no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
+    remedy="fetch it with `trinat data get neurite`",
+    wanted_member=_wanted_member,
     fixed_numbers=True,
 )

@@ -1,7 +1,7 @@
 """OASIS-1, cross-sectional: discs of images with FSL tissue labels, and FreeSurfer discs.
 
-Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers say nothing of how the
-person lies in them; the dataset's documentation does, and `AXES` says it here, once.
+Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers say nothing about
+orientation. The dataset's documentation does, and `AXES` says it here, once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trinat.segmentation.data.sources.base import (
     SourceOptions,
     Subject,
     natural_order,
+    search,
 )
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -33,55 +34,66 @@ AXES = {"RAW": "ASL", "SUBJ_111": "ASL", "T88_111": "LAS", "FSL_SEG": "LAS"}
 # FSL's numbers, as FreeSurfer numbers of the same tissue.
 TISSUES = {1: 24, 2: 220, 3: 219}
 
+_SUBJ = "PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111"
 _T88 = "PROCESSED/MPRAGE/T88_111/{s}_mpr_n?_anon_111_t88"
 _FSL = "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg"
 
 
 @dataclass(frozen=True)
 class _Image:
-    """Where an image stands below its session: `{s}` is the session, `n?` n3 to n6."""
+    """Where an image stands below its session: `{s}` is the session, `n?` n3 to n6.
+
+    `labels` are its tissue labels on the same grid, if there are any.
+    """
 
     pattern: str
     axes: str
-    labels: str | None  # its tissue labels, which lie on the same grid
+    labels: str | None = None
 
 
 IMAGES = {
     "t88-masked": _Image(f"{_T88}_masked_gfc", AXES["T88_111"], _FSL),
     "t88": _Image(f"{_T88}_gfc", AXES["T88_111"], _FSL),
-    "subj111": _Image(
-        "PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111", AXES["SUBJ_111"], None
-    ),
-    "raw": _Image("RAW/{s}_mpr-1_anon", AXES["RAW"], None),
+    "subj111": _Image(_SUBJ, AXES["SUBJ_111"]),
+    "raw": _Image("RAW/{s}_mpr-1_anon", AXES["RAW"]),
 }
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
-    """Sessions below `root`; tissue4 takes the tissue labels, other schemes FreeSurfer's."""
-    kind = options.image or (
-        "t88-masked" if options.scheme == "tissue4" else "freesurfer"
-    )
-    if kind not in {*IMAGES, "freesurfer"}:
+    """The sessions below `root`, as subjects.
+
+    `options.image` is one of IMAGES, with tissue labels, or freesurfer, with FreeSurfer's. Without
+    it the scheme tissue4 takes the first, and other schemes the second.
+    """
+    kind = options.image or _usual_image(options.scheme)
+    if kind not in IMAGES and kind != "freesurfer":
         raise ConfigError(
             f"oasis1 has no images called {kind!r}",
             remedy=f"name one of freesurfer, {', '.join(IMAGES)}",
         )
+    place = root
+    if kind == "freesurfer" and options.subjects_dir is not None:
+        place = options.subjects_dir
     found: dict[str, Subject | Exclusion] = {}
-    for folder in _sessions(
-        options.subjects_dir or root if kind == "freesurfer" else root
-    ):
+    for folder in _sessions(place):
         entry = _entry(folder, kind)
-        # Discs of images and of FreeSurfer results name their folders alike: the one that has
-        # what is asked for counts.
-        if isinstance(found.get(folder.name), Subject) and isinstance(entry, Subject):
+        earlier = found.get(folder.name)
+        if isinstance(earlier, Subject) and isinstance(entry, Subject):
             raise DatasetError(
                 f"session {folder.name} is there twice",
                 where=root,
                 remedy="an archive here is unpacked by itself: move either of the two away",
             )
-        if not isinstance(found.get(folder.name), Subject):
+        # Discs of images and of FreeSurfer results name their folders alike: the one that has
+        # what is asked for counts.
+        if not isinstance(earlier, Subject):
             found[folder.name] = entry
     return [found[name] for name in sorted(found, key=natural_order)]
+
+
+def _usual_image(scheme: str) -> str:
+    """The images that are taken where none are named."""
+    return "t88-masked" if scheme == "tissue4" else "freesurfer"
 
 
 def wanted_member(name: str) -> bool:
@@ -97,32 +109,28 @@ def wanted_member(name: str) -> bool:
 
 def _sessions(root: Path) -> Iterator[Path]:
     """Session folders in `root`, in its discs, or in the folders of unpacked archives."""
-    for depth in ("", "*/", "*/*/"):
-        for path in sorted(root.glob(f"{depth}OAS1_*")):
-            if path.is_dir() and _SESSION.fullmatch(path.name):
-                yield path
+    for path in search(root, "OAS1_*", depth=2):
+        if path.is_dir() and _SESSION.fullmatch(path.name):
+            yield path
 
 
 def _entry(folder: Path, kind: str) -> Subject | Exclusion:
-    session, axes = folder.name, None
-    image: Path | str
-    labels: Path | str | None
-    if kind == "freesurfer":
-        image = find_image(folder) or "no mri/orig.mgz"
-        labels = find_labels(folder) or "no mri/aseg.mgz"
-    else:
-        layout = IMAGES[kind]
-        axes = layout.axes
-        image = _one(folder, layout.pattern.format(s=session))
-        labels = (
-            _one(folder, layout.labels.format(s=session)) if layout.labels else None
-        )
-    if isinstance(image, str):
-        return Exclusion(session, image, broken=True)
-    if isinstance(labels, str):
-        return Exclusion(session, labels, broken=True)
+    """A session's image and labels of that kind, or what it lacks of them."""
+    session = folder.name
     match = _SESSION.fullmatch(session)
-    assert match is not None  # _sessions saw to it
+    assert match is not None  # `_sessions` gives no other folder
+    labels: Path | None
+    try:
+        if kind == "freesurfer":
+            image, labels = _of_freesurfer(folder)
+        else:
+            image, labels = _of_disc(folder, IMAGES[kind])
+    except _LacksFileError as error:
+        return Exclusion(session, str(error), broken=True)
+
+    extra: dict[int, int] = {}
+    if kind != "freesurfer" and labels is not None:
+        extra = TISSUES
     age, sex = _age_and_sex(folder / f"{session}.txt")
     return Subject(
         id=session,
@@ -130,30 +138,62 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
         session=match["session"],
         image=image,
         labels=labels,
-        # Files that we have converted carry their axes; only Analyze files need ours.
-        image_axes=axes if image.suffix == ".hdr" else None,
-        labels_axes=axes if labels and labels.suffix == ".hdr" else None,
-        extra=TISSUES if axes and labels else {},
+        image_axes=_axes(image, kind),
+        labels_axes=_axes(labels, kind),
+        extra=extra,
         age=age,
         sex=sex,
         licence=_LICENCE,
     )
 
 
-def _one(folder: Path, pattern: str) -> Path | str:
-    """The one file of this name, converted or with both Analyze halves; else the reason why not."""
+class _LacksFileError(Exception):
+    """What a session lacks, in words."""
+
+
+def _of_freesurfer(folder: Path) -> tuple[Path, Path]:
+    """Image and labels of a FreeSurfer disc's session."""
+    image = find_image(folder)
+    if image is None:
+        raise _LacksFileError("no mri/orig.mgz")
+    labels = find_labels(folder)
+    if labels is None:
+        raise _LacksFileError("no mri/aseg.mgz")
+    return image, labels
+
+
+def _of_disc(folder: Path, layout: _Image) -> tuple[Path, Path | None]:
+    """Image and tissue labels of a disc's session; None where the layout has no labels."""
+    image = _one(folder, layout.pattern.format(s=folder.name))
+    if layout.labels is None:
+        return image, None
+    return image, _one(folder, layout.labels.format(s=folder.name))
+
+
+def _one(folder: Path, pattern: str) -> Path:
+    """The one file of this name: converted, or the header of both Analyze halves."""
+    name = Path(pattern).name
     converted = sorted(folder.glob(f"{pattern}.nii.gz"))
-    headers, images = (sorted(folder.glob(pattern + half)) for half in (".hdr", ".img"))
+    headers = sorted(folder.glob(f"{pattern}.hdr"))
+    images = sorted(folder.glob(f"{pattern}.img"))
     if len(converted) > 1 or len(headers) > 1:
-        return f"more than one {Path(pattern).name}"
+        raise _LacksFileError(f"more than one {name}")
     if converted:
         return converted[0]
     if not headers and not images:
-        return f"no {Path(pattern).name}"
-    if not headers or not images:
-        missing, there = (".img", headers) if headers else (".hdr", images)
-        return f"{there[0].name} lacks its {missing} half"
+        raise _LacksFileError(f"no {name}")
+    if not images:
+        raise _LacksFileError(f"{headers[0].name} lacks its .img half")
+    if not headers:
+        raise _LacksFileError(f"{images[0].name} lacks its .hdr half")
     return headers[0]
+
+
+def _axes(path: Path | None, kind: str) -> str | None:
+    """The voxel axes of an Analyze file; files that we have converted carry theirs."""
+    if path is None or path.suffix != ".hdr":
+        return None
+    return IMAGES[kind].axes
 
 
 def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
@@ -166,13 +206,16 @@ def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
     return float(age[1]) if age else None, sex[1] if sex else None
 
 
+def _axes_of_folder(path: Path) -> str | None:
+    """The voxel axes of an Analyze file, by the folder that it stands in."""
+    return AXES.get(path.parent.name)
+
+
 SOURCE = Source(
-    _find,
-    "no OASIS-1 session (OAS1_0001_MR1, ...) here",
-    "fetch a disc with `trinat data get oasis1`",
+    find=_find,
+    nothing="no OASIS-1 session (OAS1_0001_MR1, ...) here",
+    remedy="fetch a disc with `trinat data get oasis1`",
     wanted_member=wanted_member,
-    member_axes=lambda path: AXES.get(
-        path.parent.name
-    ),  # by the folder that a file stands in
+    member_axes=_axes_of_folder,
     fixed_numbers=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from trinat.segmentation.data.sources.base import (
@@ -11,7 +12,7 @@ from trinat.segmentation.data.sources.base import (
     Source,
     SourceOptions,
     Subject,
-    natural_order,
+    by_name,
     safe_name,
     without_suffix,
 )
@@ -33,10 +34,8 @@ def _find(root: Path, options: SourceOptions) -> Found:
     """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""
     if root.suffix in {".csv", ".tsv"}:
         return _from_table(root, options)
-    images, labels = (
-        root / (options.image or "images"),
-        root / (options.labels or "labels"),
-    )
+    images = root / (options.image or "images")
+    labels = root / (options.labels or "labels")
     if not images.is_dir():
         raise DatasetError(
             f"no folder {images.name} here",
@@ -47,6 +46,10 @@ def _find(root: Path, options: SourceOptions) -> Found:
 
 
 def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
+    """Yield every image, with the label map of the same name.
+
+    Where `labels` is empty or not there, the images are subjects without labels.
+    """
     image_of = image_files(images)
     if not image_of:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
@@ -78,7 +81,7 @@ def image_files(
 ) -> dict[str, Path]:
     """Name without suffix -> file, in natural order; two files of one name are refused."""
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir(), key=lambda path: natural_order(path.name)):
+    for path in by_name(folder.iterdir()):
         if path.name.startswith(".") or not path.name.lower().endswith(suffixes):
             continue
         name = without_suffix(path)
@@ -92,25 +95,17 @@ def image_files(
 
 def _from_table(table: Path, options: SourceOptions) -> Found:
     """Columns: image; and as far as known labels, subject, person, session, family, age, sex."""
-    for number, row in enumerate(read_rows(table, required=("image",)), start=2):
+    for line, row in enumerate(read_rows(table, required=("image",)), start=2):
         if not row.get("image"):
-            yield Exclusion(f"line {number}", "no image named", broken=True)
+            yield Exclusion(f"line {line}", "no image named", broken=True)
             continue
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
-        absent = next(
-            (path for path in (image, labels) if path and not path.is_file()), None
-        )
         name = row.get("subject") or without_suffix(image)
-        if absent:
+        absent = _first_absent(image, labels)
+        if absent is not None:
             yield Exclusion(name, f"{absent.name} is not there", broken=True)
             continue
-        try:
-            age = float(row["age"]) if row.get("age") else None
-        except ValueError:
-            raise DatasetError(
-                f"line {number}: age {row['age']!r} is no number", where=table
-            ) from None
         yield Subject(
             id=safe_name(name),
             person=row.get("person") or _person(name),
@@ -121,9 +116,30 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             ignore=options.ignore,
             fold=options.fold,
             family=row.get("family") or None,
-            age=age,
+            age=_age_in(row, line, table),
             sex=row.get("sex", "")[:1].upper() or None,
         )
+
+
+def _first_absent(image: Path, labels: Path | None) -> Path | None:
+    """The first of a row's files that is not there."""
+    if not image.is_file():
+        return image
+    if labels is not None and not labels.is_file():
+        return labels
+    return None
+
+
+def _age_in(row: Mapping[str, str], line: int, table: Path) -> float | None:
+    """The age in a row of the table; None where the row has none."""
+    if not row.get("age"):
+        return None
+    try:
+        return float(row["age"])
+    except ValueError:
+        raise DatasetError(
+            f"line {line}: age {row['age']!r} is no number", where=table
+        ) from None
 
 
 def _person(name: str) -> str:
@@ -132,14 +148,16 @@ def _person(name: str) -> str:
 
 
 def _find_label_maps(root: Path, options: SourceOptions) -> Found:
-    """Every image file in `root` is the label map of one person.
+    """Yield every image file in `root` as the label map of one person.
 
-    In FreeSurfer's numbers, and those of label maps for generation; or in those of options.fold.
+    It has FreeSurfer's numbers, and those of label maps for generation; or those of options.fold.
     """
-    extra, ignore = dict(options.extra), set(options.ignore)
+    extra: dict[int, int] = {}
+    ignore = set(options.ignore)
     if options.fold is None:
-        extra = {**GENERATION_FOLDED, **extra}
-        ignore |= set(_OUTSIDE)
+        extra.update(GENERATION_FOLDED)
+        ignore.update(_OUTSIDE)
+    extra.update(options.extra)
     for name, path in image_files(root).items():
         yield Subject(
             id=safe_name(name),
@@ -152,5 +170,7 @@ def _find_label_maps(root: Path, options: SourceOptions) -> Found:
         )
 
 
-PAIRS = Source(_find)
-LABEL_MAPS = Source(_find_label_maps, "no label map (.nii.gz, .nii, .mgz) here")
+PAIRS = Source(find=_find)
+LABEL_MAPS = Source(
+    find=_find_label_maps, nothing="no label map (.nii.gz, .nii, .mgz) here"
+)

@@ -39,39 +39,55 @@ SOURCES: Mapping[str, Source] = {
 def list_subjects(
     source: str, root: Path, options: SourceOptions, *, keep_unlabelled: bool = False
 ) -> Listing:
-    """What `source` finds below `root`; raises where names would collide."""
+    """What `source` finds below `root`.
+
+    Where some subjects have labels, those without become exclusions, unless `keep_unlabelled`.
+    Raises ConfigError for an unknown source or options that it does not have, and DatasetError
+    where nothing is found or two subjects would have one name.
+    """
     if source not in SOURCES:
         raise ConfigError(
             f"no source {source!r}", remedy=f"name one of {', '.join(SOURCES)}"
         )
     if not root.exists():
         raise DatasetError("no such file or folder", where=root, remedy="see --root")
-    kind = SOURCES[source]
-    if kind.fixed_numbers and options.fold is not None:
+    dataset = SOURCES[source]
+    if dataset.fixed_numbers and options.fold is not None:
         raise ConfigError(
             f"the label numbers of {source} are known",
             remedy="leave out the folding table (fold)",
         )
-    found = list(kind.find(root, options))
-    if not found and kind.nothing:
-        raise DatasetError(kind.nothing, where=root, remedy=kind.remedy)
-    listing = Listing.of(found, kind.advice)
-    # Two names that differ in case alone are one file on some file systems.
+    found = list(dataset.find(root, options))
+    if not found and dataset.nothing:
+        raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
+    listing = Listing.of(found, dataset.advice)
+    _refuse_twins(listing, root)
+    if keep_unlabelled:
+        return listing
+    return _without_unlabelled(listing, partly_labelled=dataset.partly_labelled)
+
+
+def _refuse_twins(listing: Listing, root: Path) -> None:
+    """Raise where two names differ in case alone: they are one file on some file systems."""
     counts = Counter(subject.id.lower() for subject in listing.subjects)
-    twice = next((s.id for s in listing.subjects if counts[s.id.lower()] > 1), None)
-    if twice:
-        raise DatasetError(
-            f"two subjects would both be named {twice}", where=root, remedy="rename one"
-        )
-    # Where some subjects have labels, those without are left out; else all serve prediction.
-    if keep_unlabelled or not any(subject.labels for subject in listing.subjects):
+    for subject in listing.subjects:
+        if counts[subject.id.lower()] > 1:
+            raise DatasetError(
+                f"two subjects would both be named {subject.id}",
+                where=root,
+                remedy="rename one",
+            )
+
+
+def _without_unlabelled(listing: Listing, *, partly_labelled: bool) -> Listing:
+    """Leave out the subjects without labels; where none has any, all stay and serve prediction."""
+    labelled = tuple(subject for subject in listing.subjects if subject.labels)
+    if not labelled:
         return listing
     lacking = tuple(
-        Exclusion(subject.id, "no labels", broken=not kind.partly_labelled)
+        Exclusion(subject.id, "no labels", broken=not partly_labelled)
         for subject in listing.subjects
-        if subject.labels is None
+        if not subject.labels
     )
-    subjects = tuple(subject for subject in listing.subjects if subject.labels)
-    return replace(
-        listing, subjects=subjects, exclusions=(*listing.exclusions, *lacking)
-    )
+    exclusions = listing.exclusions + lacking
+    return replace(listing, subjects=labelled, exclusions=exclusions)

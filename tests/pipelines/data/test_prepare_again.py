@@ -19,7 +19,7 @@ from helpers.prepared import prepare
 
 from trinat.segmentation.data.dataset import open_slices
 from trinat.segmentation.data.splits import read_split
-from trinat.segmentation.data.store import split_store
+from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View

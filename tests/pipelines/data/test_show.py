@@ -19,7 +19,7 @@ from trinat.pipelines.data.report import (
     show_subject,
     write_report,
 )
-from trinat.segmentation.data.slices import Statistics
+from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
 

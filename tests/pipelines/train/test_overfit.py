@@ -14,7 +14,7 @@ from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.synthetic.phantom import phantom
 from trinat.segmentation.training.loop import Trainer
 from trinat.segmentation.training.network import ViewsNet
-from trinat.segmentation.training.validation import Scan, validate
+from trinat.segmentation.training.validation import ValidationScan, validate
 
 SCHEME = load_scheme("quicknat33")
 SPACING_MM = 3.0
@@ -33,7 +33,7 @@ def brain_of(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return scaled[box].astype(np.float32), classes[box]
 
 
-def two_scans(view: View) -> list[Scan]:
+def two_scans(view: View) -> list[ValidationScan]:
     """Two phantoms as slices of a view, all of one size: the smaller brain with a border of air."""
     brains = [brain_of(seed) for seed in range(2)]
     shape = np.max([image.shape for image, _ in brains], axis=0)
@@ -49,11 +49,11 @@ def two_scans(view: View) -> list[Scan]:
         slices = (
             to_slices(torch.from_numpy(array), view) for array in (image, classes)
         )
-        scans.append(Scan(str(number), *(s.contiguous() for s in slices)))
+        scans.append(ValidationScan(str(number), *(s.contiguous() for s in slices)))
     return scans
 
 
-def trainer_of(view: View, scans: list[Scan], *settings: str) -> Trainer:
+def trainer_of(view: View, scans: list[ValidationScan], *settings: str) -> Trainer:
     smoke = read_recipe("smoke").stages[0]
     assert smoke.schedule.steps is not None
     steps, rate = TIMES * smoke.schedule.steps, f"optimiser.rate={RATE}"

@@ -39,7 +39,7 @@ from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.state import read_latest
-from trinat.segmentation.training.validation import Scan, synthetic_scans
+from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRINAT = (sys.executable, "-c", "from trinat.pipelines.cli import main; main()")
@@ -170,7 +170,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
         if report.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def interrupting(*arguments: Any) -> Iterator[Scan]:
+    def interrupting(*arguments: Any) -> Iterator[ValidationScan]:
         os.kill(os.getpid(), signal.SIGTERM)
         yield from synthetic_scans(*arguments)
 

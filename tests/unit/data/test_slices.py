@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trinat.segmentation.data.slices import SubjectFile, quantise, write_subject
+from trinat.segmentation.data.quantised import quantise
+from trinat.segmentation.data.slices import SubjectFile, write_subject
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View, from_slices
@@ -194,8 +195,11 @@ def test_what_is_no_slice_file_is_told(tmp_path: Path) -> None:
         SubjectFile(tmp_path / "s.h5").fingerprint  # noqa: B018
     with h5py.File(tmp_path / "o.h5", "w") as file:
         file.attrs["format"] = 0
-    with pytest.raises(DatasetError, match="slice format 0"):
-        SubjectFile(tmp_path / "o.h5").fingerprint  # noqa: B018
+    other = SubjectFile(tmp_path / "o.h5")
+    # At every use, not at the first one alone.
+    for _ in range(2):
+        with pytest.raises(DatasetError, match="slice format 0"):
+            other.fingerprint  # noqa: B018
 
 
 def test_an_open_file_travels_closed_and_opens_again(tmp_path: Path) -> None:

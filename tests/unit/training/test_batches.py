@@ -10,7 +10,8 @@ import torch
 from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_subject
 
 from trinat.segmentation.data.augmentation import AugmentationConfig
-from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
+from trinat.segmentation.data.quantised import quantise
+from trinat.segmentation.data.slices import scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import (
@@ -26,8 +27,8 @@ from trinat.segmentation.synthetic.heads import HeadMaps, phantom_heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.training.batches import (
     Batch,
+    BatchSource,
     MixedSource,
-    Source,
     StoreSource,
     SyntheticSource,
     _window,
@@ -170,7 +171,7 @@ def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
     ahead.close()
 
 
-class Told(Source):
+class Told(BatchSource):
     """A source that notes what it is told of and what is drawn of it."""
 
     fingerprint = ""

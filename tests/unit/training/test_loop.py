@@ -11,9 +11,10 @@ from trinat.segmentation.errors import DeviceError, TrainingError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
-from trinat.segmentation.training.batches import Batch, Source, SyntheticSource
+from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe
-from trinat.segmentation.training.loop import AHEAD, Trainer, _divide
+from trinat.segmentation.training.dealing import deal_to_views
+from trinat.segmentation.training.loop import AHEAD, Trainer
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_state, write_state
 from trinat.segmentation.training.workers import Workers
@@ -125,7 +126,7 @@ def test_training_lowers_the_loss(recipe: Recipe, maps: HeadMaps) -> None:
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-class Poisoned(Source):
+class Poisoned(BatchSource):
     """A source whose batches hold NaN from a step on."""
 
     fingerprint = ""
@@ -226,7 +227,7 @@ def test_views_are_dealt_in_turn_and_every_slice_once(batch: int) -> None:
     views = tuple(View)
     seen: dict[View, list[int]] = {view: [] for view in views}
     for step in range(12):
-        for view, first, count in _divide(step * batch, batch, views):
+        for view, first, count in deal_to_views(step * batch, batch, views):
             seen[view] += range(first, first + count)
     for numbers in seen.values():
         assert numbers == list(range(12 * batch // 3))
@@ -250,7 +251,7 @@ def test_frozen_parts_stay_and_others_move_at_their_own_rates(
     assert rates[0.1] == pytest.approx(0.1 * rates[1.0])
 
 
-class Recorded(Source):
+class Recorded(BatchSource):
     """A source that keeps the numbers of the slices it was asked for."""
 
     fingerprint = ""

@@ -14,7 +14,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.training.validation import (
-    Scan,
+    ValidationScan,
     predict_classes,
     synthetic_scans,
     validate,
@@ -41,7 +41,9 @@ def test_scores_are_those_of_the_whole_scan() -> None:
     labels = torch.zeros(20, 4, 4, dtype=torch.uint8)
     labels[3, :2, 0] = 1  # 2 true, both found
     network = Threshold().train()
-    scores = validate(network, [Scan("a", images, labels)], 3, 1, torch.device("cpu"))
+    scores = validate(
+        network, [ValidationScan("a", images, labels)], 3, 1, torch.device("cpu")
+    )
     assert scores.dice[1] == pytest.approx(2 * 2 / (5 + 2))
     assert scores.iou[1] == pytest.approx(2 / 5)
     # Background is no structure; class 2 is neither there nor predicted: it takes no part.
@@ -59,7 +61,9 @@ def test_examples_are_the_richest_slices_of_each_third() -> None:
     labels = torch.zeros(30, 2, 2, dtype=torch.uint8)
     labels[10:22, 0, 0] = 1  # thirds: 10 to 13, 14 to 17, 18 to 21
     labels[(12, 14, 21), 0, 1] = 2
-    scan = Scan("a", torch.arange(30.0).view(30, 1, 1).expand(30, 2, 2), labels)
+    scan = ValidationScan(
+        "a", torch.arange(30.0).view(30, 1, 1).expand(30, 2, 2), labels
+    )
     scores = validate(Threshold(), [scan], 3, 1, torch.device("cpu"))
     assert scores.examples.images[:, 0, 0].tolist() == [12, 14, 21]
 

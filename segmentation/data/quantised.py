@@ -1,0 +1,48 @@
+"""Intensities as 16-bit codes, as slice files store them.
+
+4,096 levels are 40 times finer than a good scan's noise and twice finer than a half float near
+the bright end. They stand in the lower 12 bits, so that of the shuffled bytes one half hardly
+changes from voxel to voxel and the other is mere noise: both are unpacked faster than a mixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LEVELS = 4096
+# In float32; an image with less between its values is flat.
+_SMALLEST_STEP = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 stays exactly 0."""
+
+    codes: NDArray[np.uint16]
+    scale: float
+    zero: int
+
+    def values(self) -> NDArray[np.float32]:
+        """The intensities, in the shape of the codes."""
+        values: NDArray[np.float32] = self.codes.astype(np.float32)
+        if self.zero:
+            values -= np.float32(self.zero)
+        values *= np.float32(self.scale)
+        return values
+
+
+def quantise(image: NDArray[np.float32]) -> Quantised:
+    """Spread the values from the lowest (0 or below) to the highest over 4,096 codes."""
+    low = min(float(image.min()), 0.0)
+    high = max(float(image.max()), 0.0)
+    step = (high - low) / (_LEVELS - 1)
+    if step < _SMALLEST_STEP:
+        step = 1.0
+    zero = round(-low / step)
+    levels = np.rint(image / np.float32(step))
+    levels += zero
+    np.clip(levels, 0, _LEVELS - 1, out=levels)
+    return Quantised(levels.astype(np.uint16), step, zero)

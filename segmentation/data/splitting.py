@@ -1,0 +1,79 @@
+"""Splits of a store, made and written: one, or one a fold of a cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from trinat.segmentation.data.sources.registry import SOURCES
+from trinat.segmentation.data.splits import (
+    Split,
+    make_folds,
+    make_published_split,
+    make_split,
+)
+from trinat.segmentation.data.store import SPLIT, Store, paths_of_folds
+from trinat.segmentation.errors import DatasetError
+
+
+def split_store(
+    root: Path,
+    *,
+    ratios: tuple[float, float, float] = (8, 1, 1),
+    folds: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    exclude: Collection[str] = (),
+    published: bool = False,
+    validation: int = 0,
+) -> list[tuple[Path, Split]]:
+    """Write split.json, or split-0.json and so on for folds, and return what stands in them.
+
+    The subjects of `exclude` stand in no part. With `published` the dataset's own division counts:
+    `validation` of its training persons validate, or its training part alone makes the folds.
+    """
+    store = Store(root)
+    training = _published_training(store) if published else ()
+    unknown = set(exclude) - set(store.subjects)
+    if unknown:
+        raise DatasetError(f"has no subject {min(unknown)!r} to exclude", where=root)
+    people = [person for person in store.labelled if person.subject not in exclude]
+    path = root / SPLIT if out is None else out
+    identity = store.fingerprint
+
+    if folds is None:
+        if published:
+            split = make_published_split(
+                people, training, validation=validation, seed=seed, store=identity
+            )
+        else:
+            split = make_split(people, ratios, seed=seed, store=identity)
+        splits = [split]
+        paths = [path]
+    else:
+        if published:
+            people = [person for person in people if person.subject in training]
+        splits = make_folds(people, folds, seed=seed, store=identity)
+        paths = paths_of_folds(path, folds)
+        if out is None:
+            # More folds of an earlier call would be taken for some of these.
+            for old in paths_of_folds(path, len(store.subjects))[folds:]:
+                old.unlink(missing_ok=True)
+
+    written = list(zip(paths, splits, strict=True))
+    for place, split in written:
+        split.write(place)
+    return written
+
+
+def _published_training(store: Store) -> tuple[str, ...]:
+    """The subjects that train by the division that the store's dataset was published with."""
+    name = store.info.source
+    training = SOURCES[name].published_training if name in SOURCES else ()
+    if not training:
+        raise DatasetError(
+            f"{name} has no published split",
+            where=store.root,
+            remedy="use --ratios or --kfold without --published",
+        )
+    return training
