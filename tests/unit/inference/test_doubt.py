@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from trinat.segmentation.inference.segmentation import (
-    Segmentation,
-    clean_up,
-    with_classes,
-)
+from trinat.segmentation.inference.cleaning import clean_up, with_classes
+from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     dice_of_maps,
