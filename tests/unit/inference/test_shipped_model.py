@@ -151,10 +151,10 @@ def test_the_networks_box_never_cuts_brain(
     scan, truth = change(*phantom(3, spacing_mm=(2.0, 2.0, 2.0)))
     seen = segmenter().prepare(scan)
     brain = conform(truth, labels=True, plan=seen.plan).volume.data > 0
-    room = segmenter().find_brain(torch.from_numpy(seen.volume.data))
-    assert room.mask is not None
-    assert brain[room.box][room.mask.numpy()].sum() == brain.sum() > 0.5e6
-    assert int(room.mask.sum()) < brain.size
+    region = segmenter().find_brain(torch.from_numpy(seen.volume.data))
+    assert region.mask is not None
+    assert brain[region.box][region.mask.numpy()].sum() == brain.sum() > 0.5e6
+    assert int(region.mask.sum()) < brain.size
 
 
 def with_tissues(anatomy: Anatomy, tissues: NDArray[np.uint8]) -> Anatomy:
