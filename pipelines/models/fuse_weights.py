@@ -26,7 +26,7 @@ from trinat.segmentation.inference.fusion_fit import (
     contest,
     fit_weights,
 )
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -152,7 +152,7 @@ def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
 
 
 def _look(
-    segmenter: Segmenter,
+    segmenter: Predictor,
     pair: Pair,
     file: Path,
     generator: np.random.Generator,
@@ -206,7 +206,7 @@ def _look(
     return _Scan(name, pair.truth.subject, evidence, file)
 
 
-def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
+def _choose(segmenter: Predictor, scans: Sequence[_Scan], failed: int) -> Found:
     """The kind of fusion that does best on persons left out."""
     scheme, views = segmenter.model.scheme, segmenter.views
     before = segmenter.model.info.fusion

@@ -30,8 +30,8 @@ from trinat.pipelines.predict.tables import format_aseg_stats, write_label_table
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.segmentation import Segmentation
-from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import write_maps
 from trinat.segmentation.models.checkpoint import load_model
@@ -53,7 +53,7 @@ class CaseWorker:
         self._process = time_process() if settings.timings else None
         views = [View(name) for name in settings.output.views] or None
         with stage("model"):
-            self.segmenter = Segmenter(
+            self.segmenter = Predictor(
                 load_model(settings.model, views),
                 device=device,
                 precision=settings.output.precision,

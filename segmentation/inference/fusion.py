@@ -69,8 +69,8 @@ class Fusion:
     the least probability cannot be distinguished from its partner.
 
     `views` are those that will be added, `weights` as for `view_weights`. The default weights are
-    for models that say nothing: what a model's model.yaml says wins (`Model.fusion_weights`). With the sagittal view alone the classes are the merged ones: `scheme` says
-    which the volume has.
+    for models that say nothing: what a model's model.yaml says wins (`Model.fusion_weights`). With
+    the sagittal view alone the classes are the merged ones: `scheme` says which the volume has.
     """
 
     def __init__(

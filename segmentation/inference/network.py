@@ -17,7 +17,7 @@ from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.hardware import GPU, bfloat16_hardware
 from trinat.segmentation.space.views import SliceAxes, to_slices
 
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
+ComputePrecision = Literal["auto", "float32", "bfloat16", "float16"]
 
 _DTYPES = {
     "float32": torch.float32,
@@ -32,7 +32,7 @@ _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
 
 
-def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
+def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtype:
     """The type to compute in.
 
     "auto" is bfloat16 where the device computes in it, else float32; float16 is for GPUs alone.

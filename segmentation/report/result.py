@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.inference import segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
     LIMITS,
     Grade,
@@ -225,7 +225,7 @@ class Result(Segmentation):
         return label
 
 
-class Segmenter(segmenter.Segmenter):
+class Segmenter(Predictor):
     """A model, loaded once, to segment many scans one after another.
 
     Parameters are those of `segment`, and `precision` ("auto", "float32", "bfloat16").

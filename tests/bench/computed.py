@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.network import ViewNetwork
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.models.architectures import PUBLISHED, build
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
@@ -92,7 +92,7 @@ class Counted(TorchDispatchMode):
         ]
 
 
-def on_meta(segmenter: Segmenter) -> Segmenter:
+def on_meta(segmenter: Predictor) -> Predictor:
     """The same model on the device that has no values, in bfloat16 as on a GPU."""
     segmenter.device = torch.device("meta")
     segmenter._precision = "bfloat16"
@@ -101,7 +101,7 @@ def on_meta(segmenter: Segmenter) -> Segmenter:
 
 
 def count(
-    segmenter: Segmenter, image: Tensor, region: BrainRegion, *, mirror: bool = False
+    segmenter: Predictor, image: Tensor, region: BrainRegion, *, mirror: bool = False
 ) -> Counted:
     """The first look, all views, and their fusion."""
     view = segmenter.views[0]
@@ -117,7 +117,7 @@ def count(
 
 def run() -> None:
     """Print operations, bytes and the expected seconds of `fast` and the published network."""
-    segmenter = Segmenter.load("fast", device="cpu")
+    segmenter = Predictor.load("fast", device="cpu")
     # In a field of 256³, as scanners and FreeSurfer give it.
     scan = conform(phantom(0)[0]).volume
     image = torch.from_numpy(segmenter.prepare(scan).volume.data)

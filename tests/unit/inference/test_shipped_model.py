@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
@@ -41,8 +41,8 @@ Head = tuple[Volume, Volume]  # scan and truth
 
 
 @cache
-def segmenter() -> Segmenter:
-    return Segmenter.load("fast", device="cpu")
+def segmenter() -> Predictor:
+    return Predictor.load("fast", device="cpu")
 
 
 def middle(scan: Volume, truth: Volume) -> Head:

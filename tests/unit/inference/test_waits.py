@@ -7,15 +7,15 @@ import torch
 from bench.computed import Counted, count, on_meta
 
 from trinat.segmentation.inference.localisation import BrainRegion
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.space.views import View, slice_axes
 
 SIDE = 96
 
 
 @pytest.fixture(scope="module")
-def segmenter() -> Segmenter:
-    return on_meta(Segmenter.load("fast", device="cpu"))
+def segmenter() -> Predictor:
+    return on_meta(Predictor.load("fast", device="cpu"))
 
 
 def region() -> BrainRegion:

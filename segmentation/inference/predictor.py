@@ -13,8 +13,8 @@ from trinat.segmentation.errors import DeviceError, ModelError
 from trinat.segmentation.inference.fusion import Fusion
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import (
+    ComputePrecision,
     Part,
-    Precision,
     ViewNetwork,
     choose_precision,
 )
@@ -52,7 +52,7 @@ _EVERY = 8
 _BACKGROUND = 0.95
 
 
-class Segmenter:
+class Predictor:
     """A model on a device: a loaded one, a shipped one by name ("fast"), or a model's folder.
 
     Safe to use for many scans, one after another. `views` are those to run, all by default;
@@ -65,7 +65,7 @@ class Segmenter:
         model: Model | str | Path,
         *,
         device: str = "auto",
-        precision: Precision = "auto",
+        precision: ComputePrecision = "auto",
         views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
@@ -95,7 +95,7 @@ class Segmenter:
         name_or_folder: str | Path,
         *,
         device: str = "auto",
-        precision: Precision = "auto",
+        precision: ComputePrecision = "auto",
         views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
