@@ -18,9 +18,9 @@ from trinat.segmentation.inference.network import (
     ViewNetwork,
     choose_precision,
 )
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior
-from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -112,7 +112,7 @@ class Predictor:
 
     def segment(
         self, volume: Volume, *, mirror: bool = False, samples: int = 0, seed: int = 0
-    ) -> Segmentation:
+    ) -> Prediction:
         """Labels of a scan in its own space, and what there is to doubt about them.
 
         `mirror` averages with the mirrored scan; `samples` predictions use dropout, or
@@ -132,18 +132,18 @@ class Predictor:
         mirror: bool = False,
         samples: int = 0,
         seed: int = 0,
-    ) -> Segmentation:
+    ) -> Prediction:
         """The networks and their fusion; labels are restored when they are first asked for."""
         refuse_forked_gpu(self.device)
 
-        def work() -> Segmentation:
+        def work() -> Prediction:
             return self._infer(conformed, mirror, samples, seed)
 
         return self._with_less_memory(work)
 
     def _infer(
         self, conformed: Conformed, mirror: bool, samples: int, seed: int
-    ) -> Segmentation:
+    ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
         with stage("first look"):
@@ -173,7 +173,7 @@ class Predictor:
         if fused.is_merged:
             # These are names of sided structures, which merged classes are not.
             not_predicted = ()
-        return Segmentation(
+        return Prediction(
             fused=fused.sum.cpu(),
             scheme=fused.scheme,
             plan=plan,

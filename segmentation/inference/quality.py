@@ -39,7 +39,7 @@ from trinat.segmentation.inference.checks.size import (
     check_resolution,
     total_brain_mm3,
 )
-from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
 
 __all__ = [
@@ -79,7 +79,7 @@ def limits_of(model: ModelInfo) -> Limits:
     return replace(LIMITS, agreement=model.quality.agreement)
 
 
-def grade(found: Segmentation, limits: Limits = LIMITS) -> Grade:
+def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
     """Judge one segmentation by what can be known without a truth."""
     return grade_by(Evidence.of(found), limits)
 
@@ -132,7 +132,7 @@ CHECKS: Sequence[Check] = (
 )
 
 
-def mean_agreement(found: Segmentation | Evidence) -> float | None:
+def mean_agreement(found: Prediction | Evidence) -> float | None:
     """Mean Dice between views over structures large enough to compare; None with one view."""
     if found.agreement is None:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
     LIMITS,
@@ -22,7 +23,6 @@ from trinat.segmentation.inference.quality import (
     limits_of,
     total_brain_mm3,
 )
-from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.io.volume import Scan, Volume
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result(Segmentation):
+class Result(Prediction):
     """One scan's segmentation, in the scan's own space.
 
     A structure is named by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
@@ -62,7 +62,7 @@ class Result(Segmentation):
     limits: Limits = LIMITS
 
     @classmethod
-    def of(cls, found: Segmentation, model: Model) -> Self:
+    def of(cls, found: Prediction, model: Model) -> Self:
         known = {field.name: getattr(found, field.name) for field in fields(found)}
         return cls(**known, model=model.name, limits=limits_of(model.info))
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.grid import Grid
@@ -53,7 +53,7 @@ class Evidence:
     agreement: NDArray[np.float64] | None
 
     @classmethod
-    def of(cls, found: Segmentation) -> Evidence:
+    def of(cls, found: Prediction) -> Evidence:
         """What a segmentation has of it."""
         return cls(
             image=found.image,

@@ -11,6 +11,7 @@ from helpers.overfitted import miniature, overfitted_model
 
 from trinat.pipelines.models.calibrate import cut, inverted, middle
 from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
     LIMITS,
@@ -20,7 +21,6 @@ from trinat.segmentation.inference.quality import (
     limits_of,
     tissue_contrast,
 )
-from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.models.model_info import Quality
@@ -51,12 +51,12 @@ def by_hand(
     agreement: list[float] | None = None,
     labels: np.ndarray = BLOCKS,
     brightness: np.ndarray = BRIGHTNESS,
-) -> Segmentation:
+) -> Prediction:
     """A segmentation as if each voxel of 1 mm had been labelled so."""
     affine = np.eye(4)
     grid = Grid(labels.shape, affine)
     plan = ConformPlan(grid, (1, 1), grid)
-    return Segmentation(
+    return Prediction(
         torch.nn.functional.one_hot(torch.from_numpy(labels).long(), 4).half(),
         SCHEME,
         plan,
@@ -161,7 +161,7 @@ def segmenter() -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def found(segmenter: Predictor) -> Segmentation:
+def found(segmenter: Predictor) -> Prediction:
     return segmenter.segment(miniature(seed=1)[0])
 
 
@@ -192,7 +192,7 @@ def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> N
     assert reason in verdict.reasons[0]
 
 
-def test_half_a_head_is_rejected_by_its_missing_side(found: Segmentation) -> None:
+def test_half_a_head_is_rejected_by_its_missing_side(found: Prediction) -> None:
     # Taken from a good result: what a network makes of half a head hangs on its last bits.
     fused = found.fused.clone()
     fused[20:] = 0

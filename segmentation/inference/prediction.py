@@ -27,7 +27,7 @@ _SLAB = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Segmentation:
+class Prediction:
     """Labels in the scan's own space, volumes, probabilities and doubts.
 
     `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
