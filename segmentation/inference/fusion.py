@@ -55,7 +55,7 @@ def view_weights(
     return normalised
 
 
-class Fusion:
+class ViewAggregator:
     """Adds slices' probabilities to a volume (X, Y, Z, K), float16; the sagittal view comes last.
 
     Classes are innermost because networks give them so and every step but restoring wants them so.

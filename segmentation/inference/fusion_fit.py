@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View
@@ -55,7 +55,7 @@ Likelihoods = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Contested:
+class AmbiguousVoxels:
     """A scan as far as weights decide on it: the voxels that are not the same with all of them.
 
     Where each view gives more than 0.75 to one and the same class, that class has over half of
@@ -86,7 +86,7 @@ class Contested:
         for start in range(0, len(self.truth), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             truth = self.truth[chunk]
-            fusion = Fusion(
+            fusion = ViewAggregator(
                 (len(truth), 1, 1),
                 scheme,
                 views,
@@ -104,7 +104,7 @@ class Contested:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class ViewLikelihoods:
     """What one scan says of the views.
 
     `likelihoods` has, by group of classes, the probability that each view gives to the true
@@ -117,16 +117,16 @@ class Evidence:
     @classmethod
     def of(
         cls,
-        contested: Contested,
+        ambiguous: AmbiguousVoxels,
         scheme: LabelScheme,
         generator: np.random.Generator,
         *,
         without: Sequence[int] = (),
-    ) -> Evidence:
+    ) -> ViewLikelihoods:
         """From a sample of a scan's ambiguous voxels; classes `without` are not looked at."""
         groups = _groups(scheme)
-        truth = groups[contested.truth]
-        given = _by_group(contested, groups)
+        truth = groups[ambiguous.truth]
+        given = _by_group(ambiguous, groups)
         left_out = set(groups[list(without)].tolist())
         likelihoods = []
         for group in range(given.shape[2]):
@@ -140,12 +140,12 @@ class Evidence:
             found = of_group[:, voxels]
             right = np.where(truth[voxels] == group, found, 1 - found)
             likelihoods.append(np.clip(right, _LEAST, 1))
-        return cls(tuple(contested.probabilities), tuple(likelihoods))
+        return cls(tuple(ambiguous.probabilities), tuple(likelihoods))
 
 
-def contest(
+def find_ambiguous(
     truth: NDArray[np.uint8], probabilities: Mapping[View, Tensor], scheme: LabelScheme
-) -> Contested:
+) -> AmbiguousVoxels:
     """Which voxels of a scan depend on weights.
 
     Truth (X, Y, Z) is class indices; each view's probabilities are (X, Y, Z, K or merged K).
@@ -166,11 +166,11 @@ def contest(
         for view, values in of_slab.items():
             kept[view].append(values[ambiguous].half().numpy())
     joined = {view: np.concatenate(slabs) for view, slabs in kept.items()}
-    return Contested(np.concatenate(truths), joined, decided)
+    return AmbiguousVoxels(np.concatenate(truths), joined, decided)
 
 
 def fit_weights(
-    evidence: Sequence[Evidence], scheme: LabelScheme
+    evidence: Sequence[ViewLikelihoods], scheme: LabelScheme
 ) -> tuple[dict[View, float], dict[View, Values]]:
     """Weights of the views for all classes, and for each class, (K,); both sum to 1 over views.
 
@@ -191,7 +191,7 @@ def fit_weights(
     return by_view, by_view_and_class
 
 
-def _fit_all_groups(evidence: Sequence[Evidence], default: Values) -> Values:
+def _fit_all_groups(evidence: Sequence[ViewLikelihoods], default: Values) -> Values:
     """Weights (V,) for all groups together.
 
     Each scan counts as one, and in it each group as much as any other.
@@ -253,11 +253,11 @@ def _decide(
     return chosen, agreed
 
 
-def _by_group(contested: Contested, groups: NDArray[np.int64]) -> Likelihoods:
+def _by_group(ambiguous: AmbiguousVoxels, groups: NDArray[np.int64]) -> Likelihoods:
     """What each view gives to each group at the ambiguous voxels, (V, N, G)."""
     to_groups = np.eye(int(groups.max()) + 1, dtype=np.float32)[groups]
     given = []
-    for probabilities in contested.probabilities.values():
+    for probabilities in ambiguous.probabilities.values():
         of_view = probabilities.astype(np.float32)
         if of_view.shape[1] == len(groups):
             of_view = of_view @ to_groups

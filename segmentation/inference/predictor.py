@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trinat.segmentation.errors import DeviceError, ModelError
-from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import (
     ComputePrecision,
@@ -186,7 +186,7 @@ class Predictor:
 
     def _fuse(
         self, image: Tensor, region: BrainRegion, mirror: bool
-    ) -> tuple[Fusion, dict[View, Tensor]]:
+    ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """All views of an image's region, fused, and each view's own most probable classes."""
         fusion, maps = self._add_views(image[region.box], region.mask, mirror)
         with stage("fusion"):
@@ -202,14 +202,14 @@ class Predictor:
 
     def _add_views(
         self, image: Tensor, within: Tensor | None, mirror: bool
-    ) -> tuple[Fusion, dict[View, Tensor]]:
+    ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """The part of `_fuse` that only gives a GPU its work, and never waits for it."""
         shape = to_shape(image.shape)
         info = self.model.info
         axes = {view: info.preprocessing.slice_axes(view) for view in self.views}
         # The model's own weights, from its model.yaml.
         weights = self.model.fusion_weights(self.views)
-        fusion = Fusion(
+        fusion = ViewAggregator(
             shape,
             self.model.scheme,
             self.views,
@@ -272,7 +272,7 @@ class Predictor:
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
-    def _apply_prior(self, fused: Fusion, plan: ConformPlan) -> str:
+    def _apply_prior(self, fused: ViewAggregator, plan: ConformPlan) -> str:
         """Let anatomy decide where networks are in doubt; returns why it was not asked."""
         prior = self.model.info.prior
         template = self.model.template

@@ -45,7 +45,7 @@ class Look(NamedTuple):
     gradient: Values  # (N,) norm of its gradient for the classifier's weights
 
 
-class Evidence(NamedTuple):
+class SubjectSummary(NamedTuple):
     """A subject's measures, voxels by label and prediction (K, K), and where loss is highest."""
 
     measures: Mapping[str, float]
@@ -90,7 +90,7 @@ def _loss(
     return (costs * counted).sum() / counted.sum().clamp(min=1), predicted
 
 
-def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
+def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
     """One subject's looks from several views as one; `partners` are the classes' other sides."""
     classes = len(partners)
     joint = np.sum(
@@ -110,7 +110,7 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> Evidence:
         "shift": max(_shift(v, classes) for v in views),
     }
     place = (view, int(losses[view].argmax()))
-    return Evidence(
+    return SubjectSummary(
         {name: float(value) for name, value in measures.items()}, joint, place
     )
 
@@ -131,7 +131,9 @@ def _shift(view: Look, classes: int) -> float:
 
 
 def rank(
-    found: Mapping[str, Evidence], names: Sequence[str], partners: NDArray[np.int64]
+    found: Mapping[str, SubjectSummary],
+    names: Sequence[str],
+    partners: NDArray[np.int64],
 ) -> pd.DataFrame:
     """A row a subject, the most suspect first: score, why, structure, and the measures.
 

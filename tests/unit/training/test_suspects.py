@@ -11,8 +11,8 @@ from trinat.segmentation.metrics.overlap import dice
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.training.suspects import (
     MEASURES,
-    Evidence,
     Look,
+    SubjectSummary,
     _moderated,
     look,
     rank,
@@ -68,12 +68,12 @@ NAMES = ("background", "left", "right", "middle")
 
 def evidence(
     labelled: tuple[int, ...] = (500, 500, 500), missed: int = 0, **changes: float
-) -> Evidence:
+) -> SubjectSummary:
     """All that is labelled is predicted, but `missed` voxels of the midline structure."""
     joint = np.diag([0, *labelled])
     joint[3, 3] -= missed
     joint[3, 0] += missed
-    return Evidence(dict.fromkeys(MEASURES, 0.0) | changes, joint, (0, 0))
+    return SubjectSummary(dict.fromkeys(MEASURES, 0.0) | changes, joint, (0, 0))
 
 
 def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> None:
@@ -96,7 +96,7 @@ def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_ba
     None
 ):
     usual = {f"s{n}": evidence(missed=450) for n in range(5)}
-    small = Evidence(usual["s0"].measures, np.diag([0, 500, 500, 10]), (0, 0))
+    small = SubjectSummary(usual["s0"].measures, np.diag([0, 500, 500, 10]), (0, 0))
     first = rank({**usual, "small": small}, NAMES, PARTNERS).iloc[0]
     assert (first.name, first["why"]) == ("small", "middle differs")
 
