@@ -1,6 +1,7 @@
 """Localisation: where in a scan brain may be, from a first look at some slices.
 
-Networks then look only there: half of a head's box or more is no brain.
+Networks then look only there, since most of a scan is no brain. The first look is taken by
+`Predictor.find_brain`; here is what follows from it. Distances are in voxels of the working grid.
 """
 
 from __future__ import annotations

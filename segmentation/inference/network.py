@@ -197,7 +197,7 @@ def _suitable_batch(network: Network, device: torch.device) -> int:
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Over the last axis; may change what it is given."""
+    """Softmax over the last axis; may change what it is given."""
     if logits.device.type != "cpu":
         return logits.softmax(-1)
     # With rows of 33 numbers torch's own takes three times as long on a processor.

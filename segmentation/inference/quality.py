@@ -133,7 +133,10 @@ CHECKS: Sequence[Check] = (
 
 
 def mean_agreement(found: Prediction | Evidence) -> float | None:
-    """Mean Dice between views over structures large enough to compare; None with one view."""
+    """Mean Dice between views over structures large enough to compare.
+
+    None with one view, 0 where no structure is large enough.
+    """
     if found.agreement is None:
         return None
     volumes = found.volumes_mm3
@@ -177,7 +180,10 @@ def _grade_agreement(value: float, limits: tuple[float, float]) -> GradeName:
 def _check_rejected(
     evidence: Evidence, structures: Mapping[str, GradeName], limits: Limits
 ) -> list[Finding]:
-    """Structures that are rejected by themselves, and how many of all they are."""
+    """Structures that are rejected by themselves, and how many of all they are.
+
+    Where some of them were found, the reason names those: the others are named by another check.
+    """
     if not structures:
         return []
     rejected = [name for name, verdict in structures.items() if verdict == "reject"]

@@ -1,4 +1,8 @@
-"""How sure networks are: how far views disagree, and what dropout changes (arXiv 1811.09800)."""
+"""How sure networks are: how far views disagree, and what dropout changes (arXiv 1811.09800).
+
+Samples are predictions of the same scan with dropout as in training, or by one member of an
+ensemble each.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,8 @@ class Samples:
 
     def add(self, probabilities: Tensor) -> None:
         """Add one sample, (X, Y, Z, K) float16."""
-        self._maps.append(probabilities.argmax(-1).to(torch.uint8).cpu())
+        labels = probabilities.argmax(-1)
+        self._maps.append(labels.to(torch.uint8).cpu())
         if self._mean is None:
             self._mean = torch.zeros_like(probabilities)
         # A sum of many would leave the precision of float16.

@@ -104,7 +104,10 @@ _NETWORKS: dict[str, tuple[type[NetworkConfig], type[Network]]] = {
 
 
 def build(config: NetworkConfig) -> Network:
-    """The network that a configuration describes, with random weights."""
+    """The network that a configuration describes, with random weights.
+
+    They are drawn from torch's own generator, in the order of the network's parts.
+    """
     if isinstance(config, EnsembleConfig):
         members = [build(config.member) for _ in range(config.members)]
         return Ensemble(config, members)

@@ -1,4 +1,8 @@
-"""What every network is to the rest of the software; `architectures.py` knows which there are."""
+"""What every network is to the rest of the software; `architectures.py` knows which there are.
+
+A network takes slices (N, C, H, W), float, on the scale that its model's preprocessing gives, and
+returns logits (N, K, H, W). Its weights go to a model folder by their names in `state_dict`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,10 @@ class NetworkConfig(BaseModel):
 
 
 class Classifier(nn.Conv2d):
-    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each."""
+    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each.
+
+    u is `unshuffle`: with 1, the usual, there is a feature for each pixel.
+    """
 
     def __init__(self, filters: int, classes: int, unshuffle: int = 1) -> None:
         super().__init__(filters, classes * unshuffle**2, 1)
@@ -101,7 +108,10 @@ class Network(nn.Module, ABC):
         self.to(memory_format=layout)  # type: ignore[call-overload]
 
     def fold(self) -> Self:
-        """A copy for inference: same logits, norms inside convolutions where the order allows."""
+        """A copy for inference: same logits, norms inside convolutions where the order allows.
+
+        It is in evaluation mode and needs no gradients.
+        """
         folded = copy.deepcopy(self).eval().requires_grad_(False)
         for module in folded.modules():
             if isinstance(module, Layer):

@@ -1,4 +1,8 @@
-"""Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory."""
+"""Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory.
+
+A dense block is several layers, each fed all that came before it in the block, then a
+recalibration of its output, then dropout. Blocks are joined by pooling and unpooling with indices.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +80,12 @@ def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
 
 
 def convolve_aligned(convolution: nn.Conv2d, x: Tensor, multiple: int = 8) -> Tensor:
-    """A convolution with zeros for channels that are missing to a multiple; the same result."""
+    """A convolution with zeros for channels that are missing to a multiple; the same result.
+
+    x (N, C, H, W) to (N, F, H, W); the padding of zeros costs less than odd channels do on a GPU.
+    """
     missing = -x.shape[1] % multiple
-    # Nothing along columns and rows, before and behind, and so many channels behind.
+    # Nothing before and behind along columns and rows; the missing channels behind the others.
     padding = (0, 0, 0, 0, 0, missing)
     padded = pad(x, padding)
     weight = pad(convolution.weight, padding)
@@ -86,7 +93,10 @@ def convolve_aligned(convolution: nn.Conv2d, x: Tensor, multiple: int = 8) -> Te
 
 
 class Layer(nn.Module):
-    """A convolution and its norm, with an activation from outside: C channels to F filters."""
+    """A convolution and its norm, with an activation from outside: C channels to F filters.
+
+    `order` says which comes first. Only a norm that follows its convolution can be folded into it.
+    """
 
     def __init__(self, channels: int, filters: int, kernel: int, order: Order) -> None:
         super().__init__()
@@ -107,6 +117,7 @@ class Layer(nn.Module):
         return activation(normed)  # type: ignore[no-any-return]
 
     def _convolve(self, x: Tensor) -> Tensor:
+        """The convolution alone, with channels as a GPU likes them."""
         # The first block sees 1, 65 and 129 channels, and a GPU's matrix units take eights.
         if x.device.type != "cpu" and x.shape[1] % 8:
             return convolve_aligned(self.convolution, x)
@@ -120,7 +131,11 @@ class Layer(nn.Module):
 
 
 class Excitation(nn.Module):
-    """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger."""
+    """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger.
+
+    Each gate is between 0 and 1: one a channel, from its mean over the slice, or one a place, from
+    its channels.
+    """
 
     def __init__(
         self, channels: int, kind: Literal["channel", "spatial", "both"]
@@ -153,7 +168,10 @@ class Excitation(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Layers of the given kernels, each fed all that came before. C channels to F filters."""
+    """Layers of the given kernels, each fed all that came before. C channels to F filters.
+
+    The output is that of the last layer, recalibrated, with whole channels dropped in training.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,8 @@
-"""A model is a folder: model.yaml, and <view>.safetensors for each view. No pickle anywhere."""
+"""A model is a folder: model.yaml, and <view>.safetensors for each view. No pickle anywhere.
+
+There may be two more files: prior.npz, an anatomical template, and the TSV of a user's own label
+scheme. model.yaml has the SHA-256 of every other file. `save_model` and `load_model` are inverse.
+"""
 
 from __future__ import annotations
 
@@ -295,7 +299,10 @@ def _fingerprint(scheme: LabelScheme) -> str:
 
 
 def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
-    """The scheme has what the description names, and each network as many classes as it."""
+    """The scheme has what the description names, and each network as many classes as it.
+
+    The network of a view that does not tell sides may have as many as the merged scheme.
+    """
     where = folder / MODEL_FILE
     if scheme.names[0] in info.not_predicted:
         raise ModelError(

@@ -1,4 +1,8 @@
-"""Weights of the authors' PyTorch port of QuickNAT, brought into the form of this project."""
+"""Weights of the authors' PyTorch port of QuickNAT, brought into the form of this project.
+
+A checkpoint of the port is a pickled module or a state dict. It is read without being run, its
+tensors get the names that they have here, and the architecture follows from their shapes.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,11 @@ _MAX_NAME = 64
 def import_port(
     file: Path, *, view: View, out: Path, labels: str = "quicknat33", licence: str = ""
 ) -> ModelInfo:
-    """Write the network in `file` as a model of one view; `trinat bundle` joins several."""
+    """Write the network in `file` as a model of one view; `trinat bundle` joins several.
+
+    `labels` is the scheme that it was trained with, `licence` that of the weights: a checkpoint
+    says neither.
+    """
     training = Training(
         data="not recorded in the checkpoint",
         licence=licence,

@@ -46,7 +46,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def refuse_forked_gpu(device: torch.device) -> None:
-    """A process that was forked from one that used a GPU cannot use it."""
+    """Refuse a GPU in a process that was forked from one that used it: it would not work there."""
     if device.type == GPU and _gpus()._is_in_bad_fork():
         raise DeviceError(
             "a forked process cannot use the GPU of its parent",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LossConfig(BaseModel):
-    """How much of each part of the loss."""
+    """How much of each part of the loss, and how classes and boundaries are weighted in it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,8 @@
-"""What model.yaml says: everything that inference needs beside the weights."""
+"""What model.yaml says: everything that inference needs beside the weights.
+
+`Description` is what the maker of a model says of it; `ModelInfo` is all of the file. Unknown keys
+and values out of range are refused. Comments before fields are shown in the documentation.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,9 @@ Side = Annotated[int, Field(ge=16, le=512)]
 # Of a view; single precision holds its ratio to any other.
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+# The power that a template's probabilities are taken to.
+PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
 
 
 def _axis_codes(axes: str) -> str:
@@ -51,6 +58,16 @@ def _each_axis_once(axes: SliceAxes) -> SliceAxes:
     if sorted(axes) != [0, 1, 2]:
         raise ValueError("must name each of the axes 0, 1 and 2 once")
     return axes
+
+
+def _is_empty(given: str) -> bool:
+    """Keys without a text are not written: files from before they existed have the same bytes."""
+    return not given
+
+
+def _is_missing(given: object) -> bool:
+    """Keys without a value are not written, for the same reason."""
+    return given is None
 
 
 class _Part(BaseModel):
@@ -113,9 +130,7 @@ class Quality(_Part):
     is rejected.
     """
 
-    agreement: tuple[
-        Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]
-    ]
+    agreement: tuple[Share, Share]
     origin: str = ""
 
     @field_validator("agreement")
@@ -130,9 +145,9 @@ class Quality(_Part):
 class Prior(_Part):
     """How much the model's anatomical template counts where its networks are in doubt."""
 
-    weight: float = Field(default=1.0, ge=0, le=4, allow_inf_nan=False)
+    weight: PriorWeight = 1.0
     # For structures, by name, whose place or size differs more from head to head.
-    per_class: dict[str, Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]] = {}
+    per_class: dict[str, PriorWeight] = {}
     # Voxels where a class has this probability are left alone.
     certain: float = Field(default=0.97, gt=0, le=1)
     # What the template never shows is taken for this likely.
@@ -146,7 +161,7 @@ class Training(_Part):
     licence: str = ""
     recipe: str = ""
     # Labels that other models made, of this training or of the weights that it started from.
-    pseudo_labels: str = Field(default="", exclude_if=lambda given: not given)
+    pseudo_labels: str = Field(default="", exclude_if=_is_empty)
     slices_seen: int | None = Field(default=None, ge=0)
 
 
@@ -171,7 +186,7 @@ class Description(_Part):
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     quality: Quality | None = None
-    prior: Prior | None = Field(default=None, exclude_if=lambda given: given is None)
+    prior: Prior | None = Field(default=None, exclude_if=_is_missing)
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}

@@ -20,6 +20,11 @@ from trinat.segmentation.models.blocks import (
 )
 
 
+def _is_one(given: int) -> bool:
+    """The usual value is not written: files from before the key existed have the same bytes."""
+    return given == 1
+
+
 class QuickNatConfig(NetworkConfig):
     """One member of the family; the defaults are the network as its authors' port has it."""
 
@@ -30,7 +35,7 @@ class QuickNatConfig(NetworkConfig):
     depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
-    unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=lambda given: given == 1)
+    unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=_is_one)
     excitation: Recalibration = "both"  # squeeze and excitation
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"
@@ -49,7 +54,12 @@ class QuickNatConfig(NetworkConfig):
 
 
 class QuickNat(Network):
-    """The network of the paper, its port, and their smaller relatives."""
+    """The network of the paper, its port, and their smaller relatives.
+
+    Encoders halve the resolution `depth` times, a bottleneck follows, and decoders double it again.
+    Each decoder is fed what its encoder passed on, beside what it unpools to the places from which
+    the encoder pooled.
+    """
 
     config: QuickNatConfig
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.inference.checks.limits import Pair
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -89,14 +90,14 @@ class Evidence:
         return float(np.median(white)), float(np.median(cortex))
 
 
-def below(value: float, limits: tuple[float, float], reason: str) -> list[Finding]:
+def below(value: float, limits: Pair, reason: str) -> list[Finding]:
     """A finding where a value is below the first limit; it rejects below the second."""
     if value >= limits[0]:
         return []
     return [Finding(value < limits[1], reason)]
 
 
-def above(value: float, limits: tuple[float, float], reason: str) -> list[Finding]:
+def above(value: float, limits: Pair, reason: str) -> list[Finding]:
     """A finding where a value is above the first limit; it rejects above the second."""
     if value <= limits[0]:
         return []

@@ -66,10 +66,10 @@ def _names_of(classes: NDArray[np.uint8], evidence: Evidence) -> tuple[str, ...]
 
 def _empty(evidence: Evidence) -> NDArray[np.bool_]:
     """Where the scan holds nothing: beyond its end, or 0; with one more voxel on each side."""
-    shape = evidence.image.shape
-    empty = np.zeros(np.add(shape, 2), bool)
+    x, y, z = evidence.image.shape
+    empty = np.zeros((x + 2, y + 2, z + 2), bool)
     to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
-    i, j, k = np.ogrid[-1 : shape[0] + 1, -1 : shape[1] + 1, -1 : shape[2] + 1]
+    i, j, k = np.ogrid[-1 : x + 1, -1 : y + 1, -1 : z + 1]
     for axis, count in enumerate(evidence.scan.shape):
         # Where each voxel is along an axis of the scan.
         row = to_scan[axis]
@@ -81,7 +81,7 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
 
 
 def _beside(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Voxels that share a face with the mask."""
+    """Voxels that share a face with the mask (X, Y, Z)."""
     found = np.zeros_like(mask)
     for axis in range(mask.ndim):
         here = np.moveaxis(found, axis, 0)
@@ -108,8 +108,10 @@ def _outermost(mask: NDArray[np.bool_]) -> Points:
 
 def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
     """The scan's own axes both ways, and the normals of planes that hold most of the ends."""
-    axes = np.linalg.inv(evidence.scan.affine)[:3, :3] @ evidence.image.affine[:3, :3]
-    axes = (axes / np.linalg.norm(axes, axis=1, keepdims=True)).astype(np.float32)
+    to_scan = np.linalg.inv(evidence.scan.affine)[:3, :3]
+    steps = to_scan @ evidence.image.affine[:3, :3]
+    lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+    axes = (steps / lengths).astype(np.float32)
     tried = _on_sphere(_DIRECTIONS)
     counts = []
     for direction in tried:

@@ -65,7 +65,10 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_places(evidence: Evidence) -> dict[str, Place]:
-    """The dark and the bright places in the brain, by what they are."""
+    """The dark and the bright places in the brain, by what they are.
+
+    Nothing where white matter or cortex is too small, or has no brightness, to compare with.
+    """
     if evidence.brightness is None:
         return {}
     white, cortex = evidence.brightness
@@ -119,7 +122,9 @@ def _place(evidence: Evidence, mask: Mask) -> Place:
     if not mask.any():
         return Place(0.0)
     rim = ndimage.binary_dilation(mask)
-    voxels = rim.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1).repeat(BLOCK, axis=2)
+    voxels = rim
+    for axis in range(3):
+        voxels = voxels.repeat(BLOCK, axis=axis)
     x, y, z = voxels.shape
     labels = evidence.indices.data[:x, :y, :z][voxels]
     counts = np.bincount(labels, minlength=len(evidence.scheme))

@@ -28,7 +28,10 @@ def _usual_sides() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond the first of each pair a person should look; beyond the second it is rejected."""
+    """Beyond the first of each pair a person should look; beyond the second it is rejected.
+
+    A single number is a limit beyond which a person looks, or a size that counts.
+    """
 
     # Mean Dice between views, of a structure and in the mean over structures; for models that
     # have not been calibrated.

@@ -17,7 +17,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Half a head, no head, or a wrong size of voxels."""
+    """A brain that is too small or too large: half a head, no head, or a wrong size of voxels."""
     brain = total_brain_mm3(evidence.scheme, evidence.volumes_mm3)
     text = f"brain of {brain / 1e3:.0f} ml"
     return [
