@@ -243,7 +243,7 @@ def _config(
         classes = len(tensors["classifier.weight"])
     except (KeyError, ValueError) as error:
         raise ModelError("is no checkpoint of QuickNAT", where=path) from error
-    settings = {
+    settings: dict[str, Any] = {
         "classes": classes,
         "channels": channels,
         "filters": filters,

@@ -40,7 +40,8 @@ def to_safetensors(network: Network, precision: Precision, where: Path) -> bytes
                 f"{name} has values that {precision} cannot hold", where=where
             )
         tensors[name] = stored
-    return safetensors.torch.save(tensors)
+    data: bytes = safetensors.torch.save(tensors)
+    return data
 
 
 def from_safetensors(
@@ -77,7 +78,7 @@ def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
         # Hundreds of thousands of names would take minutes.
         if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
             raise SafetensorError("its header is too large")
-        return safetensors.torch.load(data)
+        tensors: dict[str, Tensor] = safetensors.torch.load(data)
     # A KeyError is a type that torch does not have.
     except (SafetensorError, KeyError) as error:
         raise ModelError(
@@ -85,6 +86,7 @@ def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
             where=path,
             remedy="copy or download the model again",
         ) from error
+    return tensors
 
 
 def _check_names(
