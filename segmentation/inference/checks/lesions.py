@@ -98,7 +98,7 @@ def _relative_to_white_matter(evidence: Evidence, weights: Floats) -> Floats:
     white_matter = np.where(evidence.white_matter, evidence.image.data, np.float32(0))
     around = smoothed(block_sums(white_matter), weights, _AROUND)
     means = block_sums(evidence.image.data) / VOXELS
-    return means / np.maximum(around, 1e-3)
+    return np.asarray(means / np.maximum(around, 1e-3), np.float32)
 
 
 def _inside(labelled: Mask) -> Mask:
