@@ -11,8 +11,8 @@ from pathlib import Path
 
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.prior import build_template, default_prior
-from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import (
@@ -65,14 +65,14 @@ def find_source(given: Path) -> Path:
 
 def load_views(
     model: str, device: str, instead: str, *, changed: bool = True
-) -> Segmenter:
+) -> Predictor:
     """A model of several views that may be changed; `instead` says what to do where it may not."""
     folder = find_model(model)
     if changed and folder in shipped_models().values():
         raise ConfigError(
             f"{model} comes with the software and is not changed", remedy=instead
         )
-    segmenter = Segmenter.load(folder, device=device)
+    segmenter = Predictor.load(folder, device=device)
     if len(segmenter.views) < 2:
         what = f"has the {segmenter.views[0].value} view alone, and views are compared"
         raise ConfigError(

@@ -19,8 +19,8 @@ from scipy import ndimage
 from trinat.pipelines.models.bundle import load_views
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError, EvaluationError
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.quality import ENOUGH_MM3
-from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.checkpoint import update_info
@@ -233,7 +233,7 @@ def _subject(folder: Path) -> tuple[Volume, Volume]:
     return _cut_out(ras.volume, truth.volume)
 
 
-def _compare(found: Segmentation, truth: Volume) -> Iterator[Point]:
+def _compare(found: Prediction, truth: Volume) -> Iterator[Point]:
     """Structures that are there, in truth or as found, with 100 mm³ of the truth."""
     assert found.agreement is not None
     classes = found.scheme.from_freesurfer(truth.data)

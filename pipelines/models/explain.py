@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.inference.network import thick
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.base import Network
@@ -46,7 +46,7 @@ def explain(
     device: str = "auto",
 ) -> Explanation:
     """Write a picture and a NIfTI of each method for the slice that shows most of a structure."""
-    segmenter = Segmenter.load(model, device=device, views=[view])
+    segmenter = Predictor.load(model, device=device, views=[view])
     network = segmenter.model.networks[view].fold().to(segmenter.device)
     label = segmenter.model.classes_of(view).find(structure)
     volume = segmenter.prepare(Volume.read(scan)).volume

@@ -21,12 +21,12 @@ from trinat.pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_m
 from trinat.pipelines.models.bundle import load_views
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.inference.fusion_fit import (
-    Contested,
-    Evidence,
-    contest,
+    AmbiguousVoxels,
+    ViewLikelihoods,
+    find_ambiguous,
     fit_weights,
 )
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -102,7 +102,7 @@ class Found:
 class _Scan:
     name: str
     person: str
-    evidence: Evidence
+    evidence: ViewLikelihoods
     file: Path  # its contested voxels
 
 
@@ -152,7 +152,7 @@ def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
 
 
 def _look(
-    segmenter: Segmenter,
+    segmenter: Predictor,
     pair: Pair,
     file: Path,
     generator: np.random.Generator,
@@ -196,17 +196,19 @@ def _look(
         axes = segmenter.model.info.preprocessing.slice_axes(view)
         slices = to_slices(probabilities[view], axes, trailing=1)
         slices[part.slices] = found.half().cpu()
-    contested = contest(np.ascontiguousarray(classes[box]), probabilities, scheme)
+    contested = find_ambiguous(
+        np.ascontiguousarray(classes[box]), probabilities, scheme
+    )
     by_view: dict[str, Any] = {
         view.value: p for view, p in contested.probabilities.items()
     }
     np.savez(file, truth=contested.truth, decided=contested.decided, **by_view)
-    evidence = Evidence.of(contested, scheme, generator, without=never)
+    evidence = ViewLikelihoods.of(contested, scheme, generator, without=never)
     name = f"{pair.truth.subject} {pair.truth.scan}".strip()
     return _Scan(name, pair.truth.subject, evidence, file)
 
 
-def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
+def _choose(segmenter: Predictor, scans: Sequence[_Scan], failed: int) -> Found:
     """The kind of fusion that does best on persons left out."""
     scheme, views = segmenter.model.scheme, segmenter.views
     before = segmenter.model.info.fusion
@@ -225,7 +227,9 @@ def _choose(segmenter: Segmenter, scans: Sequence[_Scan], failed: int) -> Found:
     for scan in scans:
         with np.load(scan.file) as stored:
             probabilities = {view: stored[view.value] for view in scan.evidence.views}
-            contested = Contested(stored["truth"], probabilities, stored["decided"])
+            contested = AmbiguousVoxels(
+                stored["truth"], probabilities, stored["decided"]
+            )
         for kind, fusion in {BEFORE: before, **held_out[fold_of[scan.person]]}.items():
             rows = class_weights(fusion, scheme, views, segmenter.model.folder)
             weights: Weights = dict(zip(views, rows, strict=True))

@@ -30,8 +30,8 @@ from trinat.pipelines.predict.tables import format_aseg_stats, write_label_table
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.segmentation import Segmentation
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.maps import write_maps
 from trinat.segmentation.models.checkpoint import load_model
@@ -53,7 +53,7 @@ class CaseWorker:
         self._process = time_process() if settings.timings else None
         views = [View(name) for name in settings.output.views] or None
         with stage("model"):
-            self.segmenter = Segmenter(
+            self.segmenter = Predictor(
                 load_model(settings.model, views),
                 device=device,
                 precision=settings.output.precision,
@@ -161,7 +161,7 @@ class CaseWorker:
             spent=self._process.take() if self._process else {},
         )
 
-    def _judge(self, found: Segmentation, changes: dict[str, float]) -> dict[str, Any]:
+    def _judge(self, found: Prediction, changes: dict[str, float]) -> dict[str, Any]:
         """All numbers that the group's tables show."""
         volumes = found.volumes_mm3
         evidence = Evidence.of(found)
@@ -203,7 +203,7 @@ class CaseWorker:
         return result
 
     def _write_all(
-        self, names: CaseNames, case: Case, found: Segmentation, digest: str
+        self, names: CaseNames, case: Case, found: Prediction, digest: str
     ) -> Path | None:
         """Every file of a case; the path of its picture."""
         also: dict[str, Any] = dict.fromkeys(case.also, True)
@@ -258,7 +258,7 @@ class CaseWorker:
 
 
 @stage("picture")
-def _write_slices(path: Path, found: Segmentation) -> None:
+def _write_slices(path: Path, found: Prediction) -> None:
     """What the page of the run shows of a scan, its most doubtful structure first."""
     labels = found.scheme.labels
     focus = 0

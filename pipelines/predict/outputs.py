@@ -21,7 +21,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
-    from trinat.segmentation.inference.segmentation import Segmentation
+    from trinat.segmentation.inference.prediction import Prediction
     from trinat.segmentation.space.conform import Conformed
 
 # What is not finished yet, and locks; in the output folder.
@@ -105,7 +105,7 @@ class Job:
     volume: Volume | None = None
     digest: str = ""
     conformed: Conformed | None = None
-    found: Segmentation | None = None
+    found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
 
 

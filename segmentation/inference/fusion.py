@@ -19,6 +19,10 @@ from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slic
 # chose it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
 _LEAST = 1e-3
 _SPAN = -math.log(_LEAST)
+# Weights that differ by less between classes are the same.
+_SAME_WEIGHT = 1e-6
+# Slices that are finished at a time.
+_SLAB = 8
 
 Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
 
@@ -26,29 +30,35 @@ Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
 def view_weights(
     scheme: LabelScheme, views: tuple[View, ...], weights: Weights
 ) -> dict[View, Tensor]:
-    """Weight of each class in each view, (K,), summing to 1 over the views for every class."""
+    """Weight of each class in each view, (K,), summing to 1 over the views for every class.
+
+    `weights` has a number for each view, or one for each of its classes. Left and right of a
+    structure get the mean of theirs. Weights below 0, and classes without any, are refused.
+    """
     count = len(scheme)
-    full = {
-        view: np.broadcast_to(np.asarray(weights[view], np.float64), (count,))
-        for view in views
-    }
-    total = np.sum(list(full.values()), axis=0)
-    if min(w.min() for w in full.values()) < 0 or total.min() <= 0:
+    by_class = {}
+    for view in views:
+        given = np.asarray(weights[view], np.float64)
+        by_class[view] = np.broadcast_to(given, (count,))
+    total = np.sum(list(by_class.values()), axis=0)
+    smallest = min(values.min() for values in by_class.values())
+    if smallest < 0 or total.min() <= 0:
         raise ConfigError("view weights are negative, or 0 in all views for a class")
+
     # A side that weighs more than its partner would move what the sagittal view divides.
-    permutation = scheme.partner_permutation
-    return {
-        view: torch.from_numpy(
-            (w + w[permutation]) / (total + total[permutation])
-        ).float()
-        for view, w in full.items()
-    }
+    partner = scheme.partner_permutation
+    total_of_both = total + total[partner]
+    normalised = {}
+    for view, values in by_class.items():
+        of_both = values + values[partner]
+        normalised[view] = torch.from_numpy(of_both / total_of_both).float()
+    return normalised
 
 
-class Fusion:
+class ViewAggregator:
     """Adds slices' probabilities to a volume (X, Y, Z, K), float16; the sagittal view comes last.
 
-    Classes lie innermost because networks give them so and every step but restoring wants them so.
+    Classes are innermost because networks give them so and every step but restoring wants them so.
     A sagittal slice shows no side: the probability of a merged structure is divided between left
     and right in the ratio that the other views have given at that voxel, so that the sums of an
     arithmetic mean stay 1.
@@ -57,6 +67,10 @@ class Fusion:
     certainty: what no view has looked at is 0 there too. In half precision that tells
     probabilities apart by a third of a percent; and a side that all other views give less than
     the least probability cannot be distinguished from its partner.
+
+    `views` are those that will be added, `weights` as for `view_weights`. The default weights are
+    for models that say nothing: what a model's model.yaml says wins (`Model.fusion_weights`). With
+    the sagittal view alone the classes are the merged ones: `scheme` says which the volume has.
     """
 
     def __init__(
@@ -74,15 +88,19 @@ class Fusion:
         self.views = views
         self.is_geometric = mean == "geometric" and len(views) > 1
         self.axes = axes or {view: slice_axes(view) for view in views}
-        self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         # Sagittal slices alone cannot name sides at all.
-        self.scheme = scheme.merged.scheme if self.is_merged else scheme
-        given = {view: weights[view] for view in views}
+        self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         if self.is_merged:
-            given = {View.SAGITTAL: 1.0}
-        wanted = view_weights(self.scheme, views, given)
-        self._uneven = any((w - w[0]).abs().max() > 1e-6 for w in wanted.values())
-        self._weights = {view: w.to(device) for view, w in wanted.items()}
+            self.scheme = scheme.merged.scheme
+            weights = {View.SAGITTAL: 1.0}
+        else:
+            self.scheme = scheme
+        normalised = view_weights(self.scheme, views, weights)
+        self._differ_by_class = any(
+            (of_view - of_view[0]).abs().max() > _SAME_WEIGHT
+            for of_view in normalised.values()
+        )
+        self._weights = {view: w.to(device) for view, w in normalised.items()}
         self.sum = torch.zeros(
             (*shape, len(self.scheme)), dtype=torch.float16, device=device
         )
@@ -91,21 +109,28 @@ class Fusion:
             View.SAGITTAL in views and sagittal_is_merged and not self.is_merged
         )
         if self._is_divided:
-            identity = torch.eye(len(scheme), device=device)
-            partner = torch.from_numpy(scheme.partner_permutation.copy()).to(device)
-            # Products with rows of ones and zeros: over twice as fast as selecting by index.
-            self._swap = identity[partner]
-            merged = scheme.merged
-            self._expand = torch.eye(len(merged.scheme), device=device)[
-                :, torch.from_numpy(merged.to_merged.copy()).to(device)
-            ]
-            # What one side gets where the others know neither: half, or all of an unpaired class.
-            own = torch.arange(len(scheme), device=device)
-            self._blind = torch.where(partner == own, 1.0, 0.5)
-            self._parts = 2 * self._blind
-            # Logarithm of left to right, in the geometric mean of the views before: a difference.
-            before = (1 - self._weights[View.SAGITTAL]).clamp(min=1e-6)
-            self._odds = (identity - self._swap) * (_SPAN / before)
+            self._prepare_division(scheme, device)
+
+    def _prepare_division(
+        self, scheme: LabelScheme, device: torch.device | str
+    ) -> None:
+        """Matrices that divide merged probabilities between left and right.
+
+        Products with rows of ones and zeros are over twice as fast as selecting by index.
+        """
+        merged = scheme.merged
+        identity = torch.eye(len(scheme), device=device)
+        partner = torch.from_numpy(scheme.partner_permutation.copy()).to(device)
+        to_merged = torch.from_numpy(merged.to_merged.copy()).to(device)
+        self._swap = identity[partner]
+        self._expand = torch.eye(len(merged.scheme), device=device)[:, to_merged]
+        # What one side gets where the others know neither: half, or all of an unpaired class.
+        own = torch.arange(len(scheme), device=device)
+        self._if_unknown = torch.where(partner == own, 1.0, 0.5)
+        self._parts = 2 * self._if_unknown
+        # Logarithm of left to right, in the geometric mean of the views before: a difference.
+        before = (1 - self._weights[View.SAGITTAL]).clamp(min=1e-6)
+        self._log_ratio = (identity - self._swap) * (_SPAN / before)
 
     def add(
         self,
@@ -135,39 +160,36 @@ class Fusion:
         if view is View.SAGITTAL and self._is_divided:
             probabilities = self._divide(slices, probabilities)
         if self.is_geometric:
-            weighted = (
-                probabilities.clamp(min=_LEAST).log_().mul_(weight / _SPAN).add_(weight)
-            )
+            weighted = probabilities.clamp(min=_LEAST).log_()
+            weighted = weighted.mul_(weight / _SPAN).add_(weight)
         else:
             weighted = probabilities * weight
         slices += weighted.to(slices.dtype)
 
     def finish(self) -> Tensor:
         """The fused probabilities, (X, Y, Z, K) float16; sums are 1."""
-        if self.is_geometric or self._uneven:
-            # Weights that differ between classes do not keep the sum, nor do geometric means.
-            for slab in torch.split(self.sum, 8):
-                if self.is_geometric:
-                    # What no view takes for possible is left with nothing.
-                    means = (
-                        slab.float()
-                        .sub_(1)
-                        .mul_(_SPAN)
-                        .exp_()
-                        .sub_(_LEAST)
-                        .clamp_(min=0)
-                    )
-                    slab.copy_(means)
-                slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
+        if not self.is_geometric and not self._differ_by_class:
+            return self.sum
+        # Weights that differ between classes do not keep the sum, nor do geometric means.
+        for slab in torch.split(self.sum, _SLAB):
+            if self.is_geometric:
+                logarithms = slab.float().sub_(1).mul_(_SPAN)
+                # What no view takes for possible is left with nothing.
+                slab.copy_(logarithms.exp_().sub_(_LEAST).clamp_(min=0))
+            slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
         return self.sum
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
-        """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K)."""
+        """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K).
+
+        `others` is what the other views have added at these voxels, (N, H, W, K).
+        """
         own = others.float()
         if self.is_geometric:
-            share = (own @ self._odds).sigmoid_().mul_(self._parts)
-            return (merged @ self._expand).mul_(share)
-        pair = own + own @ self._swap
-        # A class without sides is its own partner, and gets all: half of itself twice.
-        share = torch.where(pair > 0, own / pair * self._parts, self._blind)
-        return (merged @ self._expand).mul_(share)
+            share = (own @ self._log_ratio).sigmoid_().mul_(self._parts)
+        else:
+            pair = own + own @ self._swap
+            # A class without sides is its own partner, and gets all: half of itself twice.
+            share = torch.where(pair > 0, own / pair * self._parts, self._if_unknown)
+        of_both = merged @ self._expand
+        return of_both.mul_(share)

@@ -7,12 +7,12 @@ mixture. That is concave, has no step size, and rewards what overlap does not: s
 of linear functions of the weights, and therefore always best with one view alone.
 
 Each scan counts as one observation, however many voxels it has, since its voxels are not
-independent; and beside the scans stand the weights to start from, as if seen on so many scans
+independent. Beside the scans stand the weights to start from, as if seen on some scans more
 (`VIEW_PRIOR` for all classes together, `CLASS_PRIOR` for one class). Few scans thus move the
 views as a whole a little, and single classes hardly.
 
 Both sides of a structure share one weight, so they are fitted as one, and no side is needed of
-the sagittal view.
+the sagittal view. A class with its partner is a group here.
 
 A geometric mean of the views takes the same weights; whether it is better is tried, not fitted.
 """
@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View
@@ -51,21 +51,25 @@ _CHUNK = 1 << 17
 _IN_A_ROW = SliceAxes(0, 1, 2)
 
 Values = NDArray[np.float64]
+Likelihoods = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Contested:
+class AmbiguousVoxels:
     """A scan as far as weights decide on it: the voxels that are not the same with all of them.
 
     Where each view gives more than 0.75 to one and the same class, that class has over half of
     the fused probability whatever the weights: 0.75 from each view that tells sides, and 0.75 of
     0.75 from the sagittal one. A geometric mean gives it as much, and at most 0.25 to any other.
     Such voxels are only counted.
+
+    `truth` (N,) and `probabilities` (N, K or merged K) are of the N ambiguous voxels; `decided`
+    (K, K) counts the others by true and fused class.
     """
 
-    truth: NDArray[np.uint8]  # (N,)
-    probabilities: Mapping[View, NDArray[np.float16]]  # (N, K or merged K)
-    decided: NDArray[np.int64]  # voxels by true and fused class, (K, K)
+    truth: NDArray[np.uint8]
+    probabilities: Mapping[View, NDArray[np.float16]]
+    decided: NDArray[np.int64]
 
     def joint(
         self,
@@ -75,155 +79,190 @@ class Contested:
     ) -> NDArray[np.int64]:
         """All voxels of the scan by true and fused class, (K, K), with these weights."""
         views = tuple(self.probabilities)
-        axes, sagittal = (
-            dict.fromkeys(views, _IN_A_ROW),
-            self.probabilities.get(View.SAGITTAL),
-        )
-        merged = sagittal is not None and sagittal.shape[1] != len(scheme)
+        axes = dict.fromkeys(views, _IN_A_ROW)
+        sagittal = self.probabilities.get(View.SAGITTAL)
+        is_merged = sagittal is not None and sagittal.shape[1] != len(scheme)
         joint = self.decided.copy()
         for start in range(0, len(self.truth), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             truth = self.truth[chunk]
-            shape = (len(truth), 1, 1)
-            fusion = Fusion(
-                shape,
+            fusion = ViewAggregator(
+                (len(truth), 1, 1),
                 scheme,
                 views,
                 weights,
                 axes=axes,
-                sagittal_is_merged=merged,
+                sagittal_is_merged=is_merged,
                 mean=mean,
             )
-            for view, given in self.probabilities.items():
-                fusion.add(
-                    view, 0, torch.from_numpy(given[chunk]).float()[:, None, None]
-                )
+            for view, probabilities in self.probabilities.items():
+                given = torch.from_numpy(probabilities[chunk]).float()
+                fusion.add(view, 0, given[:, None, None])
             fused = fusion.finish().argmax(-1).flatten().numpy()
-            joint += _count(truth, fused, len(scheme))
+            joint += _count_pairs(truth, fused, len(scheme))
         return joint
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """What one scan says of the views: by class (sides as one), the probability that each view
-    gives to the true answer, (V, N); an empty array where the scan says nothing."""
+class ViewLikelihoods:
+    """What one scan says of the views.
+
+    `likelihoods` has, by group of classes, the probability that each view gives to the true
+    answer, (V, N); an empty array where the scan says nothing.
+    """
 
     views: tuple[View, ...]
-    likelihoods: tuple[NDArray[np.float32], ...]
+    likelihoods: tuple[Likelihoods, ...]
 
     @classmethod
     def of(
         cls,
-        contested: Contested,
+        ambiguous: AmbiguousVoxels,
         scheme: LabelScheme,
         generator: np.random.Generator,
         *,
         without: Sequence[int] = (),
-    ) -> Evidence:
-        """From a sample of a scan's contested voxels; classes `without` are not looked at."""
+    ) -> ViewLikelihoods:
+        """From a sample of a scan's ambiguous voxels; classes `without` are not looked at."""
         groups = _groups(scheme)
-        truth = groups[contested.truth]
-        onto = np.eye(int(groups.max()) + 1, dtype=np.float32)[groups]
-        given = np.stack(
-            [
-                p.astype(np.float32) @ onto
-                if p.shape[1] == len(groups)
-                else p.astype(np.float32)
-                for p in contested.probabilities.values()
-            ]
-        )
+        truth = groups[ambiguous.truth]
+        given = _by_group(ambiguous, groups)
         left_out = set(groups[list(without)].tolist())
-        found = []
+        likelihoods = []
         for group in range(given.shape[2]):
             of_group = given[:, :, group]
-            asked = np.flatnonzero((truth == group) | (of_group > _NOTICED).any(0))
+            noticed = (truth == group) | (of_group > _NOTICED).any(0)
+            voxels = np.flatnonzero(noticed)
             if group in left_out:
-                asked = asked[:0]
-            if len(asked) > _VOXELS:
-                asked = generator.choice(asked, _VOXELS, replace=False)
-            right = np.where(
-                truth[asked] == group, of_group[:, asked], 1 - of_group[:, asked]
-            )
-            found.append(np.clip(right, _LEAST, 1))
-        return cls(tuple(contested.probabilities), tuple(found))
+                voxels = voxels[:0]
+            if len(voxels) > _VOXELS:
+                voxels = generator.choice(voxels, _VOXELS, replace=False)
+            found = of_group[:, voxels]
+            right = np.where(truth[voxels] == group, found, 1 - found)
+            likelihoods.append(np.clip(right, _LEAST, 1))
+        return cls(tuple(ambiguous.probabilities), tuple(likelihoods))
 
 
-def contest(
+def find_ambiguous(
     truth: NDArray[np.uint8], probabilities: Mapping[View, Tensor], scheme: LabelScheme
-) -> Contested:
-    """Which voxels of a scan depend on weights: truth (X, Y, Z) as class indices, and each view's
-    probabilities (X, Y, Z, K or merged K)."""
-    sided = {view: p.shape[-1] == len(scheme) for view, p in probabilities.items()}
+) -> AmbiguousVoxels:
+    """Which voxels of a scan depend on weights.
+
+    Truth (X, Y, Z) is class indices; each view's probabilities are (X, Y, Z, K or merged K).
+    """
     groups = torch.from_numpy(_groups(scheme))
+    classes = len(scheme)
     kept: dict[View, list[NDArray[np.float16]]] = {view: [] for view in probabilities}
     truths = []
-    decided = np.zeros((len(scheme), len(scheme)), np.int64)
+    decided = np.zeros((classes, classes), np.int64)
     # Slab by slab: a copy of all probabilities in 32 bits is larger than what is kept.
     for x, slab in enumerate(truth):
-        best = {view: p[x].float().max(-1) for view, p in probabilities.items()}
-        chosen = next(best[view].indices for view in probabilities if sided[view])
-        agreed = torch.ones_like(chosen, dtype=torch.bool)
-        for view, (value, index) in best.items():
-            same = index == (chosen if sided[view] else groups[chosen])
-            agreed &= same & (value > _DECIDED)
-        open_ = ~agreed
-        decided += _count(slab[agreed.numpy()], chosen[agreed].numpy(), len(scheme))
-        truths.append(slab[open_.numpy()])
-        for view, p in probabilities.items():
-            kept[view].append(p[x][open_].half().numpy())
-    return Contested(
-        np.concatenate(truths),
-        {view: np.concatenate(p) for view, p in kept.items()},
-        decided,
-    )
+        of_slab = {view: values[x] for view, values in probabilities.items()}
+        chosen, agreed = _decide(of_slab, groups, classes)
+        ambiguous = ~agreed
+        true = slab[agreed.numpy()]
+        decided += _count_pairs(true, chosen[agreed].numpy(), classes)
+        truths.append(slab[ambiguous.numpy()])
+        for view, values in of_slab.items():
+            kept[view].append(values[ambiguous].half().numpy())
+    joined = {view: np.concatenate(slabs) for view, slabs in kept.items()}
+    return AmbiguousVoxels(np.concatenate(truths), joined, decided)
 
 
 def fit_weights(
-    evidence: Sequence[Evidence], scheme: LabelScheme
+    evidence: Sequence[ViewLikelihoods], scheme: LabelScheme
 ) -> tuple[dict[View, float], dict[View, Values]]:
-    """Weights of the views for all classes, and for each class, (K,); both sum to 1 over views."""
+    """Weights of the views for all classes, and for each class, (K,); both sum to 1 over views.
+
+    Where scans say little they stay near the default.
+    """
     views = evidence[0].views
-    start = np.array([DEFAULT_WEIGHTS[view] for view in views])
-    groups = range(len(evidence[0].likelihoods))
-    # Each scan counts as one, and in it each class as much as any other.
-    everything = [
-        (likelihood, 1 / sum(part.shape[1] > 0 for part in scan.likelihoods))
-        for scan in evidence
-        for likelihood in scan.likelihoods
-        if likelihood.shape[1]
-    ]
-    overall = _mix(everything, start / start.sum(), VIEW_PRIOR)
+    # What is fitted goes to the model's model.yaml, and wins over the default there.
+    default = np.array([DEFAULT_WEIGHTS[view] for view in views])
+    overall = _fit_all_groups(evidence, default / default.sum())
     by_group = []
-    for g in groups:
-        parts = [(s.likelihoods[g], 1.0) for s in evidence if s.likelihoods[g].shape[1]]
-        by_group.append(_mix(parts, overall, CLASS_PRIOR))
+    for group in range(len(evidence[0].likelihoods)):
+        of_group = [scan.likelihoods[group] for scan in evidence]
+        parts = [(values, 1.0) for values in of_group if values.shape[1]]
+        by_group.append(_fit_mixture(parts, overall, CLASS_PRIOR))
     by_class = np.stack(by_group)[_groups(scheme)]
-    return (
-        dict(zip(views, overall.tolist(), strict=True)),
-        dict(zip(views, by_class.T, strict=True)),
-    )
+    by_view = dict(zip(views, overall.tolist(), strict=True))
+    by_view_and_class = dict(zip(views, by_class.T, strict=True))
+    return by_view, by_view_and_class
 
 
-def _mix(
-    parts: Sequence[tuple[NDArray[np.float32], float]], prior: Values, scans: float
+def _fit_all_groups(evidence: Sequence[ViewLikelihoods], default: Values) -> Values:
+    """Weights (V,) for all groups together.
+
+    Each scan counts as one, and in it each group as much as any other.
+    """
+    parts: list[tuple[Likelihoods, float]] = []
+    for scan in evidence:
+        known = [values for values in scan.likelihoods if values.shape[1]]
+        parts.extend((values, 1 / len(known)) for values in known)
+    return _fit_mixture(parts, default, VIEW_PRIOR)
+
+
+def _fit_mixture(
+    parts: Sequence[tuple[Likelihoods, float]], prior: Values, prior_scans: float
 ) -> Values:
-    """The most probable weights (V,), given likelihoods (V, N) that count so much each, and a
-    prior that counts as so many scans."""
+    """The most probable weights (V,), by expectation maximisation.
+
+    Each part is likelihoods (V, N) and how many scans they count as, all N together; the prior
+    (V,) counts as `prior_scans`. Without any part it is the prior.
+    """
     if not parts:
         return prior
     likelihood = np.concatenate([values for values, _ in parts], axis=1)
-    mass = np.concatenate(
-        [np.full(v.shape[1], count / v.shape[1]) for v, count in parts]
-    )
+    masses = []
+    for values, scans in parts:
+        voxels = values.shape[1]
+        masses.append(np.full(voxels, scans / voxels))
+    mass = np.concatenate(masses)
     weights = prior
     for _ in range(_ROUNDS):
         mixed = weights[:, None] * likelihood
         shares = (mixed / mixed.sum(0)) @ mass
-        moved = (shares + scans * prior) / (mass.sum() + scans)
-        if np.abs(moved - weights).max() < _CONVERGED:
-            return np.asarray(moved)
-        weights = moved
+        updated = (shares + prior_scans * prior) / (mass.sum() + prior_scans)
+        change = np.abs(updated - weights).max()
+        weights = updated
+        if change < _CONVERGED:
+            break
     return np.asarray(weights)
+
+
+def _decide(
+    probabilities: Mapping[View, Tensor], groups: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Class that a view chooses (Y, Z), and where all views have decided for it or its group."""
+    values = {}
+    indices = {}
+    chosen = None
+    for view, of_view in probabilities.items():
+        best = of_view.float().max(-1)
+        values[view] = best.values
+        indices[view] = best.indices
+        # Of the first view that tells sides.
+        if chosen is None and of_view.shape[-1] == classes:
+            chosen = best.indices
+    assert chosen is not None
+    agreed = torch.ones_like(chosen, dtype=torch.bool)
+    for view, of_view in probabilities.items():
+        expected = chosen if of_view.shape[-1] == classes else groups[chosen]
+        agreed &= (indices[view] == expected) & (values[view] > _DECIDED)
+    return chosen, agreed
+
+
+def _by_group(ambiguous: AmbiguousVoxels, groups: NDArray[np.int64]) -> Likelihoods:
+    """What each view gives to each group at the ambiguous voxels, (V, N, G)."""
+    to_groups = np.eye(int(groups.max()) + 1, dtype=np.float32)[groups]
+    given = []
+    for probabilities in ambiguous.probabilities.values():
+        of_view = probabilities.astype(np.float32)
+        if of_view.shape[1] == len(groups):
+            of_view = of_view @ to_groups
+        given.append(of_view)
+    return np.stack(given)
 
 
 def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
@@ -233,8 +272,10 @@ def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
     return scheme.merged.to_merged.copy()
 
 
-def _count(
+def _count_pairs(
     truth: NDArray[np.uint8], found: NDArray[np.int64], classes: int
 ) -> NDArray[np.int64]:
+    """Voxels by true and found class, (K, K)."""
     pairs = truth.astype(np.int64) * classes + found
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    counts = np.bincount(pairs, minlength=classes**2)
+    return counts.reshape(classes, classes)

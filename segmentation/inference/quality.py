@@ -39,7 +39,7 @@ from trinat.segmentation.inference.checks.size import (
     check_resolution,
     total_brain_mm3,
 )
-from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
 
 __all__ = [
@@ -62,9 +62,13 @@ Check = Callable[[Evidence, Limits], list[Finding]]
 
 @dataclass(frozen=True)
 class Grade:
+    """The grade of a scan with its reasons, those that reject it first, and grades of structures.
+
+    Structures of which nothing is known have no grade: with one view there is no agreement.
+    """
+
     name: GradeName
     reasons: tuple[str, ...]
-    # Without those that nothing is known of: with one view there is no agreement.
     structures: Mapping[str, GradeName] = field(default_factory=dict)
 
 
@@ -75,7 +79,7 @@ def limits_of(model: ModelInfo) -> Limits:
     return replace(LIMITS, agreement=model.quality.agreement)
 
 
-def grade(found: Segmentation, limits: Limits = LIMITS) -> Grade:
+def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
     """Judge one segmentation by what can be known without a truth."""
     return grade_by(Evidence.of(found), limits)
 
@@ -83,18 +87,23 @@ def grade(found: Segmentation, limits: Limits = LIMITS) -> Grade:
 def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
     """Judge by every check: what rejects comes first among the reasons."""
     structures = _grade_structures(evidence, limits.agreement)
-    findings = [finding for check in CHECKS for finding in check(evidence, limits)]
-    findings += _check_rejected(evidence, structures, limits)
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings.extend(check(evidence, limits))
+    findings.extend(_check_rejected(evidence, structures, limits))
     for finding in findings:
         for name in finding.structures:
             # What a check names is looked at, if it is not rejected already.
             if structures.get(name, "pass") == "pass":
                 structures[name] = "look"
-    findings.sort(key=lambda finding: not finding.rejects)
-    reasons = tuple(finding.reason for finding in findings)
-    if any(finding.rejects for finding in findings):
-        return Grade("reject", reasons, structures)
-    return Grade("look" if findings else "pass", reasons, structures)
+    rejecting = [finding.reason for finding in findings if finding.rejects]
+    others = [finding.reason for finding in findings if not finding.rejects]
+    verdict: GradeName = "pass"
+    if rejecting:
+        verdict = "reject"
+    elif others:
+        verdict = "look"
+    return Grade(verdict, (*rejecting, *others), structures)
 
 
 def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -123,18 +132,23 @@ CHECKS: Sequence[Check] = (
 )
 
 
-def mean_agreement(found: Segmentation | Evidence) -> float | None:
-    """Mean Dice between views over structures large enough to compare; None with one view."""
+def mean_agreement(found: Prediction | Evidence) -> float | None:
+    """Mean Dice between views over structures large enough to compare.
+
+    None with one view, 0 where no structure is large enough.
+    """
     if found.agreement is None:
         return None
     volumes = found.volumes_mm3
-    values = [
-        found.agreement[label.index]
-        for label in found.scheme.labels
-        if volumes.get(label.name, 0) >= ENOUGH_MM3
-        and np.isfinite(found.agreement[label.index])
-    ]
-    return float(np.mean(values)) if values else 0.0
+    values = []
+    for label in found.scheme.labels:
+        is_large = volumes.get(label.name, 0) >= ENOUGH_MM3
+        value = found.agreement[label.index]
+        if is_large and np.isfinite(value):
+            values.append(value)
+    if not values:
+        return 0.0
+    return float(np.mean(values))
 
 
 def _grade_structures(
@@ -146,24 +160,30 @@ def _grade_structures(
         if volume == 0:
             grades[name] = "reject"
         elif evidence.agreement is not None:
-            # No view by itself has what their sum has: that is no agreement.
             index = evidence.scheme.names.index(name)
-            grades[name] = _grade_agreement(
-                float(np.nan_to_num(evidence.agreement[index])), limits
-            )
+            # No view by itself has what their sum has: that is no agreement.
+            agreement = float(np.nan_to_num(evidence.agreement[index]))
+            grades[name] = _grade_agreement(agreement, limits)
     return grades
 
 
 def _grade_agreement(value: float, limits: tuple[float, float]) -> GradeName:
-    if value < limits[1]:
+    """The grade of one structure by the Dice between its views."""
+    look_below, reject_below = limits
+    if value < reject_below:
         return "reject"
-    return "look" if value < limits[0] else "pass"
+    if value < look_below:
+        return "look"
+    return "pass"
 
 
 def _check_rejected(
     evidence: Evidence, structures: Mapping[str, GradeName], limits: Limits
 ) -> list[Finding]:
-    """Structures that are rejected by themselves, and how many of all they are."""
+    """Structures that are rejected by themselves, and how many of all they are.
+
+    Where some of them were found, the reason names those: the others are named by another check.
+    """
     if not structures:
         return []
     rejected = [name for name, verdict in structures.items() if verdict == "reject"]
@@ -171,4 +191,5 @@ def _check_rejected(
     reason = f"{len(rejected)} structures rejected"
     if found:
         reason = f"views disagree on {some(found)}"
-    return above(len(rejected) / len(structures), limits.rejected, reason)
+    share = len(rejected) / len(structures)
+    return above(share, limits.rejected, reason)

@@ -1,4 +1,8 @@
-"""How sure networks are: how far views disagree, and what dropout changes (arXiv 1811.09800)."""
+"""How sure networks are: how far views disagree, and what dropout changes (arXiv 1811.09800).
+
+Samples are predictions of the same scan with dropout as in training, or by one member of an
+ensemble each.
+"""
 
 from __future__ import annotations
 
@@ -14,71 +18,103 @@ from torch import Tensor
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
 
+# Slices whose entropy is computed at a time.
+_SLAB = 8
+
 
 @dataclass(frozen=True, eq=False)
 class Uncertainty:
-    """Over samples: entropy of the mean (X, Y, Z) in nats; per class (K,), NaN if in no sample."""
+    """How much the samples of one scan differ.
+
+    `entropy` (X, Y, Z) is that of the samples' mean, in nats. The others are by class, (K,), and
+    NaN for a class that is in no sample: `iou`, the voxels in all samples of those in any;
+    `pairwise_dice`, the mean over pairs of samples; `volume_cv`, the standard deviation of the
+    volume, of its mean. With one sample the last two are NaN.
+    """
 
     entropy: NDArray[np.float32]
-    iou: NDArray[np.float64]  # voxels in all samples, of those in any
+    iou: NDArray[np.float64]
     pairwise_dice: NDArray[np.float64]
-    volume_cv: NDArray[np.float64]  # standard deviation of the volume, of its mean
+    volume_cv: NDArray[np.float64]
     samples: int
 
 
 class Samples:
-    """Collects samples one by one: their running sum, and one map of classes each."""
+    """Collects samples one by one: their running mean, and one map of classes each."""
 
     def __init__(self, scheme: LabelScheme) -> None:
         self._classes = len(scheme)
         self._maps: list[Tensor] = []
-        self._sum: Tensor | None = None
+        self._mean: Tensor | None = None
 
     def add(self, probabilities: Tensor) -> None:
         """Add one sample, (X, Y, Z, K) float16."""
-        self._maps.append(probabilities.argmax(-1).to(torch.uint8).cpu())
-        if self._sum is None:
-            self._sum = torch.zeros_like(probabilities)
-        # Running mean: a sum of many would leave the precision of float16.
-        self._sum += (probabilities - self._sum) / len(self._maps)
+        labels = probabilities.argmax(-1)
+        self._maps.append(labels.to(torch.uint8).cpu())
+        if self._mean is None:
+            self._mean = torch.zeros_like(probabilities)
+        # A sum of many would leave the precision of float16.
+        self._mean += (probabilities - self._mean) / len(self._maps)
 
     def summarise(self) -> Uncertainty:
-        assert self._sum is not None
-        maps, classes = torch.stack(self._maps), self._classes
-        volumes = np.array(
-            [np.bincount(m.flatten(), minlength=classes) for m in maps], np.float64
+        """What the samples say; there must be at least one."""
+        assert self._mean is not None
+        unknown = np.full(self._classes, np.nan)
+        pairwise_dice = unknown
+        volume_cv = unknown
+        if len(self._maps) > 1:
+            pairwise_dice = self._pairwise_dice()
+            volume_cv = self._volume_cv()
+        return Uncertainty(
+            entropy=entropy_of(self._mean),
+            iou=self._iou(),
+            pairwise_dice=pairwise_dice,
+            volume_cv=volume_cv,
+            samples=len(self._maps),
         )
-        in_all = np.bincount(maps[0][(maps == maps[0]).all(0)], minlength=classes)
-        in_any = np.array([float((maps == k).any(0).sum()) for k in range(classes)])
-        dice = [dice_of_maps(a, b, classes) for a, b in combinations(maps, 2)]
+
+    def _iou(self) -> NDArray[np.float64]:
+        """Voxels that a class has in all samples, of those that it has in any, (K,)."""
+        maps = torch.stack(self._maps)
+        same_in_all = (maps == maps[0]).all(0)
+        in_all = np.bincount(maps[0][same_in_all], minlength=self._classes)
+        in_any = np.zeros(self._classes)
+        for k in range(self._classes):
+            in_any[k] = float((maps == k).any(0).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
-            several = len(maps) > 1
-            cv = volumes.std(0, ddof=int(several)) / volumes.mean(0)
-            unknown = np.full(classes, np.nan)
-            entropy, iou = entropy_of(self._sum), in_all / in_any
-            pairwise = _mean_where_known(dice) if several else unknown
-            return Uncertainty(
-                entropy, iou, pairwise, cv if several else unknown, len(maps)
-            )
+            return np.asarray(in_all / in_any)
+
+    def _pairwise_dice(self) -> NDArray[np.float64]:
+        """Mean Dice of each class over all pairs of samples, (K,)."""
+        pairs = combinations(self._maps, 2)
+        dice = [dice_of_maps(one, other, self._classes) for one, other in pairs]
+        return _mean_where_known(dice)
+
+    def _volume_cv(self) -> NDArray[np.float64]:
+        """Standard deviation of each class's volume, of its mean, (K,)."""
+        counts = [np.bincount(m.flatten(), minlength=self._classes) for m in self._maps]
+        volumes = np.array(counts, np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(volumes.std(0, ddof=1) / volumes.mean(0))
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
     """Entropy in nats of probabilities (..., K): 0 where one class is certain, at most log K."""
     parts = []
-    for slab in torch.split(probabilities, 8):
-        p = slab.float()
-        parts.append(torch.special.entr(p).sum(-1).cpu())
+    for slab in torch.split(probabilities, _SLAB):
+        terms = torch.special.entr(slab.float())
+        parts.append(terms.sum(-1).cpu())
     return np.asarray(torch.cat(parts).numpy())
 
 
 def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64]:
     """Dice of each class between two maps of class indices, (K,); NaN where both lack it."""
-    pairs = torch.bincount(
-        one.flatten().int() * classes + other.flatten(), minlength=classes**2
-    )
-    table = pairs.view(classes, classes).double()
+    pairs = one.flatten().int() * classes + other.flatten()
+    counts = torch.bincount(pairs, minlength=classes**2)
+    table = counts.view(classes, classes).double()
     sizes = table.sum(0) + table.sum(1)
-    return np.asarray((2 * table.diagonal() / sizes).cpu().numpy())
+    dice = 2 * table.diagonal() / sizes
+    return np.asarray(dice.cpu().numpy())
 
 
 def view_agreement(
@@ -93,16 +129,22 @@ def view_agreement(
         if (one in merged_views) == (other in merged_views):
             found.append(dice_of_maps(maps[one], maps[other], len(scheme)))
             continue
-        to_merged = torch.from_numpy(scheme.merged.to_merged.astype(np.uint8))
-        first, second = (
-            maps[view]
-            if view in merged_views
-            else to_merged.to(maps[view].device)[maps[view].int()]
-            for view in (one, other)
-        )
-        dice = dice_of_maps(first, second, len(scheme.merged.scheme))
-        found.append(dice[scheme.merged.to_merged])
+        merged = scheme.merged
+        first = maps[one]
+        second = maps[other]
+        if one in merged_views:
+            second = _merge_sides(second, merged.to_merged)
+        else:
+            first = _merge_sides(first, merged.to_merged)
+        dice = dice_of_maps(first, second, len(merged.scheme))
+        found.append(dice[merged.to_merged])
     return _mean_where_known(found)
+
+
+def _merge_sides(labels: Tensor, to_merged: NDArray[np.int64]) -> Tensor:
+    """A map of class indices with left and right as one class, uint8."""
+    table = torch.from_numpy(to_merged.astype(np.uint8)).to(labels.device)
+    return table[labels.int()]
 
 
 def _mean_where_known(pairs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ _LEAST = 1e-7
 
 
 class EnsembleConfig(NetworkConfig):
-    """So many members, each as `member` says."""
+    """Several networks of one shape: `members` of them, each as `member` says."""
 
     architecture: Literal["ensemble"] = "ensemble"
     members: int = Field(ge=2, le=32)
@@ -35,11 +35,13 @@ class EnsembleConfig(NetworkConfig):
 
     @classmethod
     def of(cls, member: NetworkConfig, members: int) -> Self:
+        """The configuration of an ensemble of such members."""
         shared = {name: getattr(member, name) for name in NetworkConfig.model_fields}
         return cls(**shared, members=members, member=member)
 
     @model_validator(mode="after")
     def _as_the_member(self) -> Self:
+        """What all networks have is the same in the ensemble and its members."""
         for name in NetworkConfig.model_fields:
             if getattr(self, name) != getattr(self.member, name):
                 raise ValueError(f"{name} is not the member's")
@@ -47,15 +49,20 @@ class EnsembleConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
+        """As the member's."""
         return self.member.multiple
 
     @property
     def pixels(self) -> int:
+        """As the member's."""
         return self.member.pixels
 
 
 class Ensemble(Network):
-    """Its logits are the logarithm of the mean probability; `only` lets one member speak."""
+    """Several networks as one: its logits are the logarithm of the members' mean probability.
+
+    With `only`, the number of a member, it is that member alone.
+    """
 
     config: EnsembleConfig
 
@@ -71,13 +78,18 @@ class Ensemble(Network):
         self.arrange(torch.channels_last)
 
     def features(self, slices: Tensor) -> Tensor:
+        """Logarithms of the mean probability, (N, K, H, W), of slices (N, C, H, W)."""
+        members = list(self.networks)
+        if self.only is not None:
+            members = [self.networks[self.only]]
         # One after the other: vmap took 1.9 to 2.8 times as long on a CPU (docs/notes/toolbox.md).
-        asked = self.networks if self.only is None else [self.networks[self.only]]
-        found = [network(slices).float().softmax(1) for network in asked]
+        found = [network(slices).float().softmax(1) for network in members]
         mean = torch.stack(found).mean(0)
-        return mean.clamp(min=_LEAST).log().to(self.classifier.weight.dtype)
+        logarithms = mean.clamp(min=_LEAST).log()
+        return logarithms.to(self.classifier.weight.dtype)
 
     def arrange(self, layout: torch.memory_format) -> None:
+        """Keep weights and activations of all members in this order in memory."""
         super().arrange(layout)
         for network in self.networks:
             assert isinstance(network, Network)
@@ -92,24 +104,31 @@ _NETWORKS: dict[str, tuple[type[NetworkConfig], type[Network]]] = {
 
 
 def build(config: NetworkConfig) -> Network:
-    """The network that a configuration describes, with random weights."""
+    """The network that a configuration describes, with random weights.
+
+    They are drawn from torch's own generator, in the order of the network's parts.
+    """
     if isinstance(config, EnsembleConfig):
-        return Ensemble(config, [build(config.member) for _ in range(config.members)])
-    (network,) = (made for kind, made in _NETWORKS.values() if type(config) is kind)
-    return network(config)
+        members = [build(config.member) for _ in range(config.members)]
+        return Ensemble(config, members)
+    for config_class, network_class in _NETWORKS.values():
+        if type(config) is config_class:
+            return network_class(config)
+    raise ValueError(f"{type(config).__name__} is no configuration of a network here")
 
 
 def _of_its_kind(given: Any) -> Any:
+    """A configuration of the class that the key `architecture` names."""
     if not isinstance(given, Mapping):
         return given
     name = str(given.get("architecture", _DEFAULT))
     if name == _ENSEMBLE:
-        return EnsembleConfig.model_validate(
-            {**given, "member": _of_its_kind(given.get("member"))}
-        )
+        member = _of_its_kind(given.get("member"))
+        return EnsembleConfig.model_validate({**given, "member": member})
     if name not in _NETWORKS:
         raise ValueError(f"{name!r} is no architecture; known: {', '.join(_NETWORKS)}")
-    return _NETWORKS[name][0].model_validate(given)
+    config_class, _ = _NETWORKS[name]
+    return config_class.model_validate(given)
 
 
 # In a model.yaml or a recipe: the key `architecture` names the network.

@@ -1,4 +1,8 @@
-"""What every network is to the rest of the software; `architectures.py` knows which there are."""
+"""What every network is to the rest of the software; `architectures.py` knows which there are.
+
+A network takes slices (N, C, H, W), float, on the scale that its model's preprocessing gives, and
+returns logits (N, K, H, W). Its weights go to a model folder by their names in `state_dict`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from trinat.segmentation.models.blocks import Layer
 
 
 def odd(number: int) -> int:
+    """The number itself; refused with a ValueError if it is even."""
     if number % 2 == 0:
         raise ValueError("must be odd, so that it has a middle")
     return number
@@ -25,10 +30,12 @@ class NetworkConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    classes: int = Field(default=33, ge=2, le=255)  # with background
+    # With background.
+    classes: int = Field(default=33, ge=2, le=255)
     # A thick slice: neighbours come along as channels, the slice to segment in the middle.
     channels: Annotated[int, Field(ge=1, le=64), AfterValidator(odd)] = 1
-    filters: int = Field(default=64, ge=1, le=1024)  # of each convolution
+    # Of each convolution.
+    filters: int = Field(default=64, ge=1, le=1024)
 
     @property
     def multiple(self) -> int:
@@ -42,22 +49,29 @@ class NetworkConfig(BaseModel):
 
 
 class Classifier(nn.Conv2d):
-    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each."""
+    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each.
+
+    u is `unshuffle`: with 1, the usual, there is a feature for each pixel.
+    """
 
     def __init__(self, filters: int, classes: int, unshuffle: int = 1) -> None:
         super().__init__(filters, classes * unshuffle**2, 1)
         self.unshuffle = unshuffle
 
     def forward(self, features: Tensor) -> Tensor:
+        """Features (N, F, h, w) to logits (N, K, h u, w u)."""
         logits = super().forward(features)
-        return pixel_shuffle(logits, self.unshuffle) if self.unshuffle > 1 else logits
+        if self.unshuffle == 1:
+            return logits
+        return pixel_shuffle(logits, self.unshuffle)
 
     def by_class(self) -> dict[str, Tensor]:
         """Weight and bias by class, (K, u u ...): views that write through."""
-        return {
-            name: values.unflatten(0, (-1, self.unshuffle**2))
-            for name, values in self.state_dict().items()
-        }
+        pixels = self.unshuffle**2
+        values_by_class = {}
+        for name, values in self.state_dict().items():
+            values_by_class[name] = values.unflatten(0, (-1, pixels))
+        return values_by_class
 
 
 class Network(nn.Module, ABC):
@@ -83,6 +97,7 @@ class Network(nn.Module, ABC):
         """What the classifier sees, (N, F, h, w), of slices padded as they must be."""
 
     def forward(self, slices: Tensor) -> Tensor:
+        """Slices (N, C, H, W) to logits (N, K, H, W)."""
         rows, columns = slices.shape[-2:]
         logits: Tensor = self.classifier(self.features(slices))
         return logits[..., :rows, :columns]
@@ -93,7 +108,10 @@ class Network(nn.Module, ABC):
         self.to(memory_format=layout)  # type: ignore[call-overload]
 
     def fold(self) -> Self:
-        """A copy for inference: same logits, norms inside convolutions where the order allows."""
+        """A copy for inference: same logits, norms inside convolutions where the order allows.
+
+        It is in evaluation mode and needs no gradients.
+        """
         folded = copy.deepcopy(self).eval().requires_grad_(False)
         for module in folded.modules():
             if isinstance(module, Layer):

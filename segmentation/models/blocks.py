@@ -1,4 +1,8 @@
-"""Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory."""
+"""Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory.
+
+A dense block is several layers, each fed all that came before it in the block, then a
+recalibration of its output, then dropout. Blocks are joined by pooling and unpooling with indices.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,19 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
         return max_pool2d(x, 2, return_indices=True)
     # Comparisons compile, export, and are deterministic on CUDA, where MaxPool2d's gradient and
     # MaxUnpool2d are not; uncompiled on a CPU, though, they take ten times as long as above.
-    top_left, top_right = x[..., 0::2, 0::2], x[..., 0::2, 1::2]
-    bottom_left, bottom_right = x[..., 1::2, 0::2], x[..., 1::2, 1::2]
+    top_left = x[..., 0::2, 0::2]
+    top_right = x[..., 0::2, 1::2]
+    bottom_left = x[..., 1::2, 0::2]
+    bottom_right = x[..., 1::2, 1::2]
     top_is_right = top_right > top_left
     bottom_is_right = bottom_right > bottom_left
     top = torch.where(top_is_right, top_right, top_left)
     bottom = torch.where(bottom_is_right, bottom_right, bottom_left)
     is_bottom = bottom > top
-    corner = torch.where(is_bottom, bottom_is_right.to(torch.uint8) + 2, top_is_right)
-    return torch.where(is_bottom, bottom, top), corner
+    bottom_corner = bottom_is_right.to(torch.uint8) + 2
+    corner = torch.where(is_bottom, bottom_corner, top_is_right)
+    largest = torch.where(is_bottom, bottom, top)
+    return largest, corner
 
 
 def max_unpool(x: Tensor, where: Tensor) -> Tensor:
@@ -41,49 +49,75 @@ def max_unpool(x: Tensor, where: Tensor) -> Tensor:
     `where` holds either indices into H W (int64) or corners 0 1 / 2 3 of the windows (uint8).
     """
     # Channels stay innermost: the result is channels-last without a copy.
-    values, where = x.permute(0, 2, 3, 1), where.permute(0, 2, 3, 1)
-    n, h, w, c = values.shape
+    values = x.permute(0, 2, 3, 1)
+    where = where.permute(0, 2, 3, 1)
     if where.dtype == torch.int64:
-        # Windows do not overlap, so no place is written twice. MaxUnpool2d does the same, but its
-        # gradient takes several times as long, and deterministic mode refuses it.
-        zeros = values.new_zeros((n, 4 * h * w, c))
-        spread = zeros.scatter(1, where.flatten(1, 2), values.flatten(1, 2))
-        return spread.view(n, 2 * h, 2 * w, c).permute(0, 3, 1, 2)
-    corners = torch.arange(4, dtype=torch.uint8, device=x.device).view(1, 1, 2, 1, 2, 1)
+        return _unpool_by_index(values, where).permute(0, 3, 1, 2)
+    return _unpool_by_corner(values, where).permute(0, 3, 1, 2)
+
+
+def _unpool_by_index(values: Tensor, where: Tensor) -> Tensor:
+    """Values (N, H, W, C) to (N, 2 H, 2 W, C), each at its index into a slice's 4 H W places.
+
+    Windows do not overlap, so no place is written twice. MaxUnpool2d does the same, but its
+    gradient takes several times as long, and deterministic mode refuses it.
+    """
+    n, h, w, c = values.shape
+    zeros = values.new_zeros((n, 4 * h * w, c))
+    spread = zeros.scatter(1, where.flatten(1, 2), values.flatten(1, 2))
+    return spread.view(n, 2 * h, 2 * w, c)
+
+
+def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
+    """Values (N, H, W, C) to (N, 2 H, 2 W, C), each in its corner of a window of 2×2."""
+    corners = torch.arange(4, dtype=torch.uint8, device=values.device)
+    # Windows as (N, H, 2, W, 2, C).
+    corners = corners.view(1, 1, 2, 1, 2, 1)
     chosen = where[:, :, None, :, None] == corners
-    windows = torch.where(
-        chosen, values[:, :, None, :, None], torch.zeros_like(values[0, 0, 0, 0])
-    )
-    return windows.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+    zero = torch.zeros_like(values[0, 0, 0, 0])
+    windows = torch.where(chosen, values[:, :, None, :, None], zero)
+    return windows.flatten(3, 4).flatten(1, 2)
 
 
 def convolve_aligned(convolution: nn.Conv2d, x: Tensor, multiple: int = 8) -> Tensor:
-    """A convolution with zeros for channels that are missing to a multiple; the same result."""
-    missing = (0, 0, 0, 0, 0, -x.shape[1] % multiple)
-    weight = pad(convolution.weight, missing)
-    return conv2d(
-        pad(x, missing), weight, convolution.bias, padding=convolution.padding
-    )
+    """A convolution with zeros for channels that are missing to a multiple; the same result.
+
+    x (N, C, H, W) to (N, F, H, W); the padding of zeros costs less than odd channels do on a GPU.
+    """
+    missing = -x.shape[1] % multiple
+    # Nothing before and behind along columns and rows; the missing channels behind the others.
+    padding = (0, 0, 0, 0, 0, missing)
+    padded = pad(x, padding)
+    weight = pad(convolution.weight, padding)
+    return conv2d(padded, weight, convolution.bias, padding=convolution.padding)
 
 
 class Layer(nn.Module):
-    """A convolution and its norm, with an activation from outside: C channels to F filters."""
+    """A convolution and its norm, with an activation from outside: C channels to F filters.
+
+    `order` says which comes first. Only a norm that follows its convolution can be folded into it.
+    """
 
     def __init__(self, channels: int, filters: int, kernel: int, order: Order) -> None:
         super().__init__()
         self.norm_first = order == "norm-activation-convolution"
-        self.norm: nn.Module = nn.BatchNorm2d(channels if self.norm_first else filters)
+        normed = channels if self.norm_first else filters
+        self.norm: nn.Module = nn.BatchNorm2d(normed)
         # A norm that follows takes away whatever a bias adds.
         self.convolution = nn.Conv2d(
             channels, filters, kernel, padding=kernel // 2, bias=self.norm_first
         )
 
     def forward(self, x: Tensor, activation: nn.Module) -> Tensor:
+        """(N, C, H, W) to (N, F, H, W)."""
         if self.norm_first:
-            return self._convolve(activation(self.norm(x)))
-        return activation(self.norm(self._convolve(x)))  # type: ignore[no-any-return]
+            activated = activation(self.norm(x))
+            return self._convolve(activated)
+        normed = self.norm(self._convolve(x))
+        return activation(normed)  # type: ignore[no-any-return]
 
     def _convolve(self, x: Tensor) -> Tensor:
+        """The convolution alone, with channels as a GPU likes them."""
         # The first block sees 1, 65 and 129 channels, and a GPU's matrix units take eights.
         if x.device.type != "cpu" and x.shape[1] % 8:
             return convolve_aligned(self.convolution, x)
@@ -97,7 +131,11 @@ class Layer(nn.Module):
 
 
 class Excitation(nn.Module):
-    """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger."""
+    """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger.
+
+    Each gate is between 0 and 1: one a channel, from its mean over the slice, or one a place, from
+    its channels.
+    """
 
     def __init__(
         self, channels: int, kind: Literal["channel", "spatial", "both"]
@@ -116,6 +154,7 @@ class Excitation(nn.Module):
             self.spatial = nn.Conv2d(channels, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W), rescaled."""
         gates = []
         if self.channel is not None:
             gates.append(self.channel(x.mean((2, 3), keepdim=True)))
@@ -129,7 +168,10 @@ class Excitation(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Layers of the given kernels, each fed all that came before. C channels to F filters."""
+    """Layers of the given kernels, each fed all that came before. C channels to F filters.
+
+    The output is that of the last layer, recalibrated, with whole channels dropped in training.
+    """
 
     def __init__(
         self,
@@ -143,27 +185,35 @@ class DenseBlock(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            Layer(channels + i * filters, filters, kernel, order)
-            for i, kernel in enumerate(kernels)
-        )
+        self.layers = nn.ModuleList()
+        seen = channels
+        for kernel in kernels:
+            self.layers.append(Layer(seen, filters, kernel, order))
+            seen += filters
         # One for all layers: they share a PReLU's slope, as in the port.
-        self.activation = nn.PReLU() if activation == "prelu" else nn.ReLU(inplace=True)
-        self.excitation = (
-            Excitation(filters, excitation) if excitation != "none" else None
-        )
+        self.activation: nn.Module
+        if activation == "prelu":
+            self.activation = nn.PReLU()
+        else:
+            self.activation = nn.ReLU(inplace=True)
+        self.excitation: Excitation | None = None
+        if excitation != "none":
+            self.excitation = Excitation(filters, excitation)
         self.dropout = nn.Dropout2d(dropout)
 
     def dense(self, x: Tensor) -> Tensor:
         """The layers alone, without recalibration and dropout."""
         seen = [x]
         for layer in self.layers:
-            seen.append(
-                layer(torch.cat(seen, 1) if len(seen) > 1 else x, self.activation)
-            )
+            # Of one tensor a concatenation would be a copy.
+            joined = x
+            if len(seen) > 1:
+                joined = torch.cat(seen, 1)
+            seen.append(layer(joined, self.activation))
         return seen[-1]
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, F, H, W)."""
         y = self.dense(x)
         if self.excitation is not None:
             y = self.excitation(y)

@@ -1,4 +1,8 @@
-"""A model is a folder: model.yaml, and <view>.safetensors for each view. No pickle anywhere."""
+"""A model is a folder: model.yaml, and <view>.safetensors for each view. No pickle anywhere.
+
+There may be two more files: prior.npz, an anatomical template, and the TSV of a user's own label
+scheme. model.yaml has the SHA-256 of every other file. `save_model` and `load_model` are inverse.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import safetensors.torch
-import torch
 import yaml
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from torch import Tensor
 
 from trinat.segmentation.errors import LabelError, ModelError, first_mistake
 from trinat.segmentation.io.files import atomic_write, not_written, read_bytes
 from trinat.segmentation.io.plain_yaml import parse_yaml
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
-from trinat.segmentation.models.architectures import build
-from trinat.segmentation.models.base import Network, NetworkConfig
+from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.model_info import (
     FORMAT,
     PRIOR_FILE,
@@ -37,22 +37,22 @@ from trinat.segmentation.models.model_info import (
     Template,
     weights_file,
 )
+from trinat.segmentation.models.weights import from_safetensors, to_safetensors
 from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 from trinat.segmentation.space.views import View, chosen_views
 
 _MAX_YAML_BYTES = 1 << 20
 # Far beyond any model's; a sparse file on disk may be of any size.
 _MAX_FILE_BYTES = 2 << 30
-_MAX_HEADER_BYTES = 1 << 20
 _COPY_AGAIN = "copy or download the model again"
-_DTYPES = {"float32": torch.float32, "float16": torch.float16}
-# Batch norm counts its batches and never reads the count.
-_COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A checked model: networks on the CPU, in float32, in evaluation mode."""
+    """A checked model: networks on the CPU, in float32, in evaluation mode.
+
+    `template` is the anatomical template of its prior, if it has one.
+    """
 
     folder: Path
     info: ModelInfo
@@ -62,20 +62,22 @@ class Model:
 
     @property
     def name(self) -> str:
+        """The name in its model.yaml."""
         return self.info.name
 
     @property
     def label_table(self) -> Path | None:
-        """The TSV of a user's own scheme, which `save_model` takes."""
+        """The TSV of a user's own scheme, which `save_model` takes; None for a known scheme."""
         name = f"{self.info.labels}.tsv"
-        return self.folder / name if name in self.info.files else None
+        if name not in self.info.files:
+            return None
+        return self.folder / name
 
     @property
     def not_predicted(self) -> NDArray[np.int64]:
         """Class indices that the model does not predict."""
-        return np.array(
-            [self.scheme.names.index(name) for name in self.info.not_predicted], int
-        )
+        names = self.info.not_predicted
+        return np.array([self.scheme.names.index(name) for name in names], int)
 
     def is_merged(self, view: View) -> bool:
         """Whether a view's classes are the scheme's with left and right merged."""
@@ -83,40 +85,46 @@ class Model:
 
     def classes_of(self, view: View) -> LabelScheme:
         """The classes that a view's network tells apart, in the order of its channels."""
-        return self.scheme.seen_in(view) if self.is_merged(view) else self.scheme
+        if self.is_merged(view):
+            return self.scheme.seen_in(view)
+        return self.scheme
 
     def not_predicted_in(self, view: View) -> NDArray[np.int64]:
-        """Of those classes, the ones that the model does not predict."""
-        never = self.not_predicted
-        return (
-            np.unique(self.scheme.merged.to_merged[never])
-            if self.is_merged(view)
-            else never
-        )
+        """Of a view's classes, the ones that the model does not predict."""
+        if self.is_merged(view):
+            return np.unique(self.scheme.merged.to_merged[self.not_predicted])
+        return self.not_predicted
 
     def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
-        """(V, K) weights of these views for each class of the scheme; columns sum to 1."""
-        return class_weights(
-            self.info.fusion, self.scheme, views, self.folder / MODEL_FILE
-        )
+        """(V, K) weights of these views for each class of the scheme; columns sum to 1.
+
+        They are the model's own, from its model.yaml.
+        """
+        where = self.folder / MODEL_FILE
+        return class_weights(self.info.fusion, self.scheme, views, where)
 
 
 def class_weights(
     fusion: Fusion, scheme: LabelScheme, views: Collection[View], where: str | Path
 ) -> NDArray[np.float32]:
-    """(V, K) weights of some views for each class of a scheme; `where` they were written."""
+    """(V, K) weights of some views for each class of a scheme; columns sum to 1.
+
+    A class has the weights of `per_class`, else those of the views as a whole; a view without a
+    weight counts nothing. `where` is the file they come from, which errors name.
+    """
     for name in fusion.per_class:
         if name not in scheme.names:
             raise ModelError(f"{name} is no structure of {scheme.name}", where=where)
-    columns = [
-        [fusion.per_class.get(name, fusion.weights).get(view, 0.0) for view in views]
-        for name in scheme.names
-    ]
+    columns = []
+    for name in scheme.names:
+        by_view = fusion.per_class.get(name, fusion.weights)
+        columns.append([by_view.get(view, 0.0) for view in views])
     weights = np.array(columns, np.float32).T
     total = weights.sum(0)
     if not (total > 0).all():
+        names = ", ".join(view.value for view in views)
         raise ModelError(
-            f"the views {', '.join(v.value for v in views)} have no weight for some structure",
+            f"the views {names} have no weight for some structure",
             where=where,
             remedy="run more views, or give them weights under fusion",
         )
@@ -134,25 +142,27 @@ def save_model(
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
-    """Write a model folder, whole or not at all; `label_table` is the TSV of a user's own scheme.
+    """Write a model folder, whole or not at all; returns what its model.yaml says.
 
-    With float16, convolutions are stored in half precision (and computed with in float32 again);
-    norms, slopes and biases, few and wide in range, stay float32. `overwrite` replaces the whole
-    folder.
+    `label_table` is the TSV of a user's own scheme. With `precision` float16 the weights of
+    convolutions are stored in half precision, and computed with in float32 again. `overwrite`
+    replaces the whole folder; without it a folder that holds anything is refused.
     """
     final = Path(folder)
     if final.is_dir() and any(final.iterdir()) and not overwrite:
         raise ModelError("is there already", where=final, remedy="choose another name")
-    contents = {
-        weights_file(view): safetensors.torch.save(_to_store(network, precision, final))
-        for view, network in networks.items()
-    }
+    contents = {}
+    for view, network in networks.items():
+        contents[weights_file(view)] = to_safetensors(network, precision, final)
     table = None
     if label_table is not None:
-        name = f"{description.labels}.tsv"
-        if Path(label_table).name != name:
-            raise ModelError(f"the label table is not named {name}", where=label_table)
-        table = contents[name] = read_bytes(label_table)
+        table_name = f"{description.labels}.tsv"
+        if Path(label_table).name != table_name:
+            raise ModelError(
+                f"the label table is not named {table_name}", where=label_table
+            )
+        table = read_bytes(label_table)
+        contents[table_name] = table
     scheme = _scheme(description.labels, table, final)
     if template is not None:
         contents[PRIOR_FILE] = template.to_bytes()
@@ -191,24 +201,13 @@ def load_model(
     for view in wanted:
         if view not in info.architectures:
             raise ModelError(f"has no {view.value} network", where=folder)
-    table = folder / f"{info.labels}.tsv"
-    if table.name in info.files:
-        scheme = _scheme(info.labels, _read(folder, table.name, info), table)
-    else:
-        scheme = _scheme(info.labels, None, folder / MODEL_FILE)
-    if _fingerprint(scheme) != info.labels_sha256:
-        raise ModelError(
-            f"was trained with other labels than the scheme {info.labels} has now",
-            where=folder / MODEL_FILE,
-            remedy="use the version of trinat named there under versions",
-        )
-    _check_labels(info, scheme, folder)
+    scheme = _read_scheme(folder, info)
     networks = {}
     for view in wanted:
-        path, config = folder / weights_file(view), info.architectures[view]
-        networks[view] = _load_network(
-            path, _read(folder, path.name, info), config, info.precision
-        )
+        path = folder / weights_file(view)
+        data = _read(folder, path.name, info)
+        config = info.architectures[view]
+        networks[view] = from_safetensors(data, config, info.precision, path)
     template = None
     if info.prior is not None:
         data = _read(folder, PRIOR_FILE, info)
@@ -219,20 +218,7 @@ def load_model(
 def read_info(folder: str | Path) -> ModelInfo:
     """What model.yaml says, checked by itself; quick, since no weights are read."""
     path = Path(folder) / MODEL_FILE
-    if not path.is_file():
-        raise ModelError(
-            f"no model here ({MODEL_FILE} is missing)",
-            where=folder,
-            remedy="give a folder that trinat train, bundle or import-weights wrote",
-        )
-    if path.stat().st_size > _MAX_YAML_BYTES:
-        raise ModelError("is too large to be a model's description", where=path)
-    try:
-        content = parse_yaml(read_bytes(path), aliases=False)
-    except ValueError as error:
-        raise ModelError(str(error), where=path, remedy=_COPY_AGAIN) from error
-    if not isinstance(content, dict):
-        raise ModelError("is not a model's description", where=path)
+    content = _read_yaml(path)
     if content.get("format") != FORMAT:
         raise ModelError(
             f"has model format {content.get('format')}, and this version reads {FORMAT}",
@@ -243,41 +229,90 @@ def read_info(folder: str | Path) -> ModelInfo:
         return ModelInfo.model_validate(content)
     except ValidationError as error:
         key, message = first_mistake(error)
-        raise ModelError(f"{key}: {message}" if key else message, where=path) from error
+        if key:
+            message = f"{key}: {message}"
+        raise ModelError(message, where=path) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values of a model.yaml."""
+    if not path.is_file():
+        raise ModelError(
+            f"no model here ({MODEL_FILE} is missing)",
+            where=path.parent,
+            remedy="give a folder that trinat train, bundle or import-weights wrote",
+        )
+    if path.stat().st_size > _MAX_YAML_BYTES:
+        raise ModelError("is too large to be a model's description", where=path)
+    try:
+        content = parse_yaml(read_bytes(path), aliases=False)
+    except ValueError as error:
+        raise ModelError(str(error), where=path, remedy=_COPY_AGAIN) from error
+    if not isinstance(content, dict):
+        raise ModelError("is not a model's description", where=path)
+    return content
 
 
 def _to_yaml(info: ModelInfo) -> bytes:
+    """What model.yaml has, as the bytes of the file."""
     text: str = yaml.safe_dump(
         info.model_dump(mode="json"), sort_keys=False, allow_unicode=True
     )
     return text.encode()
 
 
+def _read_scheme(folder: Path, info: ModelInfo) -> LabelScheme:
+    """The label scheme of a model folder, checked against what the model was trained with."""
+    table_path = folder / f"{info.labels}.tsv"
+    if table_path.name in info.files:
+        table = _read(folder, table_path.name, info)
+        scheme = _scheme(info.labels, table, table_path)
+    else:
+        scheme = _scheme(info.labels, None, folder / MODEL_FILE)
+    if _fingerprint(scheme) != info.labels_sha256:
+        raise ModelError(
+            f"was trained with other labels than the scheme {info.labels} has now",
+            where=folder / MODEL_FILE,
+            remedy="use the version of trinat named there under versions",
+        )
+    _check_labels(info, scheme, folder)
+    return scheme
+
+
 def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
+    """A label scheme from its table, or a known one by its name."""
     try:
-        return load_scheme(name) if table is None else parse_scheme(name, table, where)
+        if table is None:
+            return load_scheme(name)
+        return parse_scheme(name, table, where)
     except LabelError as error:
         raise ModelError(f"label scheme {name}: {error.what}", where=where) from error
 
 
 def _fingerprint(scheme: LabelScheme) -> str:
     """SHA-256 of what the classes mean; colours may change."""
-    classes = [
-        [x.index, x.name, x.fs_id, x.partner, list(x.numbers)] for x in scheme.labels
-    ]
+    classes = []
+    for label in scheme.labels:
+        numbers = list(label.numbers)
+        classes.append([label.index, label.name, label.fs_id, label.partner, numbers])
     return _sha256(json.dumps(classes).encode())
 
 
 def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
-    """The scheme has what the description names, and each network as many classes as it."""
+    """The scheme has what the description names, and each network as many classes as it.
+
+    The network of a view that does not tell sides may have as many as the merged scheme.
+    """
     where = folder / MODEL_FILE
-    weighed = info.prior.per_class if info.prior else {}
     if scheme.names[0] in info.not_predicted:
         raise ModelError(
             f"{scheme.names[0]} is always predicted, not_predicted names it",
             where=where,
         )
-    for name in (*info.not_predicted, *info.fusion.per_class, *weighed):
+    named = [*info.not_predicted, *info.fusion.per_class]
+    if info.prior is not None:
+        named.extend(info.prior.per_class)
+    for name in named:
         if name not in scheme.names:
             raise ModelError(f"{name} is no structure of {info.labels}", where=where)
     for view, architecture in info.architectures.items():
@@ -291,73 +326,6 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
                 f"{info.labels} {counts}",
                 where=where,
             )
-
-
-def _to_store(network: Network, precision: Precision, where: Path) -> dict[str, Tensor]:
-    tensors = {}
-    for name, tensor in network.state_dict().items():
-        if name.endswith(_COUNTER):
-            continue
-        stored = tensor.detach().cpu().to(_stored_dtype(tensor, precision)).contiguous()
-        if not stored.isfinite().all():
-            raise ModelError(
-                f"{name} has values that {precision} cannot hold", where=where
-            )
-        tensors[name] = stored
-    return tensors
-
-
-def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
-    return _DTYPES[precision] if tensor.ndim == 4 else torch.float32
-
-
-def _load_network(
-    path: Path, data: bytes, config: NetworkConfig, precision: Precision
-) -> Network:
-    try:
-        # Hundreds of thousands of names would take minutes.
-        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
-            raise SafetensorError("its header is too large")
-        tensors = safetensors.torch.load(data)
-    except (SafetensorError, KeyError) as error:  # a type that torch has not
-        raise ModelError(
-            "is not a safetensors file", where=path, remedy=_COPY_AGAIN
-        ) from error
-    # No random weights are made, since they would be replaced at once.
-    with torch.device("meta"):
-        network = build(config)
-    expected = network.state_dict()
-    counters = {name: torch.tensor(0) for name in expected if name.endswith(_COUNTER)}
-    names = expected.keys() - counters.keys()
-    for problem, some in (
-        ("lacks", names - tensors.keys()),
-        ("has", tensors.keys() - names),
-    ):
-        if some:
-            raise ModelError(
-                f"{problem} {min(some)}"
-                + (" unexpectedly" if problem == "has" else ""),
-                where=path,
-                remedy="its architecture in model.yaml is another",
-            )
-    for name in sorted(names):
-        tensor = tensors[name]
-        if tensor.shape != expected[name].shape:
-            raise ModelError(
-                f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected[name].shape)}",
-                where=path,
-                remedy="its architecture in model.yaml is another",
-            )
-        if tensor.dtype != _stored_dtype(tensor, precision):
-            raise ModelError(
-                f"{name} is stored as {tensor.dtype}, not {precision}", where=path
-            )
-        if not tensor.isfinite().all():
-            raise ModelError(f"{name} has values that are not finite", where=path)
-        tensors[name] = tensor.float()
-    network.load_state_dict({**tensors, **counters}, assign=True)
-    network.arrange(torch.channels_last)
-    return network.eval().requires_grad_(False)
 
 
 def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
@@ -378,28 +346,42 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
 
 def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
     """Write beside, then rename; a killed process may leave a `.trinat-*.tmp` folder."""
-    new, old = (final.parent / f".trinat-{secrets.token_hex(8)}.tmp" for _ in range(2))
+    new = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    old = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
         new.mkdir(parents=True)
         try:
             for name, data in contents.items():
-                with (new / name).open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            if final.exists():
-                final.replace(old)
-            try:
-                new.replace(final)
-            except OSError:
-                if old.exists():
-                    old.replace(final)
-                raise
+                _write_synced(new / name, data)
+            _exchange(final, new, old)
         finally:
             for left in (new, old):
                 shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         raise not_written(final, error) from error
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _exchange(final: Path, new: Path, old: Path) -> None:
+    """Put a new folder in the place of the final one, which becomes the old one, if there is any.
+
+    Where that fails the final one is back in its place.
+    """
+    if final.exists():
+        final.replace(old)
+    try:
+        new.replace(final)
+    except OSError:
+        if old.exists():
+            old.replace(final)
+        raise
 
 
 def _sha256(data: bytes) -> str:

@@ -1,4 +1,8 @@
-"""Weights of the authors' PyTorch port of QuickNAT, brought into the form of this project."""
+"""Weights of the authors' PyTorch port of QuickNAT, brought into the form of this project.
+
+A checkpoint of the port is a pickled module or a state dict. It is read without being run, its
+tensors get the names that they have here, and the architecture follows from their shapes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from trinat.segmentation.errors import ModelError, first_mistake
+from trinat.segmentation.models.blocks import Recalibration
 from trinat.segmentation.models.checkpoint import save_model
 from trinat.segmentation.models.model_info import (
     Description,
@@ -37,22 +42,37 @@ PORT_PREPROCESSING = Preprocessing(
     },
 )
 
-# Its decoders run in this order, the deepest first.
-_DECODERS = (4, 1, 2, 3)
+# Its names of blocks and of their parts, and ours.
 _BLOCKS = {
-    **{f"encode{i + 1}": f"encoders.{i}" for i in range(4)},
+    "encode1": "encoders.0",
+    "encode2": "encoders.1",
+    "encode3": "encoders.2",
+    "encode4": "encoders.3",
     "bottleneck": "bottleneck",
-    **{f"decode{number}": f"decoders.{i}" for i, number in enumerate(_DECODERS)},
+    # In the order in which they run, the deepest first.
+    "decode4": "decoders.0",
+    "decode1": "decoders.1",
+    "decode2": "decoders.2",
+    "decode3": "decoders.3",
 }
 _PARTS = {
-    **{f"conv{i + 1}": f"layers.{i}.convolution" for i in range(3)},
-    **{f"batchnorm{i + 1}": f"layers.{i}.norm" for i in range(3)},
+    "conv1": "layers.0.convolution",
+    "conv2": "layers.1.convolution",
+    "conv3": "layers.2.convolution",
+    "batchnorm1": "layers.0.norm",
+    "batchnorm2": "layers.1.norm",
+    "batchnorm3": "layers.2.norm",
     "prelu": "activation",
-    # One kind of squeeze-and-excitation stands directly in the block, both in parts of their own.
-    **{f"SELayer{part}.fc1": "excitation.channel.0" for part in ("", ".cSE")},
-    **{f"SELayer{part}.fc2": "excitation.channel.2" for part in ("", ".cSE")},
-    **{f"SELayer{part}.conv": "excitation.spatial" for part in ("", ".sSE")},
+    # One kind of squeeze-and-excitation is directly in the block, both are in parts of their own.
+    "SELayer.fc1": "excitation.channel.0",
+    "SELayer.cSE.fc1": "excitation.channel.0",
+    "SELayer.fc2": "excitation.channel.2",
+    "SELayer.cSE.fc2": "excitation.channel.2",
+    "SELayer.conv": "excitation.spatial",
+    "SELayer.sSE.conv": "excitation.spatial",
 }
+# Names in MONAI's network of the same name.
+_MONAI_NAMES = re.compile(r"model\.\d+\.(submodule\.|layers0\.)")
 _COUNTER = "num_batches_tracked"
 # Several times what QuickNAT has.
 _MAX_MODULES = 1000
@@ -63,7 +83,11 @@ _MAX_NAME = 64
 def import_port(
     file: Path, *, view: View, out: Path, labels: str = "quicknat33", licence: str = ""
 ) -> ModelInfo:
-    """Write the network in `file` as a model of one view; `trinat bundle` joins several."""
+    """Write the network in `file` as a model of one view; `trinat bundle` joins several.
+
+    `labels` is the scheme that it was trained with, `licence` that of the weights: a checkpoint
+    says neither.
+    """
     training = Training(
         data="not recorded in the checkpoint",
         licence=licence,
@@ -79,35 +103,55 @@ def import_port(
 
 
 def read_port(path: str | Path) -> QuickNat:
-    """A network from a checkpoint of the port (whole module or state dict), run by no pickle."""
+    """A network from a checkpoint of the port (whole module or state dict), run by no pickle.
+
+    It is on the CPU, in float32 and in evaluation mode. A checkpoint of another network, or one
+    whose weights do not fit, is refused with what does not fit.
+    """
     path = Path(path)
-    content = read_torch_file(path)
-    state, dropout = _find_state(content, path)
-    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    if any(re.match(r"model\.\d+\.(submodule\.|layers0\.)", name) for name in state):
+    state, dropout = _find_state(read_torch_file(path), path)
+    tensors = _renamed(state, path)
+    network = QuickNat(_config(tensors, dropout, path))
+    _check_tensors(tensors, network, path)
+    network.load_state_dict(tensors, strict=False)
+    return network.eval()
+
+
+def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors of the port by our names, float32."""
+    # Networks that were trained on several GPUs have one prefix more.
+    plain = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    if any(_MONAI_NAMES.match(name) for name in plain):
         raise ModelError(
             "holds MONAI's Quicknat, which is another network: its convolutions have no biases "
             "and all its blocks share one squeeze-and-excitation",
             where=path,
             remedy="import a checkpoint of the authors' own port, or train with trinat train",
         )
-    tensors = {
-        _rename(name, path): tensor.float()
-        for name, tensor in state.items()
-        if not name.endswith(_COUNTER)
-    }
-    network = QuickNat(_config(tensors, dropout, path))
-    expected = {
-        n: t for n, t in network.state_dict().items() if not n.endswith(_COUNTER)
-    }
-    if missing := expected.keys() - tensors.keys():
+    tensors = {}
+    for name, tensor in plain.items():
+        if name.endswith(_COUNTER):
+            continue
+        ours = _rename(name, path)
+        # The port's channel excitation is linear: (F, C) for (F, C, 1, 1).
+        if tensor.ndim == 2:
+            tensor = tensor[:, :, None, None]
+        tensors[ours] = tensor.float()
+    return tensors
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor], network: QuickNat, path: Path
+) -> None:
+    """A checkpoint has all weights of the network and no others, in its shapes, and finite."""
+    state = network.state_dict()
+    expected = {name: state[name] for name in state if not name.endswith(_COUNTER)}
+    missing = expected.keys() - tensors.keys()
+    if missing:
         raise ModelError(f"lacks what is called {min(missing)} here", where=path)
     for name, tensor in tensors.items():
         if name not in expected:
             raise ModelError(f"has more than QuickNAT: {name}", where=path)
-        # The port's channel excitation is linear: (F, C) for (F, C, 1, 1).
-        if tensor.ndim == 2:
-            tensors[name] = tensor = tensor[:, :, None, None]
         if tensor.shape != expected[name].shape:
             raise ModelError(
                 f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected[name].shape)}",
@@ -115,8 +159,6 @@ def read_port(path: str | Path) -> QuickNat:
             )
         if not tensor.isfinite().all():
             raise ModelError(f"{name} has values that are not finite", where=path)
-    network.load_state_dict(tensors, strict=False)
-    return network.eval()
 
 
 def _find_state(
@@ -124,54 +166,64 @@ def _find_state(
 ) -> tuple[Mapping[str, Tensor], float | None]:
     """The tensors by name, wherever a training script put them, and the dropout if it is known."""
     if isinstance(content, Stub):
-        return _of_module(content, path)
+        return _state_of_module(content, path)
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model"):
             if key in content and depth < _MAX_DEPTH:
                 return _find_state(content[key], path, depth + 1)
-        if content and all(isinstance(v, Tensor) for v in content.values()):
+        if content and all(isinstance(value, Tensor) for value in content.values()):
             return {str(name): tensor for name, tensor in content.items()}, None
     raise ModelError("holds no network and no state dict", where=path)
 
 
-def _of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]:
-    """What its `state_dict` would have been; few modules may stand in many places."""
+def _state_of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]:
+    """What a module's `state_dict` would have been, and its dropout if it is known.
+
+    A checkpoint may have one module in many places: there is a limit on how many are looked at.
+    """
     if network.name.startswith("monai."):
         raise ModelError(f"holds a network of MONAI ({network.name})", where=path)
-    tensors, dropout, found = {}, None, [("", network)]
+    tensors = {}
+    dropout = None
+    for prefix, module in _modules(network, path):
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in _children(module, kind):
+                if isinstance(tensor, Tensor):
+                    tensors[prefix + name] = tensor
+        is_dropout = prefix.endswith("drop_out.") and isinstance(module.state, dict)
+        if is_dropout and dropout is None:
+            dropout = module.state.get("p", 0)
+    return tensors, dropout
+
+
+def _modules(network: Stub, path: Path) -> list[tuple[str, Stub]]:
+    """A module and all modules in it, breadth first, each with the prefix of its names."""
+    found = [("", network)]
+    # The list grows while it is read.
     for prefix, module in found:
         for name, child in _children(module, "_modules"):
-            if (
-                len(found) == _MAX_MODULES
-                or len(name) > _MAX_NAME
-                or prefix.count(".") > _MAX_DEPTH
-            ):
+            is_too_deep = prefix.count(".") > _MAX_DEPTH
+            if len(found) == _MAX_MODULES or len(name) > _MAX_NAME or is_too_deep:
                 raise ModelError(
                     "is no checkpoint of QuickNAT: too many modules", where=path
                 )
             if isinstance(child, Stub):
                 found.append((f"{prefix}{name}.", child))
-        for kind in ("_parameters", "_buffers"):
-            for name, tensor in _children(module, kind):
-                if isinstance(tensor, Tensor):
-                    tensors[prefix + name] = tensor
-        if (
-            prefix.endswith("drop_out.")
-            and dropout is None
-            and isinstance(module.state, dict)
-        ):
-            dropout = module.state.get("p", 0)
-    return tensors, dropout
+    return found
 
 
 def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
-    state = module.state
-    found = state.get(kind) if isinstance(state, dict) else None
-    pairs = found.items() if isinstance(found, dict) else ()
-    return [(name, value) for name, value in pairs if isinstance(name, str)]
+    """What a module has of a kind, by name: "_modules", "_parameters" or "_buffers"."""
+    if not isinstance(module.state, dict):
+        return []
+    found = module.state.get(kind)
+    if not isinstance(found, dict):
+        return []
+    return [(name, value) for name, value in found.items() if isinstance(name, str)]
 
 
 def _rename(name: str, path: Path) -> str:
+    """Our name of a tensor of the port."""
     if name.startswith("classifier.conv."):
         return name.replace("classifier.conv", "classifier", 1)
     block, _, rest = name.partition(".")
@@ -186,24 +238,17 @@ def _config(
 ) -> QuickNatConfig:
     """The architecture, from the shapes of its weights."""
     try:
-        filters, channels, kernel, _ = tensors[
-            "encoders.0.layers.0.convolution.weight"
-        ].shape
+        first = tensors["encoders.0.layers.0.convolution.weight"]
+        filters, channels, kernel, _ = first.shape
         classes = len(tensors["classifier.weight"])
     except (KeyError, ValueError) as error:
         raise ModelError("is no checkpoint of QuickNAT", where=path) from error
-    kinds = ("channel.0", "spatial")
-    gates = [
-        kind for kind in kinds if f"encoders.0.excitation.{kind}.weight" in tensors
-    ]
-    settings = {
+    settings: dict[str, Any] = {
         "classes": classes,
         "channels": channels,
         "filters": filters,
         "kernel": kernel,
-        "excitation": "both"
-        if len(gates) == 2
-        else "".join(gates).removesuffix(".0") or "none",
+        "excitation": _kind_of_excitation(tensors),
     }
     if dropout is not None:
         settings["dropout"] = dropout
@@ -211,3 +256,16 @@ def _config(
         return QuickNatConfig.model_validate(settings)
     except ValidationError as error:
         raise ModelError(": ".join(first_mistake(error)), where=path) from error
+
+
+def _kind_of_excitation(tensors: Mapping[str, Tensor]) -> Recalibration:
+    """Which squeeze-and-excitation the first encoder has."""
+    has_channel = "encoders.0.excitation.channel.0.weight" in tensors
+    has_spatial = "encoders.0.excitation.spatial.weight" in tensors
+    if has_channel and has_spatial:
+        return "both"
+    if has_channel:
+        return "channel"
+    if has_spatial:
+        return "spatial"
+    return "none"

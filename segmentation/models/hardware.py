@@ -14,15 +14,20 @@ GPU = "cuda"
 
 
 def _gpus() -> Any:
+    """torch's functions for GPUs."""
     return torch.get_device_module(GPU)
 
 
 def count_gpus() -> int:
+    """How many GPUs this process sees."""
     return int(_gpus().device_count())
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by name; "auto" is the first GPU, or the processor."""
+    """A device by name; "auto" is the first GPU, or the processor.
+
+    A name that is no device, or one that is not there, is refused.
+    """
     if name == "auto":
         return torch.device(GPU if count_gpus() else "cpu")
     try:
@@ -41,7 +46,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def refuse_forked_gpu(device: torch.device) -> None:
-    """A process that was forked from one that used a GPU cannot use it."""
+    """Refuse a GPU in a process that was forked from one that used it: it would not work there."""
     if device.type == GPU and _gpus()._is_in_bad_fork():
         raise DeviceError(
             "a forked process cannot use the GPU of its parent",
@@ -51,12 +56,13 @@ def refuse_forked_gpu(device: torch.device) -> None:
 
 
 def describe_gpu(index: int) -> tuple[str, int, int]:
-    """Its name, and how many bytes of its memory are free, of how many."""
-    return (_gpus().get_device_name(index), *_gpus().mem_get_info(index))
+    """A GPU's name, and how many bytes of its memory are free, of how many."""
+    free, total = _gpus().mem_get_info(index)
+    return _gpus().get_device_name(index), free, total
 
 
 def use_gpu(device: str) -> None:
-    """Make it the one that this process works on where nothing else is said."""
+    """Make a GPU the one that this process works on where nothing else is said."""
     _gpus().set_device(device)
 
 
@@ -66,9 +72,14 @@ def free_gpu_memory() -> None:
 
 
 def bfloat16_hardware(device: torch.device) -> str:
-    """The hardware that computes in bfloat16, by name; without it, it is many times slower."""
+    """The hardware that computes in bfloat16, by name; empty if there is none.
+
+    Without it bfloat16 is many times slower.
+    """
     if device.type == "cuda":
-        return "CUDA" if torch.cuda.get_device_capability(device) >= (8, 0) else ""
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return "CUDA"
+        return ""
     if not torch.backends.mkldnn.enabled:
         return ""
     # On x86 oneDNN supports bfloat16 wherever there is AVX-512. Processors without the instructions
@@ -76,8 +87,12 @@ def bfloat16_hardware(device: torch.device) -> str:
     if platform.machine().lower() in ("x86_64", "amd64", "i686"):
         if torch.cpu._is_amx_tile_supported():
             return "AMX"
-        return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
-    return "ARM bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else ""
+        if torch.cpu._is_avx512_bf16_supported():
+            return "AVX512-BF16"
+        return ""
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "ARM bf16"
+    return ""
 
 
 def training_layout(device: torch.device) -> torch.memory_format:
@@ -86,9 +101,8 @@ def training_layout(device: torch.device) -> torch.memory_format:
     There oneDNN is slow at the gradient of a channels-last convolution's weights, and plain layout
     makes the quicker step (`scripts/bench train`, at commit f8e9679, measured both).
     """
-    if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in (
-        "DEFAULT",
-        "AVX2",
-    ):
+    if device.type != "cpu":
+        return torch.channels_last
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
         return torch.contiguous_format
     return torch.channels_last

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LossConfig(BaseModel):
-    """How much of each part of the loss."""
+    """How much of each part of the loss, and how classes and boundaries are weighted in it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,12 +32,17 @@ class LossConfig(BaseModel):
 def median_frequency_weights(
     counts: NDArray[np.integer] | Tensor, balance: float = 1.0
 ) -> Tensor:
-    """(K,) pixels f of each class -> (K,) float (median(f) / f_k) ** balance; 0 where f_k is."""
+    """Weights of classes that balance rare ones against frequent ones.
+
+    (K,) pixels f of each class -> (K,) float (median(f) / f_k) ** balance; 0 where f_k is. The
+    median is over the classes that are there.
+    """
     frequency = torch.as_tensor(counts, dtype=torch.float64)
     present = frequency > 0
     # quantile, because torch's median of an even number is the lower of the middle two.
     median = frequency[present].quantile(0.5)
-    weights = (median / frequency.where(present, median)) ** balance
+    without_zeros = frequency.where(present, median)
+    weights = (median / without_zeros) ** balance
     return (weights * present).float()
 
 
@@ -83,6 +88,7 @@ class SegmentationLoss(nn.Module):
         self.register_buffer("class_weights", table, persistent=False)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The weighted sum of both parts, a scalar."""
         cross_entropy, dice = self.parts(logits, labels)
         return self.config.cross_entropy * cross_entropy + self.config.dice * dice
 
@@ -91,18 +97,22 @@ class SegmentationLoss(nn.Module):
         classes = logits.shape[1]
         # (N H W, K) rows: channels-last logits give them without a copy, and the softmax runs
         # along memory. No one-hot labels: this takes a fifth of the time that they take on a CPU.
-        log_p = logits.float().permute(0, 2, 3, 1).flatten(0, 2).log_softmax(1)
+        rows = logits.float().permute(0, 2, 3, 1).flatten(0, 2)
+        log_p = rows.log_softmax(1)
+        target = labels.long().clamp(max=classes - 1).flatten()
+
         weights = self.class_weights[labels.long()]
         valid = weights != 0
         edge_weight = self.config.boundary * self.class_weights[:classes].amax()
         omega = ((weights + boundaries(labels) * edge_weight) * valid).flatten()
-        target = labels.long().clamp(max=classes - 1).flatten()
         picked = log_p.gather(1, target[:, None])[:, 0]
         # 0 where no pixel counts.
         total = omega.sum().clamp(min=torch.finfo(omega.dtype).tiny)
         cross_entropy = -(omega * picked).sum() / total
-        p = log_p.exp() * valid.flatten()[:, None]
-        return cross_entropy, _dice_loss(p, target, valid.flatten())
+
+        valid = valid.flatten()
+        p = log_p.exp() * valid[:, None]
+        return cross_entropy, _dice_loss(p, target, valid)
 
 
 def build_loss(
@@ -113,12 +123,20 @@ def build_loss(
 
 
 def _dice_loss(p: Tensor, target: Tensor, valid: Tensor) -> Tensor:
-    """(P, K) probabilities, 0 in rows that are not valid; (P,), (P,) bool -> scalar."""
-    sums = _sums_by_index if p.device.type == "cpu" else _sums_one_hot
-    overlap, truth = sums(p, target, valid)
+    """The mean over classes that are present, a scalar.
+
+    `p` (P, K) are probabilities of pixels, 0 in rows that are not valid; `target` (P,) their
+    classes, `valid` (P,) which of them count.
+    """
+    if p.device.type == "cpu":
+        overlap, truth = _sums_by_index(p, target, valid)
+    else:
+        overlap, truth = _sums_one_hot(p, target, valid)
     present = truth > 0
-    dice = 2 * overlap / (p.sum(0) + truth).where(present, 1)
-    return (((1 - dice) * present).sum() / present.sum().clamp(min=1)).float()
+    sizes = (p.sum(0) + truth).where(present, 1)
+    dice = 2 * overlap / sizes
+    total = ((1 - dice) * present).sum()
+    return (total / present.sum().clamp(min=1)).float()
 
 
 def _sums_by_index(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,12 +147,12 @@ def _sums_by_index(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Te
         sums = torch.zeros(p.shape[1], dtype=torch.float64)
         return sums.index_add(0, target, values.double())
 
-    return per_class(p.gather(1, target[:, None])[:, 0]), per_class(valid)
+    own = p.gather(1, target[:, None])[:, 0]
+    return per_class(own), per_class(valid)
 
 
 def _sums_one_hot(p: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The same, for devices with bandwidth to spare, whose atomic additions are not repeatable."""
-    mine = (target[:, None] == torch.arange(p.shape[1], device=p.device)) & valid[
-        :, None
-    ]
-    return torch.where(mine, p, 0).sum(0), mine.sum(0)
+    classes = torch.arange(p.shape[1], device=p.device)
+    is_own = (target[:, None] == classes) & valid[:, None]
+    return torch.where(is_own, p, 0).sum(0), is_own.sum(0)

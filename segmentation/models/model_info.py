@@ -1,4 +1,8 @@
-"""What model.yaml says: everything that inference needs beside the weights."""
+"""What model.yaml says: everything that inference needs beside the weights.
+
+`Description` is what the maker of a model says of it; `ModelInfo` is all of the file. Unknown keys
+and values out of range are refused. Comments before fields are shown in the documentation.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +42,37 @@ Side = Annotated[int, Field(ge=16, le=512)]
 # Of a view; single precision holds its ratio to any other.
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+# The power that a template's probabilities are taken to.
+PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
 
 
 def _axis_codes(axes: str) -> str:
+    """The codes themselves, if they name three axes."""
     world_axes(axes)
     return axes
 
 
 def _each_axis_once(axes: SliceAxes) -> SliceAxes:
+    """The axes themselves, if each is there once."""
     if sorted(axes) != [0, 1, 2]:
         raise ValueError("must name each of the axes 0, 1 and 2 once")
     return axes
 
 
+def _is_empty(given: str) -> bool:
+    """Keys without a text are not written: files from before they existed have the same bytes."""
+    return not given
+
+
+def _is_missing(given: object) -> bool:
+    """Keys without a value are not written, for the same reason."""
+    return given is None
+
+
 class _Part(BaseModel):
+    """A part of model.yaml: no other keys than those here, and nothing changes once it is read."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -76,18 +97,24 @@ class Preprocessing(_Part):
 
     def slice_axes(self, view: View) -> SliceAxes:
         """Along which axes of the array (in `axes` orientation) a view's slices are cut."""
-        return self.slices.get(view) or slice_axes(view)
+        if view in self.slices:
+            return self.slices[view]
+        return slice_axes(view)
 
 
 Mean = Literal["arithmetic", "geometric"]
 
+# How much each view counts where a model.yaml does not say it, as in the paper (arXiv 1801.04161).
+# The only place where these numbers are written. A model's own weights, under `fusion` in its
+# model.yaml, win: `trinat fuse-weights` fits them, and the shipped models have theirs.
 DEFAULT_WEIGHTS = {View.AXIAL: 0.4, View.CORONAL: 0.4, View.SAGITTAL: 0.2}
 
 
 class Fusion(_Part):
     """How views are joined: the mean of their probabilities, and how much each view counts.
 
-    Only the weights' ratios matter, and views that do not run drop out.
+    What a model.yaml says wins over the defaults. Only the weights' ratios matter, and views that
+    do not run drop out.
     """
 
     mean: Mean = "arithmetic"
@@ -103,14 +130,13 @@ class Quality(_Part):
     is rejected.
     """
 
-    agreement: tuple[
-        Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]
-    ]
+    agreement: tuple[Share, Share]
     origin: str = ""
 
     @field_validator("agreement")
     @classmethod
     def _look_before_reject(cls, agreement: tuple[float, float]) -> tuple[float, float]:
+        """A scan is looked at before it is rejected: the first limit is the higher one."""
         if agreement[0] < agreement[1]:
             raise ValueError("the first limit must not be below the second")
         return agreement
@@ -119,9 +145,9 @@ class Quality(_Part):
 class Prior(_Part):
     """How much the model's anatomical template counts where its networks are in doubt."""
 
-    weight: float = Field(default=1.0, ge=0, le=4, allow_inf_nan=False)
+    weight: PriorWeight = 1.0
     # For structures, by name, whose place or size differs more from head to head.
-    per_class: dict[str, Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]] = {}
+    per_class: dict[str, PriorWeight] = {}
     # Voxels where a class has this probability are left alone.
     certain: float = Field(default=0.97, gt=0, le=1)
     # What the template never shows is taken for this likely.
@@ -135,7 +161,7 @@ class Training(_Part):
     licence: str = ""
     recipe: str = ""
     # Labels that other models made, of this training or of the weights that it started from.
-    pseudo_labels: str = Field(default="", exclude_if=lambda given: not given)
+    pseudo_labels: str = Field(default="", exclude_if=_is_empty)
     slices_seen: int | None = Field(default=None, ge=0)
 
 
@@ -160,7 +186,7 @@ class Description(_Part):
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     quality: Quality | None = None
-    prior: Prior | None = Field(default=None, exclude_if=lambda given: given is None)
+    prior: Prior | None = Field(default=None, exclude_if=_is_missing)
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}
@@ -179,6 +205,7 @@ class ModelInfo(Description):
     @field_validator("files")
     @classmethod
     def _plain_names(cls, files: dict[str, str]) -> dict[str, str]:
+        """Files are in the model's folder: no name leads out of it."""
         for name in files:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"{name!r} is not a plain file name")
@@ -186,6 +213,7 @@ class ModelInfo(Description):
 
     @model_validator(mode="after")
     def _weights_of_each_view(self) -> ModelInfo:
+        """All files that the description needs have a checksum."""
         for view in self.architectures:
             if weights_file(view) not in self.files:
                 raise ValueError(f"files: {weights_file(view)} has no SHA-256")
@@ -195,20 +223,24 @@ class ModelInfo(Description):
 
 
 def weights_file(view: View) -> str:
+    """The name of the file with a view's weights."""
     return f"{view.value}.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """prior.npz: shares of K classes on a grid, (X, Y, Z, K) uint8 of 255, and their centres."""
+    """prior.npz: how likely each of K classes is at each place of a mean head.
+
+    `shares` (X, Y, Z, K) uint8 of 255; `affine` (4, 4) takes their voxels to template millimetres;
+    `centroids` (K, 3) are the classes' centres in template millimetres, NaN where a class has none.
+    """
 
     shares: NDArray[np.uint8]
-    affine: NDArray[np.float64]  # voxels to template millimetres
-    centroids: NDArray[
-        np.float64
-    ]  # (K, 3) template millimetres; NaN where a class has none
+    affine: NDArray[np.float64]
+    centroids: NDArray[np.float64]
 
     def to_bytes(self) -> bytes:
+        """The bytes of the file."""
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer, shares=self.shares, affine=self.affine, centroids=self.centroids
@@ -217,37 +249,48 @@ class Template:
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int, where: Path) -> Template:
+        """A template of `classes` classes from the bytes of its file; inverts `to_bytes`.
+
+        What is no template, or one of other classes, is refused; `where` is what errors name.
+        """
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                if (
-                    sum(entry.file_size for entry in archive.infolist())
-                    > _LARGEST_PRIOR_BYTES
-                ):
-                    raise ModelError("is too large for a prior", where=where)
+                sizes = [entry.file_size for entry in archive.infolist()]
+            if sum(sizes) > _LARGEST_PRIOR_BYTES:
+                raise ModelError("is too large for a prior", where=where)
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 # What is no array comes as bytes.
-                names = ("shares", "affine", "centroids")
-                found = cls(*(np.asarray(arrays[name]) for name in names))
+                shares = np.asarray(arrays["shares"])
+                affine = np.asarray(arrays["affine"])
+                centroids = np.asarray(arrays["centroids"])
         except ModelError:
             raise
-        except (
-            Exception
-        ) as error:  # numpy and zipfile let through whatever they stumble over
+        # numpy and zipfile raise anything on files that are not theirs.
+        except Exception as error:
             raise ModelError("is no prior", where=where) from error
-        if (
-            found.shares.ndim != 4
-            or found.shares.dtype != np.uint8
-            or found.shares.shape[3] != classes
-            or found.affine.shape != (4, 4)
-            or found.centroids.shape != (classes, 3)
-        ):
+        found = cls(shares, affine, centroids)
+        if not found._has_shapes_of(classes):
             raise ModelError("is a prior of other classes", where=where)
-        if (
-            not found.shares.size
-            or {found.affine.dtype.kind, found.centroids.dtype.kind} != {"f"}
-            or not np.isfinite(found.affine).all()
-            or np.isinf(found.centroids).any()
-            or not np.linalg.det(found.affine)
-        ):
+        if not found._has_a_place():
             raise ModelError("is a prior without a place", where=where)
         return found
+
+    def _has_shapes_of(self, classes: int) -> bool:
+        """Whether the arrays have the shapes of a template of this number of classes."""
+        return (
+            self.shares.ndim == 4
+            and self.shares.dtype == np.uint8
+            and self.shares.shape[3] == classes
+            and self.affine.shape == (4, 4)
+            and self.centroids.shape == (classes, 3)
+        )
+
+    def _has_a_place(self) -> bool:
+        """Whether it has voxels, an affine that can be inverted, and no infinite centroid."""
+        if self.shares.size == 0:
+            return False
+        if self.affine.dtype.kind != "f" or self.centroids.dtype.kind != "f":
+            return False
+        if not np.isfinite(self.affine).all() or np.isinf(self.centroids).any():
+            return False
+        return bool(np.linalg.det(self.affine) != 0)

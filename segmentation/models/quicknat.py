@@ -20,18 +20,22 @@ from trinat.segmentation.models.blocks import (
 )
 
 
+def _is_one(given: int) -> bool:
+    """The usual value is not written: files from before the key existed have the same bytes."""
+    return given == 1
+
+
 class QuickNatConfig(NetworkConfig):
     """One member of the family; the defaults are the network as its authors' port has it."""
 
     # Files that name no architecture have this one.
     architecture: Literal["quicknat"] = Field(default="quicknat", exclude=True)
-    kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = (
-        5  # of the wide convolutions
-    )
+    # Of the wide convolutions.
+    kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = 5
     depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
-    unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=lambda given: given == 1)
+    unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=_is_one)
     excitation: Recalibration = "both"  # squeeze and excitation
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"
@@ -40,50 +44,62 @@ class QuickNatConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
+        """Rows and columns are padded to multiples of this, so that they halve `depth` times."""
         return int(self.unshuffle * 2**self.depth)
 
     @property
     def pixels(self) -> int:
+        """Pixels of the square that becomes channels."""
         return self.unshuffle**2
 
 
 class QuickNat(Network):
-    """The network of the paper, its port, and their smaller relatives."""
+    """The network of the paper, its port, and their smaller relatives.
+
+    Encoders halve the resolution `depth` times, a bottleneck follows, and decoders double it again.
+    Each decoder is fed what its encoder passed on, beside what it unpools to the places from which
+    the encoder pooled.
+    """
 
     config: QuickNatConfig
 
     def __init__(self, config: QuickNatConfig) -> None:
         super().__init__(config)
         filters = config.filters
-        dense = (config.kernel, config.kernel, 1)
-
-        def block(channels: int, kernels: tuple[int, ...] = dense) -> DenseBlock:
-            return DenseBlock(
-                channels,
+        # Blocks and their parts are made in the order in which random weights are drawn.
+        self.encoders = nn.ModuleList()
+        channels = config.channels * config.pixels
+        for _ in range(config.depth):
+            self.encoders.append(_dense_block(config, channels))
+            channels = filters
+        if config.bottleneck == "dense":
+            self.bottleneck = _dense_block(config, filters)
+        else:
+            self.bottleneck = DenseBlock(
                 filters,
-                kernels,
+                filters,
+                (config.kernel,),
                 order=config.order,
                 activation=config.activation,
-                excitation=config.excitation if kernels == dense else "none",
+                excitation="none",
                 dropout=config.dropout,
             )
-
-        self.encoders = nn.ModuleList(
-            block(filters if level else config.channels * config.pixels)
-            for level in range(config.depth)
-        )
-        self.bottleneck = block(
-            filters, dense if config.bottleneck == "dense" else (config.kernel,)
-        )
         # In the order in which they run, the deepest first.
-        self.decoders = nn.ModuleList(block(2 * filters) for _ in range(config.depth))
+        self.decoders = nn.ModuleList()
+        for _ in range(config.depth):
+            self.decoders.append(_dense_block(config, 2 * filters))
         self.classifier = self.new_classifier(config.classes)
         self.arrange(torch.channels_last)
 
     def new_classifier(self, classes: int) -> Classifier:
+        """A classifier of its features, for all pixels of a square at once."""
         return Classifier(self.config.filters, classes, self.config.unshuffle)
 
     def features(self, slices: Tensor) -> Tensor:
+        """What the classifier sees of slices (N, C, H, W): (N, F, h, w), padded to `multiple`.
+
+        h and w are the padded sides over `unshuffle`.
+        """
         rows, columns = slices.shape[-2:]
         multiple = self.config.multiple
         x = pad(slices, (0, -columns % multiple, 0, -rows % multiple))
@@ -91,13 +107,7 @@ class QuickNat(Network):
             x = pixel_unshuffle(x, self.config.unshuffle)
         # torch.cat promotes its inputs to one type and loses channels_last. A single channel counts
         # as channels_last in any memory order; only a copy is really in it.
-        device = x.device.type
-        # Not every device has it: `meta`, on which operations are counted, has none.
-        autocast = torch.amp.is_autocast_available(
-            device
-        ) and torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        x = x.to(dtype, memory_format=self.layout, copy=True)
+        x = x.to(_working_dtype(x), memory_format=self.layout, copy=True)
 
         passed = []
         for encoder in self.encoders:
@@ -109,8 +119,31 @@ class QuickNat(Network):
         x = self.bottleneck.dense(x)
         for decoder in self.decoders:
             skip, where = passed.pop()
-            x = decoder(torch.cat((skip, max_unpool(x, where)), 1))
+            unpooled = max_unpool(x, where)
+            x = decoder(torch.cat((skip, unpooled), 1))
         return x
+
+
+def _dense_block(config: QuickNatConfig, channels: int) -> DenseBlock:
+    """An encoder, a decoder or the dense bottleneck: two wide convolutions and one of 1×1."""
+    return DenseBlock(
+        channels,
+        config.filters,
+        (config.kernel, config.kernel, 1),
+        order=config.order,
+        activation=config.activation,
+        excitation=config.excitation,
+        dropout=config.dropout,
+    )
+
+
+def _working_dtype(x: Tensor) -> torch.dtype:
+    """The type that convolutions of x compute in: its own, or that of autocast."""
+    device = x.device.type
+    # Not every device has autocast: `meta`, on which operations are counted, has none.
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 PUBLISHED = QuickNatConfig()

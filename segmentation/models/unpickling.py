@@ -16,7 +16,6 @@ import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NoReturn
@@ -44,9 +43,15 @@ _DTYPES = {
     "BoolStorage": torch.bool,
 }
 
+# Gives a storage by its key, type and number of values.
+Storage = Callable[[str, torch.dtype, int], Tensor]
+
 
 class Stub:
-    """Stands in for an object of a class that is not imported; `state` is what it was given."""
+    """Stands in for an object of a class that is not imported.
+
+    `name` is the full name of that class, `state` what the object was given.
+    """
 
     name = ""
     state: Any = None
@@ -59,7 +64,10 @@ class Stub:
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """The object in a file of torch.save, zip or older: tensors, containers and stubs."""
+    """The object in a file of torch.save, zip or older: tensors, containers and stubs.
+
+    A file that is damaged, or that wants anything else done, is refused with a `ModelError`.
+    """
     path = Path(path)
     try:
         with open_regular(path) as file:
@@ -71,7 +79,7 @@ def read_torch_file(path: str | Path) -> Any:
             return _read_legacy(file, size, path)
     except (InputError, ModelError):
         raise
-    # What a damaged pickle raises is anyone's guess; it is all the same to the user.
+    # A damaged pickle may raise anything; it is all the same to the user.
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             raise  # of the disk, not of what zipfile reads
@@ -83,79 +91,122 @@ def read_torch_file(path: str | Path) -> Any:
 
 
 def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
+    """A zip archive: data.pkl has the object, data/0, data/1, ... its storages."""
     with zipfile.ZipFile(file) as archive:
-        members = {
-            member.filename.partition("/")[2]: member for member in archive.infolist()
-        }
+        storages = _ZipStorages(archive, path)
         # torch stores without compression; what would grow on reading is no work of torch's.
-        if sum(member.file_size for member in members.values()) > size:
+        if storages.total_bytes() > size:
             raise ModelError("holds more than it is large", where=path)
-
-        def read(name: str) -> bytes:
-            return archive.read(members[name])
-
-        if "byteorder" in members and read("byteorder") != b"little":
+        if storages.has("byteorder") and storages.read("byteorder") != b"little":
             raise ModelError("was written on a big-endian machine", where=path)
+        pickled = io.BytesIO(storages.read("data.pkl"))
+        return _Unpickler(pickled, storages.get, path).load()
 
-        @cache
-        def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
-            data = bytearray(read(f"data/{key}"))
-            if len(data) != count * dtype.itemsize:
-                raise ModelError("has storages of other sizes than it says", where=path)
-            return (
-                torch.frombuffer(data, dtype=dtype)
-                if data
-                else torch.empty(0, dtype=dtype)
+
+class _ZipStorages:
+    """The storages of an archive by their key, each read once."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self._archive = archive
+        self._path = path
+        self._read: dict[tuple[str, torch.dtype, int], Tensor] = {}
+        # Without the folder that all members are in.
+        self._members = {}
+        for member in archive.infolist():
+            name = member.filename.partition("/")[2]
+            self._members[name] = member
+
+    def total_bytes(self) -> int:
+        """How large all members are when they are read."""
+        return sum(member.file_size for member in self._members.values())
+
+    def has(self, name: str) -> bool:
+        """Whether there is a member of that name."""
+        return name in self._members
+
+    def read(self, name: str) -> bytes:
+        """A member's bytes."""
+        return self._archive.read(self._members[name])
+
+    def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """A storage (count,), as the pickle describes it."""
+        described = (key, dtype, count)
+        if described not in self._read:
+            self._read[described] = self._load(key, dtype, count)
+        return self._read[described]
+
+    def _load(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        data = bytearray(self.read(f"data/{key}"))
+        if len(data) != count * dtype.itemsize:
+            raise ModelError(
+                "has storages of other sizes than it says", where=self._path
             )
-
-        return _Unpickler(io.BytesIO(read("data.pkl")), storage, path).load()
+        if not data:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype)
 
 
 def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
     """Five pickles (magic, version, system, object, storage keys), then the storages' bytes."""
-    storages: dict[str, Tensor] = {}
-    promised = 0
-
-    def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
-        nonlocal promised
-        if key not in storages:
-            promised += count * dtype.itemsize
-            if count < 0 or promised > size:
-                raise ModelError("promises more data than it has", where=path)
-            storages[key] = torch.zeros(count, dtype=dtype)
-        return storages[key]
+    storages = _LegacyStorages(size, path)
 
     def load() -> Any:
-        return _Unpickler(file, storage, path).load()
+        return _Unpickler(file, storages.get, path).load()
 
     if load() != _LEGACY_MAGIC or load() != _LEGACY_PROTOCOL:
         raise ModelError("is not a file of torch.save", where=path)
     if load().get("little_endian") is not True:
         raise ModelError("was written on a big-endian machine", where=path)
-    content, keys = load(), load()
-    for key in keys:
-        tensor = storages[key]
-        (count,) = struct.unpack("<q", file.read(8))
-        data = bytearray(file.read(tensor.numel() * tensor.element_size()))
-        if (
-            count != tensor.numel()
-            or len(data) != tensor.numel() * tensor.element_size()
-        ):
-            raise ModelError(
-                "ends before its data does", where=path, remedy="download it again"
-            )
-        if count:
-            tensor.copy_(torch.frombuffer(data, dtype=tensor.dtype))
-    if storages.keys() != set(keys):
-        raise ModelError("lacks data of some tensors", where=path)
+    content = load()
+    keys = load()
+    storages.fill(file, keys)
     return content
 
 
-Storage = Callable[[str, torch.dtype, int], Tensor]
+class _LegacyStorages:
+    """The storages of an older file by their key: promised by the pickle, filled behind it.
+
+    All of them together are no larger than the file, of `size` bytes.
+    """
+
+    def __init__(self, size: int, path: Path) -> None:
+        self._size = size
+        self._path = path
+        self._promised_bytes = 0
+        self._storages: dict[str, Tensor] = {}
+
+    def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """A storage (count,), as the pickle describes it; zeros until it is filled."""
+        if key not in self._storages:
+            self._promised_bytes += count * dtype.itemsize
+            if count < 0 or self._promised_bytes > self._size:
+                raise ModelError("promises more data than it has", where=self._path)
+            self._storages[key] = torch.zeros(count, dtype=dtype)
+        return self._storages[key]
+
+    def fill(self, file: BinaryIO, keys: Any) -> None:
+        """Read the storages of these keys, all there are, in their order."""
+        for key in keys:
+            tensor = self._storages[key]
+            wanted_bytes = tensor.numel() * tensor.element_size()
+            (count,) = struct.unpack("<q", file.read(8))
+            data = bytearray(file.read(wanted_bytes))
+            if count != tensor.numel() or len(data) != wanted_bytes:
+                raise ModelError(
+                    "ends before its data does",
+                    where=self._path,
+                    remedy="download it again",
+                )
+            if count:
+                tensor.copy_(torch.frombuffer(data, dtype=tensor.dtype))
+        if self._storages.keys() != set(keys):
+            raise ModelError("lacks data of some tensors", where=self._path)
 
 
 # Python's own unpickler in Python: the one in C allocates tables as large as a pickle asks for.
 class _Unpickler(pickle._Unpickler):
+    """Runs one pickle of a file, and has nothing called but what is in `_ALLOWED`."""
+
     # It also makes a bytearray as long as the pickle says before it reads one; weights hold none.
     dispatch: ClassVar = {
         code: load
@@ -170,6 +221,7 @@ class _Unpickler(pickle._Unpickler):
         self._stubs: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
+        """What a name in the pickle means: something allowed, a type, or a stub."""
         full = f"{module}.{name}"
         if full in _ALLOWED:
             return _ALLOWED[full]
@@ -197,10 +249,10 @@ class _Unpickler(pickle._Unpickler):
         return Uncallable("Stub", (Stub,), {"name": full})
 
     def persistent_load(self, saved: Any) -> Any:
+        """What a pickle refers to outside of itself: a storage, or the class of a module."""
         kind, *rest = saved
-        if (
-            kind == "module"
-        ):  # a class with its source code, of which only the class is named
+        # A class with its source code, of which only the class is named.
+        if kind == "module":
             return rest[0]
         if kind != "storage" or not isinstance(rest[0], torch.dtype):
             raise ModelError(
@@ -220,9 +272,11 @@ class _Limited:
         self._left = _MAX_PICKLE_BYTES
 
     def read(self, size: int) -> bytes:
+        """The next `size` bytes, or fewer at the end."""
         return self._counted(self._file.read(min(size, self._left)))
 
     def readline(self) -> bytes:
+        """The bytes up to the end of the line."""
         return self._counted(self._file.readline(self._left))
 
     def _counted(self, data: bytes) -> bytes:
@@ -252,7 +306,7 @@ def _tensor(
     strides: tuple[int, ...],
     *_: Any,
 ) -> Tensor:
-    """Older files have a storage, an offset, a shape and strides; newer ones, more to ignore."""
+    """A tensor, as torch describes it: older files have these, newer ones more to ignore."""
     # torch checks the bounds, but lets strides make much out of little.
     if prod(shape) > storage.numel():
         raise ValueError("a tensor that repeats itself")
@@ -260,9 +314,14 @@ def _tensor(
 
 
 def _parameter(tensor: Tensor, *_: Any) -> Tensor:
+    """A parameter as its tensor alone."""
     if not isinstance(tensor, Tensor):
         raise TypeError("a parameter that is no tensor")
     return tensor
+
+
+def _no_device(*_: Any) -> None:
+    """All tensors are on the processor, wherever they were."""
 
 
 _ALLOWED: dict[str, Any] = {
@@ -273,5 +332,5 @@ _ALLOWED: dict[str, Any] = {
     "torch._utils._rebuild_tensor_v2": _Maker(_tensor),
     "torch._utils._rebuild_parameter": _Maker(_parameter),
     "torch.Size": _Maker(tuple),
-    "torch.device": _Maker(lambda *_: None),
+    "torch.device": _Maker(_no_device),
 }

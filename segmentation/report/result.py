@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown
-from trinat.segmentation.inference import segmenter
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
     LIMITS,
     Grade,
@@ -23,7 +24,6 @@ from trinat.segmentation.inference.quality import (
     limits_of,
     total_brain_mm3,
 )
-from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result(Segmentation):
+class Result(Prediction):
     """One scan's segmentation, in the scan's own space.
 
     A structure is named by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
@@ -62,7 +62,7 @@ class Result(Segmentation):
     limits: Limits = LIMITS
 
     @classmethod
-    def of(cls, found: Segmentation, model: Model) -> Self:
+    def of(cls, found: Prediction, model: Model) -> Self:
         known = {field.name: getattr(found, field.name) for field in fields(found)}
         return cls(**known, model=model.name, limits=limits_of(model.info))
 
@@ -225,7 +225,7 @@ class Result(Segmentation):
         return label
 
 
-class Segmenter(segmenter.Segmenter):
+class Segmenter(Predictor):
     """A model, loaded once, to segment many scans one after another.
 
     Parameters are those of `segment`, and `precision` ("auto", "float32", "bfloat16").

@@ -17,7 +17,7 @@ from scipy import ndimage
 from bench._damage_kinds import KINDS, UNSEEN, Damaged, Head, Kind, as_scan
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.grid import grown
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -182,7 +182,7 @@ def fill(cases: Sequence[Case], heads: Heads, folder: Path, model: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    segmenter = Segmenter.load(find_model(model), device="cpu")
+    segmenter = Predictor.load(find_model(model), device="cpu")
     for case in cases:
         path = folder / f"{case.name}.npz"
         with _claimed(path) as is_ours:
@@ -206,7 +206,7 @@ def _claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
             yield True
 
 
-def _segment(case: Case, heads: Heads, segmenter: Segmenter, folder: Path) -> float:
+def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> float:
     """Segment a case, and keep what grading needs; its mean Dice with the good scan's labels."""
     if case.kind is None and not case.is_part:
         damaged = Damaged(heads.read(case.head)[0], np.eye(4))

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from trinat.segmentation.inference.network import Room, ViewNetwork
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.localisation import BrainRegion
+from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.models.architectures import PUBLISHED, build
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
@@ -91,7 +92,7 @@ class Counted(TorchDispatchMode):
         ]
 
 
-def on_meta(segmenter: Segmenter) -> Segmenter:
+def on_meta(segmenter: Predictor) -> Predictor:
     """The same model on the device that has no values, in bfloat16 as on a GPU."""
     segmenter.device = torch.device("meta")
     segmenter._precision = "bfloat16"
@@ -100,7 +101,7 @@ def on_meta(segmenter: Segmenter) -> Segmenter:
 
 
 def count(
-    segmenter: Segmenter, image: Tensor, room: Room, *, mirror: bool = False
+    segmenter: Predictor, image: Tensor, region: BrainRegion, *, mirror: bool = False
 ) -> Counted:
     """The first look, all views, and their fusion."""
     view = segmenter.views[0]
@@ -109,20 +110,20 @@ def count(
     with Counted() as counted:
         for _ in segmenter._networks[view].probabilities(image, axes, every=8):
             pass
-        fusion, _maps = segmenter._add_views(image[room.box], room.mask, mirror)
+        fusion, _maps = segmenter._add_views(image[region.box], region.mask, mirror)
         fusion.finish()
     return counted
 
 
 def run() -> None:
     """Print operations, bytes and the expected seconds of `fast` and the published network."""
-    segmenter = Segmenter.load("fast", device="cpu")
+    segmenter = Predictor.load("fast", device="cpu")
     # In a field of 256³, as scanners and FreeSurfer give it.
     scan = conform(phantom(0)[0]).volume
     image = torch.from_numpy(segmenter.prepare(scan).volume.data)
-    room = segmenter.find_brain(image)
+    region = segmenter.find_brain(image)
     on_meta(segmenter)
-    voxels = [side.stop - side.start for side in room.box]
+    voxels = [side.stop - side.start for side in region.box]
     result = 2 * voxels[0] * voxels[1] * voxels[2] * len(segmenter.model.scheme)
     print(f"head {tuple(image.shape)}, networks within {tuple(voxels)}")
     print(
@@ -135,7 +136,7 @@ def run() -> None:
                 segmenter._networks[view] = ViewNetwork(
                     network.eval(), segmenter.device, torch.bfloat16
                 )
-        found = count(segmenter, image, room)
+        found = count(segmenter, image, region)
         done = len(found.operations)
         print(
             f"{name}: batches of {segmenter._networks[View.CORONAL].batch}, {done} operations, "

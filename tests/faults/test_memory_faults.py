@@ -7,11 +7,11 @@ import torch
 from helpers.overfitted import miniature, random_model
 
 from trinat.segmentation.errors import DeviceError
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 
 
 def short_of_memory(
-    segmenter: Segmenter, most: int, monkeypatch: pytest.MonkeyPatch
+    segmenter: Predictor, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
     """Let the networks fail with more than so many slices; gives the sizes that were tried."""
     tried: list[int] = []
@@ -27,8 +27,8 @@ def short_of_memory(
     return tried
 
 
-def load(**options) -> Segmenter:
-    return Segmenter.load(
+def load(**options) -> Predictor:
+    return Predictor.load(
         random_model(), device="cpu", precision="float32", batch=8, **options
     )
 

@@ -16,8 +16,8 @@ from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.errors import DeviceError
-from trinat.segmentation.inference.fusion import Fusion
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.quicknat import PUBLISHED, QuickNat
 from trinat.segmentation.space.views import View
@@ -156,11 +156,11 @@ def trainer(maps, *settings: str) -> Trainer:
 
 
 def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
-    segmenter = Segmenter.load("fast", device=CUDA)
+    segmenter = Predictor.load("fast", device=CUDA)
     image = torch.rand(64, 64, 64, device=CUDA)
     within = torch.zeros(64, 64, 64, dtype=torch.bool)
     within[10:50, 20:60, :40] = True
-    fusion = Fusion(
+    fusion = ViewAggregator(
         (64, 64, 64), SCHEME, segmenter.views, device=CUDA, mean="geometric"
     )
     torch.cuda.set_sync_debug_mode("error")

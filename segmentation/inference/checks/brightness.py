@@ -28,8 +28,9 @@ _ENOUGH_VOXELS = 1000
 _NORMAL_MEDIAN = 0.6745
 _OF_NEIGHBOURS = (1 + 1 / 6) ** 0.5
 # Bands are looked for between two widths of a Gaussian, in blocks.
-_NARROW, _WIDE = 2.0, 4.0
-# So many voxels of a block count for all of it.
+_NARROW = 2.0
+_WIDE = 4.0
+# A block with this many voxels of white matter is one of white matter.
 _MOST_VOXELS = 6
 
 
@@ -77,20 +78,31 @@ def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def noise_share(evidence: Evidence) -> float | None:
-    """Standard deviation of noise inside white matter, of white matter less cortex."""
+    """Standard deviation of noise inside white matter, of white matter less cortex.
+
+    None where there is too little to measure in, as for all shares here.
+    """
     difference = _difference(evidence)
     inside = _inside(evidence)[1:-1, 1:-1, 1:-1]
     if difference is None or np.count_nonzero(inside) < _ENOUGH_VOXELS:
         return None
-    image = evidence.image.data
-    around = np.zeros(inside.shape, np.float32)
+    apart = _apart_from_neighbours(evidence.image.data)[inside]
+    noise = float(np.median(apart)) / _NORMAL_MEDIAN / _OF_NEIGHBOURS
+    return noise / difference
+
+
+def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
+    """How far each voxel is from the mean of its six neighbours; without the outermost voxels."""
+    middle = image[1:-1, 1:-1, 1:-1]
+    around = np.zeros(middle.shape, np.float32)
     for axis in range(3):
+        length = middle.shape[axis]
+        # The neighbours before and after.
         for start in (0, 2):
             side = [slice(1, -1)] * 3
-            side[axis] = slice(start, start + inside.shape[axis])
+            side[axis] = slice(start, start + length)
             around += image[tuple(side)]
-    apart = np.abs(image[1:-1, 1:-1, 1:-1] - around / 6)[inside]
-    return float(np.median(apart)) / _NORMAL_MEDIAN / _OF_NEIGHBOURS / difference
+    return np.asarray(np.abs(middle - around / 6))
 
 
 def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -111,8 +123,9 @@ def band_share(evidence: Evidence) -> float | None:
     if difference is None:
         return None
     inside = _inside(evidence)
+    image_inside = np.where(inside, evidence.image.data, np.float32(0))
     weights = block_sums(inside.astype(np.float32))
-    sums = block_sums(np.where(inside, evidence.image.data, np.float32(0)))
+    sums = block_sums(image_inside)
     full = weights >= _MOST_VOXELS
     if np.count_nonzero(full) < _ENOUGH_VOXELS // VOXELS:
         return None
@@ -148,7 +161,8 @@ def edge_sharpness(evidence: Evidence) -> float | None:
         if count < _ENOUGH_VOXELS:
             return None
         change = image[1:] - image[:-1]
-        steps.append(float(change[rises].sum() - change[falls].sum()) / count)
+        total = float(change[rises].sum() - change[falls].sum())
+        steps.append(total / count)
     return min(steps) / difference
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.segmentation import Segmentation
+from trinat.segmentation.inference.checks.limits import Pair
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 
@@ -25,7 +26,10 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: the scan is to be looked at, or rejected, and so are these structures."""
+    """What is wrong: the scan is to be looked at, or rejected, for this reason.
+
+    `structures` are those it is about; they are to be looked at too.
+    """
 
     rejects: bool
     reason: str
@@ -34,37 +38,46 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Image and labels on the working grid of 1 mm, and what is known of the whole."""
+    """Image and labels on the working grid of 1 mm, and what is known of the whole.
 
-    image: Volume  # 0 in empty background, about 1 at the bright end of the tissue
-    indices: Volume  # class of each voxel
+    `image` is 0 in empty background and about 1 at the bright end of the tissue; `indices` has the
+    class of each voxel. `scan` is the grid of the scan's own voxels. `volumes_mm3` has the
+    structures that the model knows. `agreement` is the mean Dice between views, (K,); None with
+    one view.
+    """
+
+    image: Volume
+    indices: Volume
     scan: Grid
     scheme: LabelScheme
     volumes_mm3: Mapping[str, float]
-    agreement: NDArray[np.float64] | None  # mean Dice between views, (K,)
+    agreement: NDArray[np.float64] | None
 
     @classmethod
-    def of(cls, found: Segmentation) -> Evidence:
+    def of(cls, found: Prediction) -> Evidence:
+        """What a segmentation has of it."""
         return cls(
-            found.image,
-            found.working,
-            found.plan.scan,
-            found.scheme,
-            found.volumes_mm3,
-            found.agreement,
+            image=found.image,
+            indices=found.working,
+            scan=found.plan.scan,
+            scheme=found.scheme,
+            volumes_mm3=found.volumes_mm3,
+            agreement=found.agreement,
         )
 
     def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:
         """Where structures of these groups are, (X, Y, Z)."""
-        wanted = [label.group in groups for label in self.scheme.labels]
-        return np.asarray(np.array(wanted)[self.indices.data])
+        is_wanted = np.array([label.group in groups for label in self.scheme.labels])
+        return np.asarray(is_wanted[self.indices.data])
 
     @cached_property
     def white_matter(self) -> NDArray[np.bool_]:
+        """Where white matter is, (X, Y, Z)."""
         return self.mask(WHITE_MATTER)
 
     @cached_property
     def cortex(self) -> NDArray[np.bool_]:
+        """Where cortex is, (X, Y, Z)."""
         return self.mask(CORTEX)
 
     @cached_property
@@ -77,14 +90,14 @@ class Evidence:
         return float(np.median(white)), float(np.median(cortex))
 
 
-def below(value: float, limits: tuple[float, float], reason: str) -> list[Finding]:
+def below(value: float, limits: Pair, reason: str) -> list[Finding]:
     """A finding where a value is below the first limit; it rejects below the second."""
     if value >= limits[0]:
         return []
     return [Finding(value < limits[1], reason)]
 
 
-def above(value: float, limits: tuple[float, float], reason: str) -> list[Finding]:
+def above(value: float, limits: Pair, reason: str) -> list[Finding]:
     """A finding where a value is above the first limit; it rejects above the second."""
     if value <= limits[0]:
         return []
@@ -93,8 +106,8 @@ def above(value: float, limits: tuple[float, float], reason: str) -> list[Findin
 
 def some(names: Collection[str]) -> str:
     """The first of some names, and how many more there are."""
-    more = len(names) - _NAMED
     text = ", ".join(list(names)[:_NAMED])
+    more = len(names) - _NAMED
     if more > 0:
         text += f" and {more} more"
     return text

@@ -13,7 +13,7 @@ Points = NDArray[np.float32]
 # How deep the plane is looked for, and how thick it is when it is found.
 _SEARCHED_MM = 5.0
 _PLANE_MM = 1.0
-# So many directions lie about 8° apart on a sphere.
+# This many directions are about 8° apart on a sphere.
 _DIRECTIONS = 700
 _TRIED = 8
 _FEWEST = 50
@@ -42,48 +42,57 @@ def find_cut(evidence: Evidence) -> tuple[float, tuple[str, ...]]:
     if len(ends) < _FEWEST:
         return 0.0, ()
     hull = _outermost(labelled)
-    in_plane = max(
-        (
-            _in_plane(ends, hull, direction)
-            for direction in _directions(evidence, ends, hull)
-        ),
-        key=np.count_nonzero,
-    )
+    directions = _directions(evidence, ends, hull)
+    planes = [_in_plane(ends, hull, direction) for direction in directions]
+    in_plane = max(planes, key=np.count_nonzero)
+    # Without the voxel that was padded.
     x, y, z = ends[in_plane].astype(int).T - 1
-    counts = np.bincount(evidence.indices.data[x, y, z], minlength=len(evidence.scheme))
-    largest_first = [int(k) for k in np.argsort(-counts, kind="stable")]
-    named = [k for k in largest_first if counts[k] >= _NAMED_MM2] or largest_first[:1]
-    names = tuple(evidence.scheme.names[k] for k in named)
+    names = _names_of(evidence.indices.data[x, y, z], evidence)
     return float(np.count_nonzero(in_plane)), names
+
+
+def _names_of(classes: NDArray[np.uint8], evidence: Evidence) -> tuple[str, ...]:
+    """The structures that have a large part in a plane, the largest first; at least one.
+
+    `classes` are those of the plane's voxels, (N,).
+    """
+    counts = np.bincount(classes, minlength=len(evidence.scheme))
+    largest_first = np.argsort(-counts, kind="stable").tolist()
+    named = [k for k in largest_first if counts[k] >= _NAMED_MM2]
+    if not named:
+        named = largest_first[:1]
+    return tuple(evidence.scheme.names[k] for k in named)
 
 
 def _empty(evidence: Evidence) -> NDArray[np.bool_]:
     """Where the scan holds nothing: beyond its end, or 0; with one more voxel on each side."""
-    shape = evidence.image.shape
-    empty = np.zeros(np.add(shape, 2), bool)
+    x, y, z = evidence.image.shape
+    empty = np.zeros((x + 2, y + 2, z + 2), bool)
     to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
-    places = np.ogrid[tuple(slice(-1, n + 1) for n in shape)]
-    for row, count in zip(to_scan, evidence.scan.shape, strict=False):
+    i, j, k = np.ogrid[-1 : x + 1, -1 : y + 1, -1 : z + 1]
+    for axis, count in enumerate(evidence.scan.shape):
+        # Where each voxel is along an axis of the scan.
+        row = to_scan[axis]
+        place = row[3] + (row[0] * i + row[1] * j + row[2] * k)
         # A voxel reaches half its size beyond its centre.
-        place = row[3] + sum(
-            step * axis for step, axis in zip(row, places, strict=False)
-        )
         empty |= (place < -0.5) | (place > count - 0.5)
     empty[1:-1, 1:-1, 1:-1] |= evidence.image.data == 0
     return empty
 
 
 def _beside(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Voxels that share a face with the mask."""
+    """Voxels that share a face with the mask (X, Y, Z)."""
     found = np.zeros_like(mask)
     for axis in range(mask.ndim):
-        here, there = np.moveaxis(found, axis, 0), np.moveaxis(mask, axis, 0)
+        here = np.moveaxis(found, axis, 0)
+        there = np.moveaxis(mask, axis, 0)
         here[1:] |= there[:-1]
         here[:-1] |= there[1:]
     return found
 
 
 def _points(mask: NDArray[np.bool_]) -> Points:
+    """The indices of what is set, (N, 3)."""
     return np.argwhere(mask).astype(np.float32)
 
 
@@ -92,27 +101,33 @@ def _outermost(mask: NDArray[np.bool_]) -> Points:
     first = mask.argmax(axis=0)
     last = mask.shape[0] - 1 - mask[::-1].argmax(axis=0)
     y, z = np.nonzero(mask.any(axis=0))
-    ends = [np.stack([line[y, z], y, z], axis=1) for line in (first, last)]
-    return np.concatenate(ends).astype(np.float32)
+    low_ends = np.stack([first[y, z], y, z], axis=1)
+    high_ends = np.stack([last[y, z], y, z], axis=1)
+    return np.concatenate([low_ends, high_ends]).astype(np.float32)
 
 
 def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
     """The scan's own axes both ways, and the normals of planes that hold most of the ends."""
-    axes = np.linalg.inv(evidence.scan.affine)[:3, :3] @ evidence.image.affine[:3, :3]
-    axes = (axes / np.linalg.norm(axes, axis=1, keepdims=True)).astype(np.float32)
+    to_scan = np.linalg.inv(evidence.scan.affine)[:3, :3]
+    steps = to_scan @ evidence.image.affine[:3, :3]
+    lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+    axes = (steps / lengths).astype(np.float32)
     tried = _on_sphere(_DIRECTIONS)
-    counts = [
-        np.count_nonzero(_in_plane(ends, hull, one, _SEARCHED_MM)) for one in tried
-    ]
+    counts = []
+    for direction in tried:
+        near = _in_plane(ends, hull, direction, _SEARCHED_MM)
+        counts.append(np.count_nonzero(near))
     best = np.argsort(counts)[-_TRIED:]
-    return [*axes, *-axes, *(_fitted(ends, hull, tried[k]) for k in best)]
+    fitted = [_fitted(ends, hull, tried[k]) for k in best]
+    return [*axes, *-axes, *fitted]
 
 
 def _in_plane(
     ends: Points, hull: Points, direction: Points, depth_mm: float = _PLANE_MM
 ) -> NDArray[np.bool_]:
-    """Which points are no deeper than so below the outermost label in a direction."""
-    return np.asarray(ends @ direction > (hull @ direction).max() - depth_mm)
+    """Which points are less than a depth below the outermost label in a direction."""
+    outermost = (hull @ direction).max()
+    return np.asarray(ends @ direction > outermost - depth_mm)
 
 
 def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
@@ -121,8 +136,12 @@ def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
         near = ends[_in_plane(ends, hull, direction, depth_mm)]
         if len(near) < _FEWEST:
             break
-        normal = np.linalg.svd(near - near.mean(axis=0), full_matrices=False)[2][2]
-        direction = np.asarray(normal * np.sign(normal @ direction), np.float32)
+        centred = near - near.mean(axis=0)
+        _, _, axes = np.linalg.svd(centred, full_matrices=False)
+        # Along the last axis points are least spread.
+        normal = axes[2]
+        outwards = np.sign(normal @ direction)
+        direction = np.asarray(normal * outwards, np.float32)
     return direction
 
 

@@ -14,6 +14,7 @@ from scipy import ndimage
 from trinat.segmentation.inference.checks.blocks import (
     BLOCK,
     VOXELS,
+    Floats,
     block_sums,
     smoothed,
 )
@@ -33,10 +34,12 @@ _AROUND = 6.0
 _FISSURE = 2
 # In shares of the white matter around it. Fat, vessels and dura are as bright, but not inside.
 _BRIGHT = 1.25
-# Dark as fluid is: below cortex by so much of what white matter is above it.
+# Dark as fluid is: below cortex by this share of what white matter is above it.
 _BELOW_CORTEX = 0.8
 # Smaller places are vessels, widened spaces around them and folds: radii in blocks.
-_BRIGHT_RADIUS, _DARK_RADIUS, _FLUID_RADIUS = 2, 1, 3
+_BRIGHT_RADIUS = 2
+_DARK_RADIUS = 1
+_FLUID_RADIUS = 3
 _NAMED = 2
 
 
@@ -53,14 +56,19 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
     findings = []
     for what, place in find_places(evidence).items():
         if place.mm3 > limits.lesion_mm3:
-            where = some(place.structures) if place.structures else "the brain"
+            where = "the brain"
+            if place.structures:
+                where = some(place.structures)
             reason = f"a {what} place of {place.mm3 / 1e3:.1f} ml in {where}: a lesion?"
             findings.append(Finding(False, reason, place.structures))
     return findings
 
 
 def find_places(evidence: Evidence) -> dict[str, Place]:
-    """The dark and the bright places in the brain, by what they are."""
+    """The dark and the bright places in the brain, by what they are.
+
+    Nothing where white matter or cortex is too small, or has no brightness, to compare with.
+    """
     if evidence.brightness is None:
         return {}
     white, cortex = evidence.brightness
@@ -68,51 +76,59 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
         # Labels that lie on nothing: there is no brightness to compare with.
         return {}
     weights = block_sums(evidence.white_matter)
-    sums = block_sums(
-        np.where(evidence.white_matter, evidence.image.data, np.float32(0))
-    )
-    around = smoothed(sums, weights, _AROUND)
-    image = block_sums(evidence.image.data) / VOXELS / np.maximum(around, 1e-3)
+    image = _relative_to_white_matter(evidence, weights)
     brain = _inside(block_sums(evidence.indices.data > 0) > 0)
     fluid = block_sums(evidence.mask(NO_TISSUE - {"background"})) > 0
-    dark = (image < cortex / white) & (weights == VOXELS)
-    black = (
-        brain & ~fluid & (image < (cortex - _BELOW_CORTEX * (white - cortex)) / white)
-    )
+
+    # White matter that is darker than cortex, and anything that is as dark as fluid.
+    darker_than_cortex = (image < cortex / white) & (weights == VOXELS)
+    fluid_brightness = cortex - _BELOW_CORTEX * (white - cortex)
+    dark_as_fluid = brain & ~fluid & (image < fluid_brightness / white)
+    dark_places = _opened(darker_than_cortex, _DARK_RADIUS)
+    dark_places |= _opened(dark_as_fluid, _FLUID_RADIUS)
     bright = brain & (image > _BRIGHT)
-    dark_places = _opened(dark, _DARK_RADIUS) | _opened(black, _FLUID_RADIUS)
     return {
         "dark": _place(evidence, dark_places),
         "bright": _place(evidence, _opened(bright, _BRIGHT_RADIUS)),
     }
 
 
+def _relative_to_white_matter(evidence: Evidence, weights: Floats) -> Floats:
+    """Brightness of blocks, of that of the white matter around; `weights` are its voxels."""
+    white_matter = np.where(evidence.white_matter, evidence.image.data, np.float32(0))
+    around = smoothed(block_sums(white_matter), weights, _AROUND)
+    means = block_sums(evidence.image.data) / VOXELS
+    return np.asarray(means / np.maximum(around, 1e-3), np.float32)
+
+
 def _inside(labelled: Mask) -> Mask:
     """The brain with its fissures, and what it encloses."""
-    closed = ndimage.binary_closing(np.pad(labelled, _FISSURE), iterations=_FISSURE)
-    return np.asarray(ndimage.binary_fill_holes(closed))[
-        _FISSURE:-_FISSURE, _FISSURE:-_FISSURE, _FISSURE:-_FISSURE
-    ]
+    padded = np.pad(labelled, _FISSURE)
+    closed = ndimage.binary_closing(padded, iterations=_FISSURE)
+    filled = np.asarray(ndimage.binary_fill_holes(closed))
+    inner = slice(_FISSURE, -_FISSURE)
+    return filled[inner, inner, inner]
 
 
 def _opened(mask: Mask, radius: int) -> Mask:
-    """What of a mask balls of this radius in blocks reach, that lie wholly in it."""
-    axes = np.ogrid[tuple(slice(-radius, radius + 1) for _ in range(3))]
-    return np.asarray(
-        ndimage.binary_opening(mask, sum(axis**2 for axis in axes) <= radius**2)
-    )
+    """The part of a mask that balls inside it can cover, of this radius in blocks."""
+    i, j, k = np.ogrid[-radius : radius + 1, -radius : radius + 1, -radius : radius + 1]
+    ball = i**2 + j**2 + k**2 <= radius**2
+    return np.asarray(ndimage.binary_opening(mask, ball))
 
 
 def _place(evidence: Evidence, mask: Mask) -> Place:
-    """How large it is, and the labels that most of it and of its rim have."""
+    """How large a mask of blocks is, and the structures that it and its rim are mostly in."""
     if not mask.any():
         return Place(0.0)
     rim = ndimage.binary_dilation(mask)
-    voxels = rim.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1).repeat(BLOCK, axis=2)
+    voxels = rim
+    for axis in range(3):
+        voxels = voxels.repeat(BLOCK, axis=axis)
     x, y, z = voxels.shape
     labels = evidence.indices.data[:x, :y, :z][voxels]
     counts = np.bincount(labels, minlength=len(evidence.scheme))
     counts[0] = 0
-    largest_first = np.argsort(-counts, kind="stable")[:_NAMED]
-    names = tuple(evidence.scheme.names[k] for k in largest_first if counts[k] > 0)
+    largest = np.argsort(-counts, kind="stable")[:_NAMED]
+    names = tuple(evidence.scheme.names[k] for k in largest if counts[k] > 0)
     return Place(float(np.count_nonzero(mask)) * VOXELS, names)

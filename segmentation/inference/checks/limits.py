@@ -11,16 +11,27 @@ _NEVER = float("inf")
 
 
 def _usual_sides() -> dict[str, float]:
-    # Sound brains have no less than 0.90, 0.73 and 0.58.
-    large = dict.fromkeys(
-        ("white-matter", "cortical", "grey-matter", "cerebellum"), 0.85
-    )
-    return {**large, "subcortical": 0.65, "ventricles": 0.4}
+    """The smaller side of the larger, by group of structures.
+
+    Sound brains have no less than 0.90 in large structures, 0.73 in subcortical ones and 0.58 in
+    ventricles.
+    """
+    return {
+        "white-matter": 0.85,
+        "cortical": 0.85,
+        "grey-matter": 0.85,
+        "cerebellum": 0.85,
+        "subcortical": 0.65,
+        "ventricles": 0.4,
+    }
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond the first of each pair a person should look; beyond the second it is rejected."""
+    """Beyond the first of each pair a person should look; beyond the second it is rejected.
+
+    A single number is a limit beyond which a person looks, or a size that counts.
+    """
 
     # Mean Dice between views, of a structure and in the mean over structures; for models that
     # have not been calibrated.

@@ -13,7 +13,7 @@ from trinat.segmentation.inference.checks.limits import Limits
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
     """The smaller side of all tissue, of the larger."""
-    tissue = dict.fromkeys(("left", "right"), 0.0)
+    tissue = {"left": 0.0, "right": 0.0}
     for label in evidence.scheme.labels:
         if label.side is not None and label.group not in NO_TISSUE:
             tissue[label.side] += evidence.volumes_mm3.get(label.name, 0.0)
@@ -25,24 +25,22 @@ def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Each structure that is much smaller than its partner on the other side."""
+    volumes = evidence.volumes_mm3
     findings = []
     for label in evidence.scheme.labels:
+        # Each pair once.
         if label.partner is None or label.partner < label.index:
             continue
         partner = evidence.scheme.labels[label.partner]
-        if (
-            label.name not in evidence.volumes_mm3
-            or partner.name not in evidence.volumes_mm3
-        ):
+        if label.name not in volumes or partner.name not in volumes:
             continue
-        by_volume = sorted(
-            (label.name, partner.name), key=evidence.volumes_mm3.__getitem__
-        )
-        smaller, larger = by_volume
-        volume = evidence.volumes_mm3[larger]
-        if volume < limits.sided_mm3:
+        smaller = label.name
+        larger = partner.name
+        if volumes[smaller] > volumes[larger]:
+            smaller, larger = larger, smaller
+        if volumes[larger] < limits.sided_mm3:
             continue
-        ratio = evidence.volumes_mm3[smaller] / volume
+        ratio = volumes[smaller] / volumes[larger]
         if ratio < limits.sides.get(label.group, limits.other_sides):
             reason = f"{smaller} has {ratio:.0%} of the volume of {larger}"
             findings.append(Finding(False, reason, (smaller, larger)))

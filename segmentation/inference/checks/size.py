@@ -17,7 +17,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Half a head, no head, or a wrong size of voxels."""
+    """A brain that is too small or too large: half a head, no head, or a wrong size of voxels."""
     brain = total_brain_mm3(evidence.scheme, evidence.volumes_mm3)
     text = f"brain of {brain / 1e3:.0f} ml"
     return [
@@ -28,11 +28,8 @@ def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> float:
     """All tissue: every structure but ventricles and other fluid."""
-    return sum(
-        volumes_mm3.get(label.name, 0.0)
-        for label in scheme.labels
-        if label.group not in NO_TISSUE
-    )
+    tissue = [label.name for label in scheme.labels if label.group not in NO_TISSUE]
+    return sum(volumes_mm3.get(name, 0.0) for name in tissue)
 
 
 def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -47,4 +44,5 @@ def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
     absent = [name for name, volume in evidence.volumes_mm3.items() if volume == 0]
     if len(absent) < limits.missing[0]:
         return []
-    return [Finding(len(absent) >= limits.missing[1], f"not found: {some(absent)}")]
+    rejects = len(absent) >= limits.missing[1]
+    return [Finding(rejects, f"not found: {some(absent)}")]

@@ -23,9 +23,8 @@ NOT_YET = {
 def shipped_models() -> dict[str, Path]:
     """The folder of each model that is there, by name."""
     here = Path(__file__).parent
-    return {
-        path.parent.name: path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))
-    }
+    folders = [path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))]
+    return {folder.name: folder for folder in folders}
 
 
 def default_model(devices: Iterable[str] = ("auto",)) -> str:
@@ -36,6 +35,7 @@ def default_model(devices: Iterable[str] = ("auto",)) -> str:
 
 
 def _is_gpu(device: str) -> bool:
+    """Whether a device by name is a GPU; "auto" is one if there is any."""
     if device != "auto":
         return device.startswith("cuda")
     import torch

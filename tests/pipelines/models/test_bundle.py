@@ -1,4 +1,4 @@
-"""trinat bundle: views joined into what Segmenter.load takes, or refused in one line."""
+"""trinat bundle: views joined into what Predictor.load takes, or refused in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.models.bundle import bundle
 from trinat.segmentation.errors import ConfigError, ModelError, TrinatError
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.foreign import PORT_PREPROCESSING
 from trinat.segmentation.models.model_info import (
@@ -67,7 +67,7 @@ def test_three_views_become_one_model_that_segments(
     three: list[Path], tmp_path: Path
 ) -> None:
     bundle(three, tmp_path / "out")
-    segmenter = Segmenter.load(tmp_path / "out", device="cpu")
+    segmenter = Predictor.load(tmp_path / "out", device="cpu")
     assert segmenter.views == (C, A, S)
     assert segmenter.model.name == "out"
     for folder, view in zip((tmp_path / "run/model", *three[1:]), View, strict=True):

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.segmentation import (
-    Segmentation,
-    clean_up,
-    with_classes,
-)
+from trinat.segmentation.inference.cleaning import clean_up, with_classes
+from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     dice_of_maps,
@@ -115,7 +112,7 @@ def test_all_that_a_cleaned_segmentation_shows_is_cleaned() -> None:
     grid = Grid(labels.shape, np.eye(4))
     image = Volume(labels.astype(np.float32), grid.affine)
     plan = ConformPlan(grid, (1, 1), grid)
-    found, changed = Segmentation(
+    found, changed = Prediction(
         fused, SCHEME, plan, image, (), None, None, ()
     ).cleaned()
     assert changed == {"Left-A": pytest.approx(1 / 65)}

@@ -8,7 +8,7 @@ import torch
 from helpers.fourclass import SCHEME
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.inference.fusion import Fusion, view_weights
+from trinat.segmentation.inference.fusion import ViewAggregator, view_weights
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.model_info import Mean
 from trinat.segmentation.space.views import View, to_slices
@@ -24,7 +24,7 @@ def constant(view: View, values: list[float]) -> torch.Tensor:
 
 
 def fuse(views, per_view: dict[View, list[float]], **settings) -> torch.Tensor:
-    fusion = Fusion(SHAPE, SCHEME, views, **settings)
+    fusion = ViewAggregator(SHAPE, SCHEME, views, **settings)
     for view, values in per_view.items():
         fusion.add(view, 0, constant(view, values))
     return fusion.finish()
@@ -94,7 +94,7 @@ def test_coronal_and_sagittal_are_weighted_two_to_one() -> None:
 
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
 def test_sagittal_alone_gives_the_merged_scheme(mean: Mean) -> None:
-    fusion = Fusion(SHAPE, SCHEME, (View.SAGITTAL,), mean=mean)
+    fusion = ViewAggregator(SHAPE, SCHEME, (View.SAGITTAL,), mean=mean)
     fusion.add(View.SAGITTAL, 0, constant(View.SAGITTAL, [0.5, 0.25, 0.25]))
     assert fusion.scheme.names == ("background", "A", "B")
     assert fusion.finish()[0, 0, 0].tolist() == [0.5, 0.25, 0.25]
@@ -128,7 +128,7 @@ def test_slices_land_where_they_came_from() -> None:
     volume = torch.from_numpy(rng.random((*SHAPE, 4), np.float32))
     volume /= volume.sum(-1, keepdim=True)
     for view in (View.CORONAL, View.AXIAL):
-        fusion = Fusion(SHAPE, SCHEME, (view,))
+        fusion = ViewAggregator(SHAPE, SCHEME, (view,))
         slices = to_slices(volume, view, trailing=1)
         for start in range(0, len(slices), 2):
             fusion.add(view, start, slices[start : start + 2])
@@ -147,7 +147,9 @@ def test_beyond_the_given_rows_and_columns_a_geometric_mean_is_that_with_backgro
     rows: slice, columns: slice
 ) -> None:
     views = (View.CORONAL, View.AXIAL)
-    part, whole = (Fusion(SHAPE, SCHEME, views, mean="geometric") for _ in range(2))
+    part, whole = (
+        ViewAggregator(SHAPE, SCHEME, views, mean="geometric") for _ in range(2)
+    )
     slices = constant(View.CORONAL, [0.2, 0.7, 0.0, 0.1])
     part.add(View.CORONAL, 0, slices[:, rows, columns], rows, columns)
     outside = torch.ones(slices.shape[:3], dtype=torch.bool)
@@ -161,7 +163,7 @@ def test_beyond_the_given_rows_and_columns_a_geometric_mean_is_that_with_backgro
 
 
 def test_beyond_the_given_rows_and_columns_all_is_background() -> None:
-    fusion = Fusion(SHAPE, SCHEME, ALL)
+    fusion = ViewAggregator(SHAPE, SCHEME, ALL)
     # Coronal slices of SHAPE have 4 rows, upwards, and 2 columns, to the right.
     left = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(3, 2, 1, 4)
     fusion.add(View.CORONAL, 0, left, slice(1, 3), slice(0, 1))
@@ -176,7 +178,7 @@ def test_beyond_the_given_rows_and_columns_all_is_background() -> None:
 
 
 def test_sagittal_before_the_others_is_refused() -> None:
-    fusion = Fusion(SHAPE, SCHEME, ALL)
+    fusion = ViewAggregator(SHAPE, SCHEME, ALL)
     fusion.add(View.SAGITTAL, 0, constant(View.SAGITTAL, [1.0, 0, 0]))
     with pytest.raises(ValueError, match="last"):
         fusion.add(View.CORONAL, 0, constant(View.CORONAL, [1.0, 0, 0, 0]))
@@ -189,7 +191,12 @@ def test_weights_that_leave_a_class_out_are_refused() -> None:
 
 def test_the_real_scheme_merges_to_nineteen_classes() -> None:
     assert (
-        len(Fusion((1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)).scheme) == 19
+        len(
+            ViewAggregator(
+                (1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)
+            ).scheme
+        )
+        == 19
     )
 
 
@@ -269,7 +276,7 @@ def test_one_view_rules_nothing_out_in_a_geometric_mean() -> None:
 
 
 def test_where_no_view_looks_a_geometric_mean_is_background() -> None:
-    fusion = Fusion(SHAPE, SCHEME, ALL, mean="geometric")
+    fusion = ViewAggregator(SHAPE, SCHEME, ALL, mean="geometric")
     fusion.add(View.CORONAL, 0, torch.zeros(3, 0, 0, 4), slice(0, 0), slice(0, 0))
     fusion.add(View.AXIAL, 0, torch.zeros(4, 0, 0, 4), slice(0, 0), slice(0, 0))
     fusion.add(View.SAGITTAL, 0, torch.zeros(2, 0, 0, 3), slice(0, 0), slice(0, 0))

@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers.fourclass import SCHEME
 
-from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.fusion_fit import (
-    Contested,
-    Evidence,
-    contest,
+    AmbiguousVoxels,
+    ViewLikelihoods,
+    find_ambiguous,
     fit_weights,
 )
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
@@ -39,9 +39,11 @@ def noise(classes: int, seed: int) -> torch.Tensor:
     return torch.randn((*SHAPE, classes), generator=generator).mul(3).softmax(-1)
 
 
-def evidence(probabilities: dict[View, torch.Tensor], truth: np.ndarray) -> Evidence:
-    contested = contest(truth, probabilities, SCHEME)
-    return Evidence.of(contested, SCHEME, np.random.default_rng(0))
+def evidence(
+    probabilities: dict[View, torch.Tensor], truth: np.ndarray
+) -> ViewLikelihoods:
+    ambiguous = find_ambiguous(truth, probabilities, SCHEME)
+    return ViewLikelihoods.of(ambiguous, SCHEME, np.random.default_rng(0))
 
 
 def test_views_that_are_equally_good_keep_the_default_weights() -> None:
@@ -92,7 +94,7 @@ def test_the_prior_by_hand() -> None:
     likelihoods = (np.zeros((2, 0), np.float32),) * 2 + (
         np.array([[1.0], [0.01]], np.float32),
     )
-    overall, by_class = fit_weights([Evidence((C, A), likelihoods)], SCHEME)
+    overall, by_class = fit_weights([ViewLikelihoods((C, A), likelihoods)], SCHEME)
     # w = (share + 0.1 / 2) / 1.1, with share = w / (w + 0.01 (1 - w)): w = 0.954, share 0.9995.
     assert overall[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
     # Then (1 + overall) / 2, in B alone.
@@ -103,8 +105,11 @@ def test_the_prior_by_hand() -> None:
 def test_classes_that_were_never_taught_say_nothing() -> None:
     truth = truth_of(0)
     views = {C: sure(truth, 4, 0.7), A: noise(4, 1)}
-    found = Evidence.of(
-        contest(truth, views, SCHEME), SCHEME, np.random.default_rng(0), without=[3]
+    found = ViewLikelihoods.of(
+        find_ambiguous(truth, views, SCHEME),
+        SCHEME,
+        np.random.default_rng(0),
+        without=[3],
     )
     assert [values.shape[1] > 0 for values in found.likelihoods] == [True, True, False]
 
@@ -138,9 +143,9 @@ def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(
     weights, mean: Mean
 ) -> None:
     views, truth = random_views(0), truth_of(0)
-    contested = contest(truth, views, SCHEME)
-    assert 0 < len(contested.truth) < 0.6 * truth.size
-    fusion = Fusion(SHAPE, SCHEME, tuple(View), weights, mean=mean)
+    ambiguous = find_ambiguous(truth, views, SCHEME)
+    assert 0 < len(ambiguous.truth) < 0.6 * truth.size
+    fusion = ViewAggregator(SHAPE, SCHEME, tuple(View), weights, mean=mean)
     for view, given in views.items():
         fusion.add(view, 0, to_slices(given.float(), view, trailing=1))
     fused = fusion.finish()
@@ -149,7 +154,7 @@ def test_counting_the_decided_and_fusing_the_rest_is_fusing_all(
     )
     expected = np.zeros((4, 4), np.int64)
     np.add.at(expected, (truth, fused.argmax(-1).numpy()), 1)
-    np.testing.assert_array_equal(contested.joint(SCHEME, weights, mean), expected)
+    np.testing.assert_array_equal(ambiguous.joint(SCHEME, weights, mean), expected)
 
 
 def test_what_all_views_are_sure_of_is_counted_and_not_kept() -> None:
@@ -162,9 +167,9 @@ def test_what_all_views_are_sure_of_is_counted_and_not_kept() -> None:
     }
     # Not sure enough of the second voxel; on the other side in the third view's eyes or not.
     views[A][0, 0, 1] = torch.tensor([0.1, 0.2, 0.7, 0.0])
-    contested = contest(truth, views, SCHEME)
-    assert contested.truth.tolist() == [1]
-    assert isinstance(contested, Contested)
+    ambiguous = find_ambiguous(truth, views, SCHEME)
+    assert ambiguous.truth.tolist() == [1]
+    assert isinstance(ambiguous, AmbiguousVoxels)
     expected = np.zeros((4, 4), np.int64)
     expected[0, 0] = expected[3, 3] = expected[3, 1] = 1
-    np.testing.assert_array_equal(contested.decided, expected)
+    np.testing.assert_array_equal(ambiguous.decided, expected)

@@ -12,6 +12,8 @@ from helpers.overfitted import miniature, overfitted_model
 from trinat.pipelines.models.calibrate import cut, inverted, middle
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
     LIMITS,
     Grade,
@@ -20,8 +22,6 @@ from trinat.segmentation.inference.quality import (
     limits_of,
     tissue_contrast,
 )
-from trinat.segmentation.inference.segmentation import Segmentation
-from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.models.model_info import Quality
@@ -51,12 +51,12 @@ def by_hand(
     agreement: list[float] | None = None,
     labels: np.ndarray = BLOCKS,
     brightness: np.ndarray = BRIGHTNESS,
-) -> Segmentation:
+) -> Prediction:
     """A segmentation as if each voxel of 1 mm had been labelled so."""
     affine = np.eye(4)
     grid = Grid(labels.shape, affine)
     plan = ConformPlan(grid, (1, 1), grid)
-    return Segmentation(
+    return Prediction(
         torch.nn.functional.one_hot(torch.from_numpy(labels).long(), 4).half(),
         SCHEME,
         plan,
@@ -140,7 +140,7 @@ def test_symmetry_is_of_tissue_whatever_the_ventricles_are() -> None:
 
 
 def test_a_models_own_limits_come_before_the_general_ones() -> None:
-    info = Segmenter.load(overfitted_model(), device="cpu").model.info
+    info = Predictor.load(overfitted_model(), device="cpu").model.info
     assert limits_of(info) is LIMITS
     own = info.model_copy(update={"quality": Quality(agreement=(0.9, 0.4))})
     assert limits_of(own) == replace(LIMITS, agreement=(0.9, 0.4))
@@ -156,12 +156,12 @@ MINIATURE = Limits(
 
 
 @pytest.fixture(scope="module")
-def segmenter() -> Segmenter:
-    return Segmenter.load(overfitted_model(), device="cpu")
+def segmenter() -> Predictor:
+    return Predictor.load(overfitted_model(), device="cpu")
 
 
 @pytest.fixture(scope="module")
-def found(segmenter: Segmenter) -> Segmentation:
+def found(segmenter: Predictor) -> Prediction:
     return segmenter.segment(miniature(seed=1)[0])
 
 
@@ -192,7 +192,7 @@ def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> N
     assert reason in verdict.reasons[0]
 
 
-def test_half_a_head_is_rejected_by_its_missing_side(found: Segmentation) -> None:
+def test_half_a_head_is_rejected_by_its_missing_side(found: Prediction) -> None:
     # Taken from a good result: what a network makes of half a head hangs on its last bits.
     fused = found.fused.clone()
     fused[20:] = 0
@@ -203,7 +203,7 @@ def test_half_a_head_is_rejected_by_its_missing_side(found: Segmentation) -> Non
 
 
 def test_noise_that_is_no_head_fails_with_the_shipped_limits(
-    segmenter: Segmenter,
+    segmenter: Predictor,
 ) -> None:
     noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
     assert grade(segmenter.segment(Volume(noise, np.eye(4)))).name == "reject"
@@ -251,7 +251,7 @@ def _radius() -> np.ndarray:
 
 def shipped_grade(image: np.ndarray, affine: np.ndarray) -> Grade:
     """By the shipped model and its limits, but for the brain's size."""
-    segmenter = Segmenter.load(find_model("fast"), device="cpu")
+    segmenter = Predictor.load(find_model("fast"), device="cpu")
     limits = replace(
         limits_of(segmenter.model.info),
         smallest_brain_mm3=(0.0, 0.0),

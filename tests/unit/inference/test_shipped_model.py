@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
@@ -42,8 +42,8 @@ Head = tuple[Volume, Volume]  # scan and truth
 
 
 @cache
-def segmenter() -> Segmenter:
-    return Segmenter.load("fast", device="cpu")
+def segmenter() -> Predictor:
+    return Predictor.load("fast", device="cpu")
 
 
 def middle(scan: Volume, truth: Volume) -> Head:
@@ -152,10 +152,10 @@ def test_the_networks_box_never_cuts_brain(
     scan, truth = change(*phantom(3, spacing_mm=(2.0, 2.0, 2.0)))
     seen = segmenter().prepare(scan)
     brain = conform(truth, labels=True, plan=seen.plan).volume.data > 0
-    room = segmenter().find_brain(torch.from_numpy(seen.volume.data))
-    assert room.mask is not None
-    assert brain[room.box][room.mask.numpy()].sum() == brain.sum() > 0.5e6
-    assert int(room.mask.sum()) < brain.size
+    region = segmenter().find_brain(torch.from_numpy(seen.volume.data))
+    assert region.mask is not None
+    assert brain[region.box][region.mask.numpy()].sum() == brain.sum() > 0.5e6
+    assert int(region.mask.sum()) < brain.size
 
 
 def with_tissues(anatomy: Anatomy, tissues: NDArray[np.uint8]) -> Anatomy:

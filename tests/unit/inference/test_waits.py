@@ -6,23 +6,23 @@ import pytest
 import torch
 from bench.computed import Counted, count, on_meta
 
-from trinat.segmentation.inference.network import Room
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.localisation import BrainRegion
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.space.views import View, slice_axes
 
 SIDE = 96
 
 
 @pytest.fixture(scope="module")
-def segmenter() -> Segmenter:
-    return on_meta(Segmenter.load("fast", device="cpu"))
+def segmenter() -> Predictor:
+    return on_meta(Predictor.load("fast", device="cpu"))
 
 
-def room() -> Room:
+def region() -> BrainRegion:
     mask = torch.zeros(SIDE, SIDE, SIDE, dtype=torch.bool)
     mask[20:70, 10:80, 30:60] = True
-    whole = Room.whole(mask.shape)
-    return Room(whole.box, mask)
+    whole = BrainRegion.whole(mask.shape)
+    return BrainRegion(whole.box, mask)
 
 
 @pytest.mark.parametrize("mirror", [False, True])
@@ -33,7 +33,7 @@ def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(
     for batch in (32, 8):
         for network in segmenter._networks.values():
             network.batch = batch
-        found = count(segmenter, torch.zeros(SIDE, SIDE, SIDE), room(), mirror=mirror)
+        found = count(segmenter, torch.zeros(SIDE, SIDE, SIDE), region(), mirror=mirror)
         done.append(len(found.operations))
         copies.append(sum(operation.from_host for operation in found.operations))
     assert done[1] > 2 * done[0]

@@ -15,7 +15,7 @@ import torch
 from helpers.miniatures import SHAPE, head_image, head_labels, turned
 from oracle import quicknat_port as port
 
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import save_model
 from trinat.segmentation.models.foreign import PORT_PREPROCESSING, read_port
@@ -43,7 +43,7 @@ def network(view: View) -> port.QuickNat:
     return trained
 
 
-def imported(folder: Path, *views: View) -> Segmenter:
+def imported(folder: Path, *views: View) -> Predictor:
     """The checkpoints of these views as one model, on a grid of fewer voxels."""
     networks = {}
     for view in views:
@@ -52,7 +52,7 @@ def imported(folder: Path, *views: View) -> Segmenter:
     preprocessing = PORT_PREPROCESSING.model_copy(update={"shape": (SIDE, SIDE, SIDE)})
     description = Description(name="port", preprocessing=preprocessing)
     save_model(folder / "port", description, networks)
-    return Segmenter.load(folder / "port", device="cpu", precision="float32")
+    return Predictor.load(folder / "port", device="cpu", precision="float32")
 
 
 @cache

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trinat.segmentation.errors import DeviceError, ModelError
 from trinat.segmentation.grid import to_shape
-from trinat.segmentation.inference.fusion import Fusion
+from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import (
+    ComputePrecision,
     Part,
-    Precision,
-    Room,
     ViewNetwork,
     choose_precision,
-    room_around,
 )
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior
-from trinat.segmentation.inference.segmentation import Segmentation
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -37,13 +35,10 @@ from trinat.segmentation.models.hardware import (
     free_gpu_memory,
     refuse_forked_gpu,
 )
-from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
-from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.resample import resample_image
+from trinat.segmentation.space.conform import Conformed, ConformPlan
 from trinat.segmentation.space.views import (
     View,
     chosen_views,
-    reoriented,
     source_axes,
     to_slices,
 )
@@ -53,14 +48,16 @@ _T = TypeVar("_T")
 
 # The brain is looked for in every eighth coronal slice.
 _EVERY = 8
-# Less sure to be background than so, a voxel of the first look may be brain.
+# A voxel that is less likely to be background than this may be brain.
 _BACKGROUND = 0.95
 
 
-class Segmenter:
+class Predictor:
     """A model on a device: a loaded one, a shipped one by name ("fast"), or a model's folder.
 
-    Safe to use for many scans, one after another.
+    Safe to use for many scans, one after another. `views` are those to run, all by default;
+    `batch` slices are computed at a time. With `allow_cpu` the processor takes over when a GPU is
+    out of memory even for single slices.
     """
 
     def __init__(
@@ -68,26 +65,26 @@ class Segmenter:
         model: Model | str | Path,
         *,
         device: str = "auto",
-        precision: Precision = "auto",
+        precision: ComputePrecision = "auto",
         views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
     ) -> None:
-        views = chosen_views(views)
+        wanted_views = chosen_views(views)
         if not isinstance(model, Model):
-            model = load_model(model, views)
+            model = load_model(model, wanted_views)
         self.model = model
         self.device = choose_device(device)
         self._precision = precision
         self._batch = batch
-        # Used when a GPU is out of memory even for single slices.
         self._allow_cpu = allow_cpu
-        available = views or tuple(model.networks)
+        available = wanted_views or tuple(model.networks)
         # The sagittal view comes last: it is divided in the ratio of the others.
         self.views = tuple(view for view in View if view in available)
-        if model.info.preprocessing.spacing_mm != 1:
+        spacing_mm = model.info.preprocessing.spacing_mm
+        if spacing_mm != 1:
             raise ModelError(
-                f"wants a grid of {model.info.preprocessing.spacing_mm} mm, and only 1 mm is made",
+                f"wants a grid of {spacing_mm} mm, and only 1 mm is made",
                 where=model.folder,
             )
         self._networks = self._build(self.device)
@@ -98,7 +95,7 @@ class Segmenter:
         name_or_folder: str | Path,
         *,
         device: str = "auto",
-        precision: Precision = "auto",
+        precision: ComputePrecision = "auto",
         views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
@@ -115,36 +112,18 @@ class Segmenter:
 
     def segment(
         self, volume: Volume, *, mirror: bool = False, samples: int = 0, seed: int = 0
-    ) -> Segmentation:
+    ) -> Prediction:
         """Labels of a scan in its own space, and what there is to doubt about them.
 
         `mirror` averages with the mirrored scan; `samples` predictions use dropout, or
         an ensemble's members in turn.
         """
-        return self.infer(
-            self.prepare(volume), mirror=mirror, samples=samples, seed=seed
-        )
+        conformed = self.prepare(volume)
+        return self.infer(conformed, mirror=mirror, samples=samples, seed=seed)
 
     def prepare(self, volume: Volume) -> Conformed:
         """The part before the networks, on the processor also for a GPU."""
-        wanted = self.model.info.preprocessing
-        whole = wanted.scaling == "minimum-maximum"
-        in_ras = to_shape(
-            wanted.shape[axis] for axis, _ in source_axes(wanted.axes, "RAS")
-        )
-        conformed = conform(volume, shape=in_ras if whole else None)
-        seen, plan = conformed.volume, conformed.plan
-        if whole:
-            # From the least to the greatest as 0 to 1, over the whole working grid.
-            values = resample_image(
-                volume.data, GridMap.between(plan.scan, plan.working)
-            )
-            low, high = float(values.min()), float(values.max())
-            seen = replace(seen, data=(values - low) / max(high - low, 1e-6))
-        # The working grid with its array's axes in another order; places stay where they are.
-        seen = reoriented(seen, wanted.axes)
-        seen = replace(seen, data=np.ascontiguousarray(seen.data))
-        return Conformed(seen, replace(plan, working=seen.grid))
+        return prepare_scan(volume, self.model.info.preprocessing)
 
     def infer(
         self,
@@ -153,53 +132,63 @@ class Segmenter:
         mirror: bool = False,
         samples: int = 0,
         seed: int = 0,
-    ) -> Segmentation:
+    ) -> Prediction:
         """The networks and their fusion; labels are restored when they are first asked for."""
         refuse_forked_gpu(self.device)
-        return self._with_less_memory(
-            lambda: self._infer(conformed, mirror, samples, seed)
-        )
+
+        def work() -> Prediction:
+            return self._infer(conformed, mirror, samples, seed)
+
+        return self._with_less_memory(work)
 
     def _infer(
         self, conformed: Conformed, mirror: bool, samples: int, seed: int
-    ) -> Segmentation:
+    ) -> Prediction:
+        """`infer` with the batches and the device that are set now."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
         with stage("first look"):
-            room = self.find_brain(image)
-        fused, maps = self._fuse(image, room, mirror)
-        if room.is_too_small(fused.sum):
-            room = Room.whole(image.shape)
-            fused, maps = self._fuse(image, room, mirror)
-        plan = conformed.plan.cropped(room.box)
+            region = self.find_brain(image)
+        fused, maps = self._fuse(image, region, mirror)
+        if region.is_too_small(fused.sum):
+            region = BrainRegion.whole(image.shape)
+            fused, maps = self._fuse(image, region, mirror)
+        plan = conformed.plan.cropped(region.box)
+
+        notes = conformed.volume.notes
         with stage("prior"):
             problem = self._apply_prior(fused, plan)
-        merged = self._merged_views()
+        if problem:
+            notes = (*notes, problem)
+        agreement = None
         with stage("agreement"):
-            agreement = (
-                view_agreement(maps, self.model.scheme, merged)
-                if len(maps) > 1
-                else None
-            )
+            if len(maps) > 1:
+                merged = self._merged_views()
+                agreement = view_agreement(maps, self.model.scheme, merged)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
-                uncertainty = self._sample(image, room, samples, seed, plan)
-        return Segmentation(
-            fused.sum.cpu(),
-            fused.scheme,
-            plan,
-            Volume(conformed.volume.data[room.box], plan.working.affine),
-            (*conformed.volume.notes, *([problem] if problem else [])),
-            agreement if fused.scheme is self.model.scheme else None,
-            uncertainty,
-            () if fused.is_merged else self.model.info.not_predicted,
+                uncertainty = self._sample(image, region, samples, seed, plan)
+
+        not_predicted = self.model.info.not_predicted
+        if fused.is_merged:
+            # These are names of sided structures, which merged classes are not.
+            not_predicted = ()
+        return Prediction(
+            fused=fused.sum.cpu(),
+            scheme=fused.scheme,
+            plan=plan,
+            image=Volume(conformed.volume.data[region.box], plan.working.affine),
+            notes=notes,
+            agreement=agreement,
+            uncertainty=uncertainty,
+            not_predicted=not_predicted,
         )
 
     def _fuse(
-        self, image: Tensor, room: Room, mirror: bool
-    ) -> tuple[Fusion, dict[View, Tensor]]:
-        """All views of an image's room, fused, and each view's own most probable classes."""
-        fusion, maps = self._add_views(image[room.box], room.mask, mirror)
+        self, image: Tensor, region: BrainRegion, mirror: bool
+    ) -> tuple[ViewAggregator, dict[View, Tensor]]:
+        """All views of an image's region, fused, and each view's own most probable classes."""
+        fusion, maps = self._add_views(image[region.box], region.mask, mirror)
         with stage("fusion"):
             fusion.finish()
             # What is no number in one class of a voxel is none in all. A look at one is cheap.
@@ -213,82 +202,93 @@ class Segmenter:
 
     def _add_views(
         self, image: Tensor, within: Tensor | None, mirror: bool
-    ) -> tuple[Fusion, dict[View, Tensor]]:
+    ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """The part of `_fuse` that only gives a GPU its work, and never waits for it."""
-        wanted = self.model.info.preprocessing
+        shape = to_shape(image.shape)
+        info = self.model.info
+        axes = {view: info.preprocessing.slice_axes(view) for view in self.views}
+        # The model's own weights, from its model.yaml.
         weights = self.model.fusion_weights(self.views)
-        fusion = Fusion(
-            to_shape(image.shape),
+        fusion = ViewAggregator(
+            shape,
             self.model.scheme,
             self.views,
             dict(zip(self.views, weights, strict=True)),
             self.device,
-            axes={view: wanted.slice_axes(view) for view in self.views},
+            axes=axes,
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),
-            mean=self.model.info.fusion.mean,
+            mean=info.fusion.mean,
         )
-        maps = {
-            view: torch.zeros(
-                to_shape(image.shape), dtype=torch.uint8, device=self.device
-            )
-            for view in self.views
-        }
+        maps = {}
+        for view in self.views:
+            maps[view] = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         for view, part in self.each_view(image, mirror=mirror, within=within):
             with stage("fusion"):
                 fusion.add(
                     view, part.first, part.probabilities, part.rows, part.columns
                 )
-                found = to_slices(maps[view], wanted.slice_axes(view))
-                found[part.slices, part.rows, part.columns] = part.probabilities.argmax(
-                    -1
-                )
+                labels = to_slices(maps[view], axes[view])
+                most_probable = part.probabilities.argmax(-1)
+                labels[part.slices, part.rows, part.columns] = most_probable
         return fusion, maps
 
     def each_view(
         self, image: Tensor, *, mirror: bool = False, within: Tensor | None = None
     ) -> Iterator[tuple[View, Part]]:
-        """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view, the
-        sagittal one last; only around what is set in `within`, all else is background."""
-        wanted = self.model.info.preprocessing
-        from_side_to_side = source_axes(wanted.axes, "RAS")[0][0]
+        """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
+
+        The sagittal view comes last. Only what is set in `within` (X, Y, Z) is looked at, all else
+        is background.
+        """
+        preprocessing = self.model.info.preprocessing
+        side_axis = source_axes(preprocessing.axes, "RAS")[0][0]
         for view in self.views:
-            partners = self.model.classes_of(view).partner_permutation.copy()
-            side = (
-                (from_side_to_side, torch.from_numpy(partners).to(self.device))
-                if mirror
-                else None
-            )
+            mirroring = None
+            if mirror:
+                partners = self.model.classes_of(view).partner_permutation.copy()
+                mirroring = (side_axis, torch.from_numpy(partners).to(self.device))
             with stage(view.value):
-                for part in self._networks[view].probabilities(
-                    image, wanted.slice_axes(view), mirror=side, within=within
-                ):
+                parts = self._networks[view].probabilities(
+                    image,
+                    preprocessing.slice_axes(view),
+                    mirror=mirroring,
+                    within=within,
+                )
+                for part in parts:
                     yield view, part
 
-    def find_brain(self, image: Tensor) -> Room:
-        """Where brain may be, from a few slices; everywhere where none is seen."""
-        if self.model.info.preprocessing.scaling == "minimum-maximum":
-            return Room.whole(image.shape)
+    def find_brain(self, image: Tensor) -> BrainRegion:
+        """Where brain may be, from a few slices of an image; everywhere where none is seen."""
+        preprocessing = self.model.info.preprocessing
+        if preprocessing.scaling == "minimum-maximum":
+            return BrainRegion.whole(image.shape)
         view = self.views[0]
-        axes = self.model.info.preprocessing.slice_axes(view)
+        axes = preprocessing.slice_axes(view)
         seen = torch.zeros(to_shape(image.shape), dtype=torch.bool, device=self.device)
-        slices, looked = to_slices(seen, axes), list[int]()
+        slices = to_slices(seen, axes)
+        looked: list[int] = []
         for part in self._networks[view].probabilities(image, axes, every=_EVERY):
             slices[part.slices] = part.probabilities[..., 0] < _BACKGROUND
-            looked += range(*part.slices.indices(len(slices)))
-        return room_around(seen.cpu().numpy(), looked, axes.along)
+            looked.extend(range(*part.slices.indices(len(slices))))
+        return brain_region(seen.cpu().numpy(), looked, axes.along)
 
-    def _apply_prior(self, fused: Fusion, plan: ConformPlan) -> str:
+    def _apply_prior(self, fused: ViewAggregator, plan: ConformPlan) -> str:
         """Let anatomy decide where networks are in doubt; returns why it was not asked."""
-        prior, template = self.model.info.prior, self.model.template
+        prior = self.model.info.prior
+        template = self.model.template
         # Classes without sides have no template.
         if prior is None or template is None or fused.is_merged:
             return ""
-        return apply_prior(
-            fused.sum, template, prior, fused.scheme, plan.working.affine
-        )
+        affine = plan.working.affine
+        return apply_prior(fused.sum, template, prior, fused.scheme, affine)
 
     def _sample(
-        self, image: Tensor, room: Room, count: int, seed: int, plan: ConformPlan
+        self,
+        image: Tensor,
+        region: BrainRegion,
+        count: int,
+        seed: int,
+        plan: ConformPlan,
     ) -> Uncertainty:
         """Segment `count` times, with dropout or each by one member; one map a sample is kept."""
         samples: Samples | None = None
@@ -300,9 +300,10 @@ class Segmenter:
                 for sample in range(count):
                     for network in self._networks.values():
                         network.vary(sample)
-                    fused, _maps = self._fuse(image, room, mirror=False)
+                    fused, _maps = self._fuse(image, region, mirror=False)
                     self._apply_prior(fused, plan)
-                    samples = samples or Samples(fused.scheme)
+                    if samples is None:
+                        samples = Samples(fused.scheme)
                     samples.add(fused.sum)
             finally:
                 for network in self._networks.values():
@@ -311,19 +312,21 @@ class Segmenter:
         return samples.summarise()
 
     def _merged_views(self) -> tuple[View, ...]:
+        """The views whose classes are merged: their networks do not tell left from right."""
         return tuple(view for view in self.views if self.model.is_merged(view))
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
+        """The networks of all views on a device."""
         refuse_forked_gpu(device)
         dtype = choose_precision(self._precision, device)
         networks = {}
         for view in self.views:
-            network, never = (
-                self.model.networks[view],
-                self.model.not_predicted_in(view),
-            )
             networks[view] = ViewNetwork(
-                network, device, dtype, never=never, batch=self._batch
+                self.model.networks[view],
+                device,
+                dtype,
+                never=self.model.not_predicted_in(view),
+                batch=self._batch,
             )
         return networks
 

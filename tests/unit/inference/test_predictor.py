@@ -13,7 +13,7 @@ from helpers.miniatures import head_image, head_labels, turned
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 from trinat.segmentation.errors import DeviceError, LabelError, ModelError
-from trinat.segmentation.inference.segmenter import Segmenter
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, save_model
@@ -37,8 +37,8 @@ ORIENTATIONS = [
 
 
 @pytest.fixture(scope="module")
-def segmenter() -> Segmenter:
-    return Segmenter.load(overfitted_model(), device="cpu")
+def segmenter() -> Predictor:
+    return Predictor.load(overfitted_model(), device="cpu")
 
 
 def dice(found: np.ndarray, truth: np.ndarray, number: int) -> float:
@@ -48,7 +48,7 @@ def dice(found: np.ndarray, truth: np.ndarray, number: int) -> float:
 
 @pytest.mark.parametrize("axes", ORIENTATIONS[::5])
 def test_sides_and_places_are_right_in_any_orientation(
-    segmenter: Segmenter, axes: str
+    segmenter: Predictor, axes: str
 ) -> None:
     scan, truth = miniature(axes, seed=1)
     labels = segmenter.segment(scan).labels
@@ -57,7 +57,7 @@ def test_sides_and_places_are_right_in_any_orientation(
     assert min(dice(labels.data, truth.data, number) for number in LARGE) > 0.9
 
 
-def test_orientations_give_the_same_labels(segmenter: Segmenter) -> None:
+def test_orientations_give_the_same_labels(segmenter: Predictor) -> None:
     image, numbers = head_image(head_labels(), 2), None
     for axes in ORIENTATIONS[::6]:
         data, affine = turned(image, axes)
@@ -69,7 +69,7 @@ def test_orientations_give_the_same_labels(segmenter: Segmenter) -> None:
         assert (ras != numbers).mean() < 0.005
 
 
-def test_an_oblique_thick_sliced_scan_loses_little(segmenter: Segmenter) -> None:
+def test_an_oblique_thick_sliced_scan_loses_little(segmenter: Predictor) -> None:
     image, truth = head_image(head_labels(), 1), head_labels()
     turn = np.deg2rad(4)
     affine = np.diag([1.0, 1, 1.5, 1])
@@ -143,7 +143,7 @@ def test_the_input_is_not_changed(segmenter) -> None:
 
 
 def test_sagittal_alone_gives_structures_without_sides() -> None:
-    segmenter = Segmenter.load(overfitted_model(), device="cpu", views=[View.SAGITTAL])
+    segmenter = Predictor.load(overfitted_model(), device="cpu", views=[View.SAGITTAL])
     found = segmenter.segment(miniature(seed=1)[0])
     assert "Cerebral-White-Matter" in found.volumes_mm3
     assert found.agreement is None
@@ -151,7 +151,7 @@ def test_sagittal_alone_gives_structures_without_sides() -> None:
 
 @pytest.mark.parametrize("views", [(View.CORONAL,), (View.SAGITTAL, View.AXIAL)])
 def test_subsets_of_views_segment(views) -> None:
-    segmenter = Segmenter.load(overfitted_model(), device="cpu", views=views)
+    segmenter = Predictor.load(overfitted_model(), device="cpu", views=views)
     scan, truth = miniature(seed=1)
     labels = segmenter.segment(scan).labels.data
     assert min(dice(labels, truth.data, number) for number in LARGE) > 0.85
@@ -169,7 +169,7 @@ def test_views_are_joined_by_the_mean_that_the_model_names(
     scan, truth = miniature(seed=1)
     one, other = (
         s.segment(scan)
-        for s in (segmenter, Segmenter.load(tmp_path / "m", device="cpu"))
+        for s in (segmenter, Predictor.load(tmp_path / "m", device="cpu"))
     )
     assert (one.fused - other.fused).abs().max() > 0.1
     torch.testing.assert_close(
@@ -184,7 +184,7 @@ def test_views_are_joined_by_the_mean_that_the_model_names(
 def test_float32_and_bfloat16_agree() -> None:
     scan, _ = miniature(seed=1)
     one, other = (
-        Segmenter.load(overfitted_model(), device="cpu", precision=name)
+        Predictor.load(overfitted_model(), device="cpu", precision=name)
         .segment(scan)
         .indices.data
         for name in ("float32", "bfloat16")
@@ -195,7 +195,7 @@ def test_float32_and_bfloat16_agree() -> None:
 def test_batches_do_not_change_the_result() -> None:
     scan, _ = miniature(seed=1)
     one, other = (
-        Segmenter.load(
+        Predictor.load(
             overfitted_model(), device="cpu", precision="float32", batch=size
         )
         .segment(scan)
@@ -245,9 +245,9 @@ def test_unknown_devices_and_models_are_told() -> None:
     with pytest.raises(DeviceError, match="no device"):
         choose_device("abacus")
     with pytest.raises(ModelError, match="quicknat has no weights here"):
-        Segmenter.load("quicknat")
+        Predictor.load("quicknat")
     with pytest.raises(ModelError, match="no such model"):
-        Segmenter.load("nothing")
+        Predictor.load("nothing")
 
 
 @pytest.mark.parametrize(
@@ -271,16 +271,16 @@ def test_networks_that_give_no_numbers_are_told(
     with pytest.raises(
         ModelError, match="networks give values that are not numbers"
     ) as caught:
-        Segmenter.load(tmp_path / "m", device="cpu").segment(miniature()[0])
+        Predictor.load(tmp_path / "m", device="cpu").segment(miniature()[0])
     assert caught.value.where == str(tmp_path / "m")
 
 
 def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:
     coronal = load_model(random_model(), views=["coronal"])
     save_model(tmp_path / "m", Description(name="m"), coronal.networks)
-    assert Segmenter.load(tmp_path / "m", device="cpu").views == (View.CORONAL,)
+    assert Predictor.load(tmp_path / "m", device="cpu").views == (View.CORONAL,)
     with pytest.raises(ModelError, match="has no axial network"):
-        Segmenter.load(tmp_path / "m", views=["axial"], device="cpu")
+        Predictor.load(tmp_path / "m", views=["axial"], device="cpu")
 
 
 def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(
@@ -292,7 +292,7 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(
         tmp_path / "m", Description(name="m", preprocessing=wanted), model.networks
     )
     scan, _ = miniature()  # RAS, 40×48×44
-    seen = Segmenter.load(tmp_path / "m", device="cpu").prepare(scan).volume
+    seen = Predictor.load(tmp_path / "m", device="cpu").prepare(scan).volume
     assert (seen.axcodes, seen.shape) == ("LIA", (40, 44, 48))
     low, high = float(scan.data.min()), float(scan.data.max())
     as_lia = (scan.data[::-1].transpose(0, 2, 1)[:, ::-1] - low) / (high - low)
@@ -300,7 +300,7 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(
 
 
 def test_what_is_no_structure_is_background_out_to_the_rims(
-    segmenter: Segmenter,
+    segmenter: Predictor,
 ) -> None:
     scan, _ = miniature("LIA", seed=1)
     found = segmenter.segment(Volume(np.pad(scan.data, 40), scan.affine))

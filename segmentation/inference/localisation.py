@@ -1,0 +1,114 @@
+"""Localisation: where in a scan brain may be, from a first look at some slices.
+
+Networks then look only there, since most of a scan is no brain. The first look is taken by
+`Predictor.find_brain`; here is what follows from it. Distances are in voxels of the working grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+from torch import Tensor
+
+from trinat.segmentation.grid import Box, grown, whole
+from trinat.segmentation.space.resample import occupied_box
+
+# Voxels around what was seen of a brain that are looked at too: half of the way from one looked
+# slice to the next, and the error of a first look.
+_MARGIN = 12
+# Brain that comes so near to the end of the region, in voxels, may go on beyond it ...
+_NEAR_END = 3
+# ... if there is more of it than specks.
+_MANY_VOXELS = 400
+# What a network takes for brain in the neck is left out: what is thinner than this, in voxels, as
+# the cord is by which necks hang on brains, and then parts below this share of the largest.
+_THIN = 7
+_SPECK = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class BrainRegion:
+    """A box of a volume and, within it, the voxels where brain may be.
+
+    `mask` and `rim` have the shape of the box. Without a mask brain may be in all of the box. The
+    rim is where the mask ends and the scan goes on: brain there may go on too.
+    """
+
+    box: Box
+    mask: Tensor | None = None
+    rim: Tensor | None = None
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> BrainRegion:
+        """All of a volume."""
+        return cls(whole(shape))
+
+    def is_too_small(self, probabilities: Tensor) -> bool:
+        """Whether brain comes up to an end of the region beyond which the scan goes on.
+
+        `probabilities` are those of the box, (X, Y, Z, K).
+        """
+        if self.rim is None:
+            return False
+        at_rim = probabilities[self.rim.to(probabilities.device)]
+        brain_voxels = int((at_rim.argmax(-1) != 0).sum())
+        return brain_voxels > _MANY_VOXELS
+
+
+def brain_region(
+    seen: NDArray[np.bool_], slices: Sequence[int], axis: int
+) -> BrainRegion:
+    """The region around the brain of which `seen` (X, Y, Z) shows some slices along an axis.
+
+    `slices` are the numbers of those slices; in all others `seen` is False. All of the volume
+    where no brain is seen.
+    """
+    seen = np.moveaxis(seen, axis, 0)
+    # Slices that were not looked at are between these, and would keep all parts separate.
+    looked = _large_parts(_thick_parts(seen[slices]))
+    cleaned = np.zeros_like(seen)
+    cleaned[slices] = looked
+    found = np.moveaxis(cleaned, 0, axis)
+    if not found.any():
+        return BrainRegion.whole(found.shape)
+    box = grown(occupied_box(found), found.shape, _MARGIN)
+    found = found[box]
+    mask = _dilated(found, (_MARGIN, _MARGIN, _MARGIN))
+    # Where the scan itself ends both masks end alike, and nothing is rim.
+    reach = _MARGIN - _NEAR_END
+    rim = mask & ~_dilated(found, (reach, reach, reach))
+    return BrainRegion(box, torch.from_numpy(mask), torch.from_numpy(rim))
+
+
+def _dilated(mask: NDArray[np.bool_], reach: Sequence[int]) -> NDArray[np.bool_]:
+    """A mask dilated by a number of voxels along each of its axes."""
+    for axis, voxels in enumerate(reach):
+        mask = ndimage.maximum_filter1d(
+            mask, 2 * voxels + 1, axis=axis, mode="constant"
+        )
+    return mask
+
+
+def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Slices (N, H, W) without what is thinner than `_THIN` and no end of something thicker."""
+    square = np.ones((1, _THIN, _THIN))
+    thick = np.asarray(ndimage.binary_opening(slices, square))
+    # An end is rounded off, or all that the next slice shows.
+    around = _dilated(thick, (1, _THIN // 2, _THIN // 2))
+    return around & slices
+
+
+def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """A mask without parts that are small beside the largest."""
+    parts, count = ndimage.label(mask)
+    if count < 2:
+        return mask
+    sizes = np.bincount(parts.ravel())
+    sizes[0] = 0
+    is_large = sizes >= _SPECK * sizes.max()
+    return np.asarray(is_large[parts] & mask)

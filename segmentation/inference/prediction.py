@@ -1,0 +1,125 @@
+"""What segmenting one scan gives, restored to the scan's own space when it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinat.segmentation.inference.cleaning import clean_up, with_classes
+from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.conform import (
+    ConformPlan,
+    restore,
+    restore_probabilities,
+)
+from trinat.segmentation.space.grid_map import GridMap
+
+# Slices of the working grid whose classes are found at a time.
+_SLAB = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Labels in the scan's own space, volumes, probabilities and doubts.
+
+    `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
+    and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
+    None with one view. `not_predicted` names structures that the model does not know: they have no
+    volume.
+    """
+
+    fused: Tensor
+    scheme: LabelScheme
+    plan: ConformPlan
+    image: Volume
+    notes: tuple[str, ...]
+    agreement: NDArray[np.float64] | None
+    uncertainty: Uncertainty | None
+    not_predicted: tuple[str, ...]
+
+    @cached_property
+    def working(self) -> Volume:
+        """Class indices on the working grid, uint8."""
+        slabs = torch.split(self.fused, _SLAB)
+        classes = [slab.max(-1).indices.to(torch.uint8) for slab in slabs]
+        indices = torch.cat(classes).numpy()
+        return Volume(np.asarray(indices), self.plan.working.affine)
+
+    @cached_property
+    def indices(self) -> Volume:
+        """Class indices in the scan's own space, uint8."""
+        if GridMap.between(self.plan.working, self.plan.scan).reordering:
+            # Every voxel of the scan is one of the working grid: the most probable stays so.
+            found = restore(self.working, self.plan, labels=True)
+        else:
+            classes_first = self.fused.permute(3, 0, 1, 2)
+            found = restore_probabilities(classes_first.numpy(), self.plan)
+        return Volume(found.data, found.affine, found.codes, self.notes)
+
+    @cached_property
+    def labels(self) -> Volume:
+        """FreeSurfer numbers in the scan's own space, int16."""
+        found = self.indices
+        numbers = self.scheme.to_freesurfer(found.data)
+        return Volume(numbers, found.affine, found.codes, found.notes)
+
+    @cached_property
+    def voxels(self) -> dict[str, int]:
+        """Voxels of each structure that the model knows, in the scan's own space."""
+        counts = np.bincount(self.indices.data.ravel(), minlength=len(self.scheme))
+        voxels = {}
+        for label in self.scheme.labels[1:]:
+            if label.name not in self.not_predicted:
+                voxels[label.name] = int(counts[label.index])
+        return voxels
+
+    @property
+    def voxel_mm3(self) -> float:
+        """Volume of a voxel of the scan."""
+        return self.indices.grid.voxel_mm3
+
+    @property
+    def volumes_mm3(self) -> dict[str, float]:
+        """Volume of each structure that the model knows."""
+        return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
+
+    def probabilities(self, structure: str | int) -> Volume:
+        """Probability of one structure in the scan's own space, float32."""
+        index = self.scheme.find(structure).index
+        values = self.fused[..., index].float().numpy()
+        if index != 0:
+            return self._restored(values)
+        # What is outside of what was conformed is background: its complement is 0 there.
+        no_background = self._restored(1 - values)
+        return replace(no_background, data=1 - no_background.data)
+
+    @cached_property
+    def entropy(self) -> Volume:
+        """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
+        if self.uncertainty is not None:
+            return self._restored(self.uncertainty.entropy)
+        return self._restored(entropy_of(self.fused))
+
+    def _restored(self, values: NDArray[np.float32]) -> Volume:
+        """Values (X, Y, Z) on the working grid, in the scan's own space; 0 outside."""
+        volume = Volume(values, self.plan.working.affine)
+        return restore(volume, self.plan, labels=False)
+
+    def cleaned(self) -> tuple[Self, dict[str, float]]:
+        """With one piece a structure and no holes, and the changed share of each structure.
+
+        The probabilities change: labels, pictures and volumes all come from them.
+        """
+        before = np.asarray(self.working.data)
+        after, changed = clean_up(before, len(self.scheme))
+        fused = with_classes(self.fused, before, after)
+        by_name = {self.scheme.names[k]: share for k, share in changed.items()}
+        return replace(self, fused=fused), by_name
