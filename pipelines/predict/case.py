@@ -16,7 +16,7 @@ import numpy as np
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import Product
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import (
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.common.process import cpu_count, deaf_to_interrupts
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import RunSettings
 from trinat.segmentation.errors import ConfigError, InterruptedRunError, reason_of
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import deaf_to_interrupts, prepare_process
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import RunSettings
 from trinat.pipelines.predict.server import WAITING, serve
 from trinat.segmentation.errors import DeviceError, TrinatError

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from natsort import natsorted
 
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.ledger import Entry, ledgers_in, read_entries
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.outputs import OutputSettings
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.run import Plan, predict

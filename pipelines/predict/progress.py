@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinat.pipelines.common.progress import progress
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.segmentation.errors import one_line
 
 if TYPE_CHECKING:

@@ -22,12 +22,10 @@ from trinat.pipelines.common.lock import refuse_held, run_lock
 from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.process import cpu_count, stop_signals
 from trinat.pipelines.predict.engine import Engine, LocalEngine
+from trinat.pipelines.predict.entry import Entry, Status, digests_of
 from trinat.pipelines.predict.ledger import (
     ChangedError,
-    Entry,
     Ledger,
-    Status,
-    digests_of,
     ledgers_in,
     read_entries,
 )

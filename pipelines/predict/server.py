@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import Job, RunSettings, read
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.timing import stage, time_process

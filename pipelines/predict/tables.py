@@ -19,7 +19,7 @@ from urllib.parse import quote
 from natsort import natsorted
 from pydantic import BaseModel, Field
 
-from trinat.pipelines.predict.ledger import Entry, taught_by_models
+from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.outputs import BIDSIGNORE, MOST_SHOWN, slices_of
 from trinat.segmentation.io.files import write_tsv, write_whole
 from trinat.segmentation.report.page import (

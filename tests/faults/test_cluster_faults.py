@@ -23,7 +23,8 @@ from trinat.pipelines.cli.predict import engine_on
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.cluster import DaskEngine
-from trinat.pipelines.predict.ledger import Entry, read_entries
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.outputs import RunSettings
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of

@@ -8,7 +8,7 @@ import time
 from multiprocessing.connection import Connection
 
 from trinat.pipelines.common.cases import Case
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import RunSettings
 from trinat.pipelines.predict.server import serve
 

@@ -18,7 +18,8 @@ from trinat.pipelines.common.naming import ASIDE
 from trinat.pipelines.evaluate.cohort import Settings as ReportSettings
 from trinat.pipelines.evaluate.cohort import report
 from trinat.pipelines.evaluate.run import Settings, evaluate
-from trinat.pipelines.predict.ledger import Entry, Ledger, read_entries
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.outputs import SLICES, WORK
 from trinat.pipelines.predict.run import Shard, merge
 from trinat.segmentation.errors import EvaluationError, LockedError
@@ -54,7 +55,7 @@ def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(
 ) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
     with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2039)
+        ahead.setattr("trinat.pipelines.predict.entry.datetime", In2039)
         run_serially(scans, out)
     assert held(out)["a"].finished.startswith("2039")
     (scans / "a.nii.gz").write_bytes(b"damaged")

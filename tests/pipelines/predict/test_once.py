@@ -14,7 +14,7 @@ from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.predict.case import CaseWorker
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import Job
 
 _opened: list[str] | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.run import Outcome
 

@@ -140,7 +140,7 @@ def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
             return datetime(2099, 1, 1, tzinfo=tz)
 
     with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2099)
+        ahead.setattr("trinat.pipelines.predict.entry.datetime", In2099)
         run_serially(scans, out)
     assert read_entries([out / "run.jsonl"])["a"].finished.startswith("2099")
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")

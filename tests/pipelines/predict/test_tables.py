@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 
-from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.outputs import MOST_SHOWN, RunSettings, slices_of
 from trinat.pipelines.predict.run import _Run
 from trinat.pipelines.predict.tables import write_tables
