@@ -52,7 +52,8 @@ def run_demo(
     """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
     from trinat.pipelines.evaluate.run import Settings, evaluate
     from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.run import Plan, predict
+    from trinat.pipelines.predict.request import Plan
+    from trinat.pipelines.predict.run import predict
 
     scans, truth, labels, report = (
         out / n for n in ("scans", "truth", "labels", "report")

@@ -18,7 +18,7 @@ from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.timing import Spent
 
 if TYPE_CHECKING:
-    from trinat.pipelines.predict.outputs import RunSettings
+    from trinat.pipelines.predict.settings import RunSettings
 
 Status = Literal["done", "failed", "skipped", "writing"]
 
@@ -129,10 +129,10 @@ class Entry:
 
         `folder` is the output folder, which the path of the scan starts from.
         """
-        path = folder.resolve() / self.scan
-        if not self.scan or not path.is_file():
+        if not self.scan:
             return None
-        return digest_of(*Case(self.case, path, self.input).files)
+        case = Case(self.case, folder.resolve() / self.scan, self.input)
+        return digest_of(*case.files)
 
 
 def digest_of(*paths: Path) -> str | None:

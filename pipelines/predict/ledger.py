@@ -229,9 +229,15 @@ def ledgers_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("run*.jsonl"))
 
 
+def with_folds(folder: Path) -> list[Path]:
+    """An output folder, and the folders of its folds where it is one of a cross-validation."""
+    folds = sorted(folder.glob(FOLD.format("*")))
+    return [folder, *folds]
+
+
 def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
     """What holds for each case of an output folder or of its folds, and in which of these it is."""
-    for place in (folder, *sorted(folder.glob(FOLD.format("*")))):
+    for place in with_folds(folder):
         for entry in read_entries(ledgers_in(place)).values():
             yield place, entry
 

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from trinat.pipelines.common.naming import FOLD
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.predict.entry import Entry, digest_of
-from trinat.pipelines.predict.ledger import ledgers_in, read_entries
+from trinat.pipelines.predict.ledger import ledgers_in, read_entries, with_folds
 from trinat.segmentation.errors import IntegrityError
 
 # How many folders above a file are searched for the ledger of its result.
@@ -24,9 +23,8 @@ def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
     `files` are in an output folder, or `folder` is below one. What the user has changed or added
     is the user's own, and never unfit.
     """
-    places = [folder, *sorted(folder.glob(FOLD.format("*")))]
     unfit = {}
-    for place in places:
+    for place in with_folds(folder):
         unfit.update(_unfit_in(place, files))
     if ledgers_in(folder):
         return unfit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.engine import Engine, LocalEngine
-from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.predict.request import Plan
 from trinat.pipelines.serve.queue import Queue
 from trinat.segmentation.errors import DeviceError, reason_of
 

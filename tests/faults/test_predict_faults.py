@@ -25,8 +25,9 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.engine import LocalEngine
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.outputs import WORK, OutputSettings, RunSettings
-from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.request import Plan
+from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
 
@@ -167,7 +168,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.predict.run._GRACE_S", grace_s)
+    monkeypatch.setattr("trinat.pipelines.predict.stopping._GRACE_S", grace_s)
     scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:

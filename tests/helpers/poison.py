@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outputs import RunSettings
 from trinat.pipelines.predict.server import serve
+from trinat.pipelines.predict.settings import RunSettings
 
 IN_HAND = "in-hand"  # a file that says so
 

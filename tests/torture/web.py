@@ -54,7 +54,7 @@ def http_requests(attempt: Try) -> None:
 @cache
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
-    from trinat.pipelines.predict.run import Plan
+    from trinat.pipelines.predict.request import Plan
     from trinat.pipelines.serve.app import make_app, read_scheme
     from trinat.pipelines.serve.queue import Queue
     from trinat.pipelines.serve.worker import Worker

@@ -195,7 +195,7 @@ def _command(arguments: list[str], before: Callable[[], object], serial: bool) -
     sys.argv = ["trinat", *arguments]
     if serial:
         from trinat.pipelines.predict.engine import SerialEngine
-        from trinat.pipelines.predict.run import Plan
+        from trinat.pipelines.predict.request import Plan
 
         Plan.local_engine = lambda self, settings: SerialEngine(settings)  # type: ignore[method-assign]
     before()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.cli.predict import split_devices
-from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.cli.choices import split_devices
+from trinat.pipelines.predict.request import Plan
 from trinat.segmentation.errors import ConfigError
 
 

@@ -20,8 +20,9 @@ from trinat.pipelines.evaluate.cohort import report
 from trinat.pipelines.evaluate.run import Settings, evaluate
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
+from trinat.pipelines.predict.merge import merge
 from trinat.pipelines.predict.outputs import SLICES, WORK
-from trinat.pipelines.predict.run import Shard, merge
+from trinat.pipelines.predict.request import Shard
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 
@@ -272,7 +273,8 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
     from helpers.overfitted import random_model
 
     from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.run import Plan, predict
+    from trinat.pipelines.predict.request import Plan
+    from trinat.pipelines.predict.run import predict
 
     plan = Plan([str(scans)], out, str(random_model()), engine=SerialEngine, threads=1)
     assert predict(plan, on_start=beside).done == 1

@@ -14,8 +14,8 @@ from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.predict.case import CaseWorker
+from trinat.pipelines.predict.case_in_progress import Job
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outputs import Job
 
 _opened: list[str] | None = None
 
