@@ -72,7 +72,7 @@ def command(
     from trinat.pipelines.cli.choices import split_devices
     from trinat.pipelines.predict.merge import merge
     from trinat.pipelines.predict.progress import run_with_progress
-    from trinat.pipelines.predict.request import Plan
+    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.settings import OutputSettings
     from trinat.segmentation.errors import ConfigError, InputError
     from trinat.segmentation.models.zoo import default_model
@@ -97,7 +97,7 @@ def command(
         fill_nonfinite=fill_nonfinite,
         trust_affine=trust_affine,
     )
-    request = Plan(
+    request = PredictRequest(
         inputs=[str(bids_dir)],
         out=output_dir,
         model=model or default_model(devices),

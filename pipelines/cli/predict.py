@@ -107,7 +107,7 @@ def predict(
     clock = time_process() if timings else None
     with stage("start"):
         from trinat.pipelines.predict.progress import run_with_progress
-        from trinat.pipelines.predict.request import Plan, Shard
+        from trinat.pipelines.predict.request import PredictRequest, Shard
         from trinat.pipelines.predict.settings import OutputSettings
         from trinat.segmentation.models.zoo import default_model
 
@@ -138,7 +138,7 @@ def predict(
     engine = None
     if cluster:
         engine = engine_on(cluster, cluster_config, devices, workers, timeout)
-    request = Plan(
+    request = PredictRequest(
         inputs=inputs or (),
         out=out,
         model=model or default_model(devices),

@@ -62,7 +62,7 @@ def serve_(
             "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
         )
     from trinat.pipelines.common.lock import run_lock
-    from trinat.pipelines.predict.request import Plan
+    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.serve.app import make_app, read_scheme
     from trinat.pipelines.serve.queue import Queue, default_folder, private_files
     from trinat.pipelines.serve.worker import Worker
@@ -74,7 +74,7 @@ def serve_(
     if cluster:
         engine = engine_on(cluster, cluster_config, devices, workers, timeout)
     place = default_folder() if queue is None else queue
-    request = Plan(
+    request = PredictRequest(
         inputs=(),
         out=place,
         model=model or default_model(devices),

@@ -17,7 +17,7 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
-from trinat.pipelines.predict.request import Plan
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.pipelines.predict.settings import OutputSettings
 
@@ -63,7 +63,7 @@ def segment_many(
     with TemporaryDirectory() as temporary:
         folder = Path(temporary if out is None else out)
         if inputs:
-            request = Plan(
+            request = PredictRequest(
                 inputs,
                 folder,
                 os.fspath(model),
@@ -92,7 +92,7 @@ def _split_inputs(paths: Iterable[object]) -> tuple[list[str], list[Entry]]:
     return inputs, entries
 
 
-def _predict(request: Plan, *, progress: bool, sum_up: bool) -> list[Entry]:
+def _predict(request: PredictRequest, *, progress: bool, sum_up: bool) -> list[Entry]:
     """Do a request; returns the entries of its inputs, in the order in which they end.
 
     With `progress` failures and progress go to stderr, with `sum_up` also a last line.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from trinat.pipelines.common.progress import Progress, progress
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outcome import Outcome, sum_of
-from trinat.pipelines.predict.request import Plan
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.segmentation.errors import one_line
 
@@ -31,7 +31,7 @@ class Listener(NamedTuple):
 
 
 def run_with_progress(
-    requests: Sequence[Plan], *, quiet: bool, as_json: bool = False
+    requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
 ) -> Outcome:
     """Do one request after another, until one is interrupted; returns the sum of their outcomes."""
     outcomes = []

@@ -56,7 +56,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Plan(WorkerOptions):
+class PredictRequest(WorkerOptions):
     """Everything that a run is asked for.
 
     - `devices` are one or more device names, `workers` is the number of processes.

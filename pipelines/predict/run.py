@@ -18,7 +18,7 @@ from trinat.pipelines.predict.outputs import (
     WORK,
 )
 from trinat.pipelines.predict.recorder import Recorder
-from trinat.pipelines.predict.request import Plan
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.stopping import stop_on_signal
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
@@ -35,7 +35,7 @@ def _ignore(_: object) -> None:
 
 
 def predict(
-    request: Plan,
+    request: PredictRequest,
     on_start: Callable[[int], None] = _ignore,
     on_entry: Callable[[Entry], None] = _ignore,
 ) -> Outcome:
@@ -70,7 +70,7 @@ def predict(
     return recorder.outcome(given, is_part=bool(part))
 
 
-def _find(request: Plan) -> Found:
+def _find(request: PredictRequest) -> Found:
     """The cases of a request, and what of its inputs cannot be one; InputError if there is none."""
     found = request.found
     if found is None:
@@ -88,7 +88,7 @@ def _find(request: Plan) -> Found:
 
 
 def _inputs_of_part(
-    request: Plan, found: Found
+    request: PredictRequest, found: Found
 ) -> tuple[Sequence[Case], Sequence[Refusal]]:
     """Cases and refusals of the request's shard; the first shard reports all refusals."""
     shard = request.shard
@@ -100,7 +100,7 @@ def _inputs_of_part(
     return cases, found.refusals
 
 
-def _sees_all_refusals(request: Plan) -> bool:
+def _sees_all_refusals(request: PredictRequest) -> bool:
     """Whether what this run does not refuse is refused no longer."""
     if request.participants or request.sessions:
         return False
@@ -108,7 +108,7 @@ def _sees_all_refusals(request: Plan) -> bool:
 
 
 def _open_ledger(
-    request: Plan,
+    request: PredictRequest,
     settings: RunSettings,
     cases: Sequence[Case],
     refusals: Sequence[Refusal],
@@ -140,7 +140,7 @@ def _open_ledger(
 
 
 def _segment(
-    request: Plan,
+    request: PredictRequest,
     settings: RunSettings,
     recorder: Recorder,
     cases: Sequence[Case],
@@ -158,7 +158,7 @@ def _segment(
 
 
 def _write_files_of_run(
-    request: Plan, staging: Path, bids_root: Path | None, ledger: Ledger
+    request: PredictRequest, staging: Path, bids_root: Path | None, ledger: Ledger
 ) -> None:
     """Write the files of the whole folder; a part of the work leaves the tables to `merge`."""
     folder = make_tables_folder(staging)

@@ -10,7 +10,7 @@ from typing import Literal
 from trinat.pipelines.common.cases import Found
 from trinat.pipelines.common.naming import FOLD
 from trinat.pipelines.common.stored import stored_cases
-from trinat.pipelines.predict.request import Plan
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.segmentation.data.store import Store
 
 
@@ -49,7 +49,7 @@ class StoredScans:
         info = store.info
         return cls(found, folds, info.trust_affine, info.fill_nonfinite)
 
-    def requests(self, request: Plan) -> list[Plan]:
+    def requests(self, request: PredictRequest) -> list[PredictRequest]:
         """What is requested, for each folder: its scans and, with folds, the fold's own model.
 
         Scans are read as the store read them, unless the request says otherwise.

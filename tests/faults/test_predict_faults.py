@@ -26,7 +26,7 @@ from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.engine import LocalEngine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.outputs import WORK
-from trinat.pipelines.predict.request import Plan
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
@@ -228,9 +228,9 @@ def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
 
 
 def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:
-    plan = Plan([], Path(), output=OutputSettings(mirror=True, samples=2))
-    assert plan.limit_s == 6 * 7200
-    assert replace(plan, timeout_s=0).limit_s == 0
+    request = PredictRequest([], Path(), output=OutputSettings(mirror=True, samples=2))
+    assert request.limit_s == 6 * 7200
+    assert replace(request, timeout_s=0).limit_s == 0
 
 
 def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:
