@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.case_files import CaseFiles, write_slices
-from trinat.pipelines.predict.case_in_progress import Job, read
+from trinat.pipelines.predict.case_in_progress import CaseInProgress, read
 from trinat.pipelines.predict.case_result import judge
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import (
@@ -62,62 +62,62 @@ class CaseWorker:
         What fails becomes a failed entry.
         """
         try:
-            job = read(case, self.settings)
-            job = self.prepare(job)
-            job = self.infer(job)
+            scan = read(case, self.settings)
+            scan = self.prepare(scan)
+            scan = self.infer(scan)
         except Exception as error:
             failed = self._failed(case, error)
             return lambda: failed
-        return partial(self._finish, job)
+        return partial(self._finish, scan)
 
-    def _finish(self, job: Job) -> Entry:
+    def _finish(self, scan: CaseInProgress) -> Entry:
         try:
-            return self.write(job)
+            return self.write(scan)
         except Exception as error:
-            return self._failed(job.case, error)
+            return self._failed(scan.case, error)
 
     def _failed(self, case: Case, error: Exception) -> Entry:
         return Entry.failed(case, self.settings, reason_of(error, where=False))
 
-    def prepare(self, job: Job) -> Job:
+    def prepare(self, scan: CaseInProgress) -> CaseInProgress:
         """Bring the scan to the working grid."""
-        assert job.volume is not None
-        with timed(job.clock), stage("conform"):
-            job.conformed = self.segmenter.prepare(job.volume)
-        job.volume = None
-        return job
+        assert scan.volume is not None
+        with timed(scan.clock), stage("conform"):
+            scan.conformed = self.segmenter.prepare(scan.volume)
+        scan.volume = None
+        return scan
 
-    def infer(self, job: Job) -> Job:
+    def infer(self, scan: CaseInProgress) -> CaseInProgress:
         """Segment the scan on the working grid."""
-        assert job.conformed is not None
+        assert scan.conformed is not None
         output = self.settings.output
         # The same scan draws the same dropout, in whatever order scans are done.
-        seed = int(job.digest[:15], 16)
-        with timed(job.clock):
-            job.found = self.segmenter.infer(
-                job.conformed, mirror=output.mirror, samples=output.samples, seed=seed
+        seed = int(scan.digest[:15], 16)
+        with timed(scan.clock):
+            scan.found = self.segmenter.infer(
+                scan.conformed, mirror=output.mirror, samples=output.samples, seed=seed
             )
-        job.conformed = None
-        return job
+        scan.conformed = None
+        return scan
 
-    def write(self, job: Job) -> Entry:
+    def write(self, scan: CaseInProgress) -> Entry:
         """The outputs of a scan and its entry, which says where the disk has no room for them."""
         try:
-            return self._write(job)
+            return self._write(scan)
         except Exception as error:
             if not is_disk_full(error):
                 raise
             reason = reason_of(error, where=False)
             return Entry.of(
-                job.case, self.settings, "failed", reason=reason, no_room=True
+                scan.case, self.settings, "failed", reason=reason, no_room=True
             )
 
-    def _write(self, job: Job) -> Entry:
+    def _write(self, scan: CaseInProgress) -> Entry:
         """Restore and judge; write to a folder of the case's own, from which the run moves all."""
-        assert job.found is not None
-        found = job.found
+        assert scan.found is not None
+        found = scan.found
         changes: dict[str, float] = {}
-        with timed(job.clock):
+        with timed(scan.clock):
             if self.settings.output.clean:
                 with stage("clean"):
                     found, changes = found.cleaned()
@@ -129,17 +129,17 @@ class CaseWorker:
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
-                outputs, picture = self._write_files(staging, job, found)
+                outputs, picture = self._write_files(staging, scan, found)
         result["picture"] = picture
         timings_s = {}
-        for name, (wall_s, _) in job.clock.take().items():
+        for name, (wall_s, _) in scan.clock.take().items():
             if name:
                 timings_s[name] = round(wall_s, 4)
         return Entry.of(
-            job.case,
+            scan.case,
             self.settings,
             "done",
-            input_sha256=job.digest,
+            input_sha256=scan.digest,
             outputs=outputs,
             result=result,
             timings_s=timings_s,
@@ -149,19 +149,19 @@ class CaseWorker:
         )
 
     def _write_files(
-        self, staging: Path, job: Job, found: Segmentation
+        self, staging: Path, scan: CaseInProgress, found: Segmentation
     ) -> tuple[dict[str, str], str]:
         """Write all files of a case below `staging`.
 
         Returns its outputs (path -> SHA-256) and the path of its picture, "" without one. Slices
         and the label table are no outputs of the case: the run decides whether they stay.
         """
-        case = job.case
+        case = scan.case
         settings = self.settings
         names = CaseNames(staging, case.id, case.entities, settings.bids)
         names.labels(settings.output, case.path).parent.mkdir(parents=True)
         files = CaseFiles(names, case, found, settings, self.segmenter.model.name)
-        picture = files.write_all(job.digest)
+        picture = files.write_all(scan.digest)
         outputs = {}
         for path in sorted(staging.rglob("*")):
             if path.is_file():

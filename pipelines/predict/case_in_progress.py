@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Job:
+class CaseInProgress:
     """A scan on its way: each step adds what the next one needs and drops what it does not.
 
     `volume` is there after reading, `conformed` after preparing, `found` after the networks.
@@ -35,11 +35,11 @@ class Job:
     clock: Clock = field(default_factory=Clock)
 
 
-def read(case: Case, settings: RunSettings) -> Job:
+def read(case: Case, settings: RunSettings) -> CaseInProgress:
     """Read the scan of a case. What is wrong with its file raises, as does one that was changed."""
-    job = Job(case)
-    with timed(job.clock), stage("read"):
-        job.volume = Volume.read(
+    scan = CaseInProgress(case)
+    with timed(scan.clock), stage("read"):
+        scan.volume = Volume.read(
             case.path,
             series=case.series,
             axes=case.axes,
@@ -47,7 +47,7 @@ def read(case: Case, settings: RunSettings) -> Job:
             fill_nonfinite=settings.output.fill_nonfinite,
         )
     # Taken while it was read: what is in the ledger is what was segmented.
-    if job.volume.source_sha256 is not None:
-        job.digest = job.volume.source_sha256
-    refuse_changed(case.sha256, job.digest, case.path)
-    return job
+    if scan.volume.source_sha256 is not None:
+        scan.digest = scan.volume.source_sha256
+    refuse_changed(case.sha256, scan.digest, case.path)
+    return scan

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
-from trinat.pipelines.predict.case_in_progress import Job, read
+from trinat.pipelines.predict.case_in_progress import CaseInProgress, read
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.errors import reason_of
@@ -71,8 +71,8 @@ class _Server:
         self._stopping = threading.Event()
         # None is the last in each queue.
         self._given: queue.Queue[Case | None] = queue.Queue()
-        self._read: queue.Queue[Job | None] = queue.Queue(1)
-        self._segmented: queue.Queue[Job | None] = queue.Queue(1)
+        self._read: queue.Queue[CaseInProgress | None] = queue.Queue(1)
+        self._segmented: queue.Queue[CaseInProgress | None] = queue.Queue(1)
 
     def run(self) -> None:
         """Load the model and do the cases that come; networks run in this thread."""
@@ -118,46 +118,46 @@ class _Server:
                 break
             if self._stopping.is_set():
                 continue
-            job = self._read_one(case)
-            if job is not None:
-                self._read.put(job)
+            scan = self._read_one(case)
+            if scan is not None:
+                self._read.put(scan)
             # A scan is large: it is not held here while the next one is waited for.
-            del job
+            del scan
         self._read.put(None)
 
-    def _read_one(self, case: Case) -> Job | None:
+    def _read_one(self, case: Case) -> CaseInProgress | None:
         """Read a scan and bring it to the working grid; None if that failed."""
-        job = self._step("reading", case, partial(read, case, self._settings))
-        if job is None:
+        scan = self._step("reading", case, partial(read, case, self._settings))
+        if scan is None:
             return None
         # While the model is loaded the case waits.
         worker = self._worker.result()
-        return self._step("reading", case, partial(worker.prepare, job))
+        return self._step("reading", case, partial(worker.prepare, scan))
 
     def _infer_all(self) -> None:
         worker = self._worker.result()
         while True:
-            job = self._read.get()
-            if job is None:
+            scan = self._read.get()
+            if scan is None:
                 break
             if not self._stopping.is_set():
-                done = self._step("networks", job.case, partial(worker.infer, job))
+                done = self._step("networks", scan.case, partial(worker.infer, scan))
                 if done is not None:
                     self._segmented.put(done)
                 del done
-            del job
+            del scan
         self._segmented.put(None)
 
     def _write_all(self) -> None:
         while True:
-            job = self._segmented.get()
-            if job is None:
+            scan = self._segmented.get()
+            if scan is None:
                 return
             worker = self._worker.result()
-            entry = self._step("writing", job.case, partial(worker.write, job))
+            entry = self._step("writing", scan.case, partial(worker.write, scan))
             if entry is not None:
                 self._say(entry)
-            del job
+            del scan
 
     def _step(self, name: str, case: Case, work: Callable[[], _T]) -> _T | None:
         """What the work gives; None if it failed, which the parent is sent as a failed entry."""

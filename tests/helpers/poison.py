@@ -51,7 +51,7 @@ def serve_poison(connection: Connection, settings: RunSettings, device: str) -> 
 
     read = server.read
 
-    def poisoned(case: Case, settings: RunSettings) -> server.Job:
+    def poisoned(case: Case, settings: RunSettings) -> server.CaseInProgress:
         if case.stem.startswith("kills"):
             os.kill(os.getpid(), signal.SIGKILL)
         if case.stem.startswith("hangs"):
