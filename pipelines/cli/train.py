@@ -110,9 +110,9 @@ def train(
             processes=nproc,
         )
     if store is not None and not quiet and (folds or read_split(store / SPLIT).test):
-        tested: tuple[str | Path, ...] = ("--part", "test", "--model", model)
-        if folds:
-            tested = ("--folds", "--model", out)
+        tested: tuple[str | Path, ...] = ("--folds", "--model", out)
+        if not folds:
+            tested = ("--part", "test", "--model", model)
         say_next("predict", "--store", store, *tested, "--out", "found")
     if clock is not None:
         typer.echo(as_table(clock.take()), err=True)
