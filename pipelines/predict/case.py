@@ -71,6 +71,7 @@ class CaseWorker:
         return partial(self._finish, scan)
 
     def _finish(self, scan: CaseInProgress) -> Entry:
+        """Write a scan that was segmented; what fails becomes a failed entry."""
         try:
             return self.write(scan)
         except Exception as error:

@@ -175,7 +175,7 @@ class LocalEngine:
             worker.finish()
 
     def _heard(self, workers: list[WorkerProcess]) -> list[WorkerProcess]:
-        """Workers that have something to say, be it that they died."""
+        """Workers that have sent something, or have died."""
         is_over = all(worker.finishing for worker in workers)
         connections = [worker.connection for worker in workers]
         with stage("stop") if is_over else nullcontext():

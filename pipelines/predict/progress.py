@@ -93,7 +93,7 @@ class _Reporter:
         self._shown.show(line, seen, self._total, failed=self._counts["failed"])
 
     def _complain(self, entry: Entry) -> None:
-        """As every message of trinat: who speaks, where, what is wrong and what to do."""
+        """Print a failure as every message of trinat: where, what is wrong and what to do."""
         where = entry.input or entry.case
         message = f"trinat: {one_line(f'{where}: {entry.reason}')}"
         if self._quiet:

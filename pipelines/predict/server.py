@@ -112,6 +112,7 @@ class _Server:
             self._given.put(case)
 
     def _read_all(self) -> None:
+        """The first step: scans that were given are read, unless the run is to finish."""
         while True:
             case = self._given.get()
             if case is None:
@@ -135,6 +136,7 @@ class _Server:
         return self._step("reading", case, partial(worker.prepare, scan))
 
     def _infer_all(self) -> None:
+        """The second step: networks."""
         worker = self._worker.result()
         while True:
             scan = self._read.get()
@@ -149,6 +151,7 @@ class _Server:
         self._segmented.put(None)
 
     def _write_all(self) -> None:
+        """The third step: outputs are written and the parent gets the entry."""
         while True:
             scan = self._segmented.get()
             if scan is None:
@@ -172,5 +175,6 @@ class _Server:
         return result
 
     def _say(self, message: object) -> None:
+        """Send to the parent; one thread at a time."""
         with self._speaking:
             self._connection.send(message)

@@ -33,7 +33,7 @@ _BIDS_LABELS = {
     "cerebellum": 11,
 }
 _BIDS_CASE = re.compile(r"(?P<sub>sub-[^/]+)/(?:(?P<ses>ses-[^/]+)/)?anat/[^/]+")
-# What is known of each structure: always the first, the others where samples were drawn.
+# What is known of each structure: always the first, the others with dropout samples.
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
 

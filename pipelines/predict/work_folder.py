@@ -29,7 +29,7 @@ def held(folder: Path, part: str) -> Iterator[None]:
             stack.enter_context(run_lock(folder / "lock"))
         own = part or _WHOLE
         stack.enter_context(run_lock(folder / f"lock{own}"))
-        # Each has its own lock by now, so that of two that begin at once one sees the other.
+        # Each has taken its own lock by now: of two that begin at once, one sees the other.
         for lock in sorted(folder.glob("lock.*")):
             other = lock.name.removeprefix("lock")
             if not _may_be_beside(own, other):
