@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from trinat.pipelines.cli.options import Quiet, TrustAffine, say_next
+from trinat.pipelines.cli.options import Quiet, TrustAffine, say_next, say_nothing
 
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
 
@@ -225,7 +225,7 @@ def prepare(
         "fill_nonfinite": fill_nonfinite,
         "require_checksum": require_checksum,
     }
-    say = _ignore if quiet else typer.echo
+    say = say_nothing if quiet else typer.echo
     with batch_progress(quiet) as finished:
         settings = read_config(config, given)
         summary = run(settings, out, jobs=jobs, say=say, finished=finished)
@@ -240,10 +240,6 @@ def prepare(
     if not quiet:
         _say_split(out, settings.source)
     return summary.exit
-
-
-def _ignore(line: str) -> None:
-    pass
 
 
 def _say_split(store: Path, source: str) -> None:

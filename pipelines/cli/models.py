@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from trinat.pipelines.cli.options import Device, Json, Quiet, Threads, TrustAffine
+from trinat.pipelines.cli.options import (
+    Device,
+    Json,
+    Quiet,
+    Threads,
+    TrustAffine,
+    say_nothing,
+)
 
 if TYPE_CHECKING:
     from trinat.segmentation.models.model_info import ModelInfo
@@ -299,9 +306,5 @@ def labels(
 def _say(quiet: bool) -> Callable[[str], None]:
     """What shows a line of progress: on stderr, as results go to stdout; a quiet one does not."""
     if quiet:
-        return _ignore
+        return say_nothing
     return partial(typer.echo, err=True)
-
-
-def _ignore(line: str) -> None:
-    pass

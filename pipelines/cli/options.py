@@ -66,6 +66,10 @@ def say_next(*words: str | Path) -> None:
     typer.echo(f"next: {line}")
 
 
+def say_nothing(line: str) -> None:
+    """What shows the progress of a quiet command."""
+
+
 def show_version(wanted: bool) -> None:
     """Print the version and exit, if that is wanted."""
     if wanted:
