@@ -52,7 +52,8 @@ def run_demo(
     """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
     from trinat.pipelines.evaluate.run import Settings, evaluate
     from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.run import Plan, predict
+    from trinat.pipelines.predict.request import PredictRequest
+    from trinat.pipelines.predict.run import predict
 
     scans, truth, labels, report = (
         out / n for n in ("scans", "truth", "labels", "report")
@@ -71,7 +72,7 @@ def run_demo(
         list(pool.map(make, range(len(geometries)), geometries))
     say(f"segmenting {len(geometries)} scans with {model}")
     engine = partial(SerialEngine, device="auto")
-    outcome = predict(Plan([str(scans)], labels, model, engine=engine))
+    outcome = predict(PredictRequest([str(scans)], labels, model, engine=engine))
     if outcome.exit != Exit.OK:
         return outcome.exit
     say("comparing with the truth")

@@ -70,6 +70,7 @@ _MODULES = {
 if not TYPE_CHECKING:  # or type checkers would take every name for one of ours
 
     def __getattr__(name: str) -> Any:
+        """A name of `_MODULES`, whose module is imported now."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # As the command line does: on a busy machine, threads that spin while they wait make all
@@ -79,4 +80,5 @@ if not TYPE_CHECKING:  # or type checkers would take every name for one of ours
 
 
 def __dir__() -> list[str]:
+    """All names, with those that are not imported yet."""
     return sorted({*globals(), *__all__})

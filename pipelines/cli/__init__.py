@@ -92,6 +92,7 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> NoReturn:
+    """The command `trinat`."""
     run(app)
 
 
@@ -105,10 +106,12 @@ def run(app: typer.Typer) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    arguments, level = _log_level(sys.argv[1:])
+    arguments, level = _split_log_level(sys.argv[1:])
     try:
+        defaults = None
+        if level == "quiet":
+            defaults = _quiet_defaults(typer.main.get_command(app))
         name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
-        defaults = _quiet(typer.main.get_command(app)) if level == "quiet" else None
         result = app(
             arguments, prog_name=name, standalone_mode=False, default_map=defaults
         )
@@ -125,9 +128,14 @@ def run(app: typer.Typer) -> NoReturn:
     sys.exit(result if isinstance(result, int) else Exit.OK)
 
 
-def _log_level(words: list[str]) -> tuple[list[str], str]:
-    """What remains of a line, and its level: mostly added to a line that was just typed."""
-    kept, level, rest = [], "normal", iter(words)
+def _split_log_level(words: list[str]) -> tuple[list[str], str]:
+    """The words of a line without --log-level and --debug, and the level that these ask for.
+
+    They may stand anywhere: mostly they are added to a line that was just typed.
+    """
+    kept = []
+    level = "normal"
+    rest = iter(words)
     for word in rest:
         name, _, value = word.partition("=")
         if name == "--log-level":
@@ -136,18 +144,18 @@ def _log_level(words: list[str]) -> tuple[list[str], str]:
             level = "debug"
         else:
             kept.append(word)
-    # An unknown level is left to typer, which says what there is.
-    return (
-        kept
-        if level in ("quiet", "normal", "debug")
-        else [f"--log-level={level}", *kept]
-    ), level
+    if level not in ("quiet", "normal", "debug"):
+        # An unknown level is left to typer, which says what there is.
+        kept.insert(0, f"--log-level={level}")
+    return kept, level
 
 
-def _quiet(command: Any) -> dict[str, Any]:
+def _quiet_defaults(command: Any) -> dict[str, Any]:
     """Defaults for a command and those below it: each that has a --quiet is quiet."""
-    below = getattr(command, "commands", {})
-    return {"quiet": True} | {name: _quiet(each) for name, each in below.items()}
+    defaults: dict[str, Any] = {"quiet": True}
+    for name, below in getattr(command, "commands", {}).items():
+        defaults[name] = _quiet_defaults(below)
+    return defaults
 
 
 def _open_closed_streams() -> None:
@@ -160,10 +168,10 @@ def _open_closed_streams() -> None:
             is_closed = True
         if is_closed:
             descriptor = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(
-                descriptor, True
-            )  # for the processes that are started from here
-            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
+            # For the processes that are started from here.
+            os.set_inheritable(descriptor, True)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 # What typer's non-standalone mode returns after Ctrl-C.
@@ -185,12 +193,12 @@ def _failure(error: Exception) -> Exit:
     if isinstance(error, TrinatError):
         return _say(str(error), exit_code(error))
     reason = reason_of(error)
-    report = (
-        "; please report the output of --debug" if reason.endswith("of trinat") else ""
-    )
-    return _say(f"{reason}{report}", Exit.ALL_FAILED)
+    if reason.endswith("of trinat"):
+        reason += "; please report the output of --debug"
+    return _say(reason, Exit.ALL_FAILED)
 
 
 def _say(message: str, code: Exit) -> Exit:
+    """Print a message on stderr; returns `code`."""
     print(f"trinat: {one_line(message)}", file=sys.stderr)
     return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -70,10 +69,11 @@ def command(
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from trinat.pipelines.cli.predict import split_devices
-    from trinat.pipelines.predict.outputs import OutputSettings
-    from trinat.pipelines.predict.progress import listener
-    from trinat.pipelines.predict.run import Plan, merge, predict
+    from trinat.pipelines.cli.choices import split_devices
+    from trinat.pipelines.predict.merge import merge
+    from trinat.pipelines.predict.progress import run_with_progress
+    from trinat.pipelines.predict.request import PredictRequest
+    from trinat.pipelines.predict.settings import OutputSettings
     from trinat.segmentation.errors import ConfigError, InputError
     from trinat.segmentation.models.zoo import default_model
 
@@ -89,32 +89,30 @@ def command(
             what, where=bids_dir, remedy="use trinat predict for other folders"
         )
     devices = split_devices(device)
-    plan = Plan(
+    output = OutputSettings(
+        samples=uncertainty,
+        stats=stats,
+        entropy=entropy,
+        probabilities=probabilities,
+        fill_nonfinite=fill_nonfinite,
+        trust_affine=trust_affine,
+    )
+    request = PredictRequest(
         inputs=[str(bids_dir)],
         out=output_dir,
         model=model or default_model(devices),
-        output=OutputSettings(
-            samples=uncertainty,
-            stats=stats,
-            entropy=entropy,
-            probabilities=probabilities,
-            fill_nonfinite=fill_nonfinite,
-            trust_affine=trust_affine,
-        ),
+        output=output,
         devices=devices,
         threads=n_cpus,
         overwrite=overwrite,
         participants=participant_label,
         sessions=session_label,
     )
-    with listener(quiet=quiet, as_json=False, interactive=sys.stderr.isatty()) as parts:
-        start, entry, end = parts
-        outcome = predict(plan, start, entry)
-        end(outcome, output_dir)
-    return outcome.exit
+    return run_with_progress([request], quiet=quiet).exit
 
 
 def main() -> NoReturn:
+    """The command `trinat-bids`."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     # BIDS Apps take `--participant_label 01 02`.
     app.command(cls=options.ListOptions, context_settings=options.HELP)(command)

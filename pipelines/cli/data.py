@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from trinat.pipelines.cli.options import Quiet, TrustAffine, say_next
+from trinat.pipelines.cli.options import Quiet, TrustAffine, say_next, say_nothing
 
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
 
@@ -22,22 +22,23 @@ def list_() -> None:
     from trinat.pipelines.data.catalogue import load_catalogue
 
     for name, dataset in load_catalogue().items():
-        parts = ", ".join(
-            f"{archive.part} (discs 1-{archive.discs})"
-            if archive.discs > 1
-            else archive.part
-            for archive in dataset.archives
-        )
+        parts = []
+        for archive in dataset.archives:
+            if archive.discs > 1:
+                parts.append(f"{archive.part} (discs 1-{archive.discs})")
+            else:
+                parts.append(archive.part)
+        rows = {
+            "holds": dataset.holds,
+            "size": dataset.size,
+            "parts": ", ".join(parts),
+            "licence": dataset.licence,
+            "terms": dataset.terms,
+            "cite": dataset.citation,
+            "get": dataset.get,
+        }
         typer.echo(f"{name}: {dataset.title}")
-        for label, text in (
-            ("holds", dataset.holds),
-            ("size", dataset.size),
-            ("parts", parts),
-            ("licence", dataset.licence),
-            ("terms", dataset.terms),
-            ("cite", dataset.citation),
-            ("get", dataset.get),
-        ):
+        for label, text in rows.items():
             if text:
                 typer.echo(f"  {label:8}{text}")
 
@@ -79,13 +80,11 @@ def get(
     for remote in files:
         with byte_progress(remote.name, quiet) as progress:
             fetched = fetch(remote, root, progress=progress)
-        known = (
-            "as published"
-            if fetched.published
-            else f"not published; saved in {CHECKSUMS}"
-        )
-        there = "already downloaded" if fetched.was_there else "downloaded"
-        typer.echo(f"{fetched.path}: {there}, {fetched.checksum} ({known})")
+        how = "already downloaded" if fetched.was_there else "downloaded"
+        source = f"not published; saved in {CHECKSUMS}"
+        if fetched.published:
+            source = "as published"
+        typer.echo(f"{fetched.path}: {how}, {fetched.checksum} ({source})")
 
 
 @app.command("show")
@@ -114,7 +113,7 @@ def show(
     """
     from trinat.pipelines.data.report import show_augmented, show_subject
 
-    path = out or Path(f"{subject}.png")
+    path = Path(f"{subject}.png") if out is None else out
     if augment:
         show_augmented(
             store, subject, path, count=augment, config=augmentation, seed=seed
@@ -137,7 +136,7 @@ def report(
     """
     from trinat.pipelines.data.report import write_report
 
-    path = out or store / "report.html"
+    path = store / "report.html" if out is None else out
     write_report(store, path)
     typer.echo(str(path))
 
@@ -209,46 +208,52 @@ def prepare(
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import batch_progress
     from trinat.pipelines.data.prepare import read_config, run
-    from trinat.segmentation.data.sources.registry import SOURCES
-    from trinat.segmentation.data.store import Store
 
     prepare_process()
-    say = (lambda line: None) if quiet else typer.echo
+    given = {
+        "source": source,
+        "root": root,
+        "labels": labels,
+        "views": views or None,
+        "image": image,
+        "label_maps": label_maps,
+        "fold": fold,
+        "subjects_dir": subjects_dir,
+        "label_with": label_with,
+        "participants": participants,
+        "trust_affine": trust_affine,
+        "fill_nonfinite": fill_nonfinite,
+        "require_checksum": require_checksum,
+    }
+    say = say_nothing if quiet else typer.echo
     with batch_progress(quiet) as finished:
-        given = {
-            "source": source,
-            "root": root,
-            "labels": labels,
-            "views": views or None,
-            "image": image,
-            "label_maps": label_maps,
-            "fold": fold,
-            "subjects_dir": subjects_dir,
-            "label_with": label_with,
-            "participants": participants,
-            "trust_affine": trust_affine,
-            "fill_nonfinite": fill_nonfinite,
-            "require_checksum": require_checksum,
-        }
         settings = read_config(config, given)
         summary = run(settings, out, jobs=jobs, say=say, finished=finished)
     for row in summary.rows:
-        if row.status == "failed" or (row.reason and not quiet):
-            typer.echo(
-                f"{row.subject}: {row.status}: {row.reason}", err=row.status == "failed"
-            )
+        has_failed = row.status == "failed"
+        if has_failed or (row.reason and not quiet):
+            typer.echo(f"{row.subject}: {row.status}: {row.reason}", err=has_failed)
     typer.echo(
         f"{out}: {len(summary.rows)} in, {summary.made} made, {summary.current} up to date, "
         f"{summary.failed} failed, {summary.skipped} skipped"
     )
-    if (
-        not quiet and len({p.person for p in Store(out).labelled}) >= 3
-    ):  # one for each part
-        if SOURCES[settings.source].published_training:
-            say_next("split", out, "--published", "--validation", "2")
-        else:
-            say_next("split", out, "--ratios", "8", "1", "1", "--seed", "0")
+    if not quiet:
+        _say_split(out, settings.source)
     return summary.exit
+
+
+def _say_split(store: Path, source: str) -> None:
+    """Print the command that splits a store of this source, if it has a person for each part."""
+    from trinat.segmentation.data.sources.registry import SOURCES
+    from trinat.segmentation.data.store import Store
+
+    persons = {subject.person for subject in Store(store).labelled}
+    if len(persons) < 3:
+        return
+    if SOURCES[source].published_training:
+        say_next("split", store, "--published", "--validation", "2")
+    else:
+        say_next("split", store, "--ratios", "8", "1", "1", "--seed", "0")
 
 
 def split(
@@ -293,7 +298,7 @@ def split(
     from trinat.segmentation.errors import ConfigError
     from trinat.segmentation.models.hardware import count_gpus
 
-    names = () if exclude is None else read_exclusions(exclude)
+    left_out = () if exclude is None else read_exclusions(exclude)
     if validation is not None and (kfold is not None or not published):
         raise ConfigError("--validation without --published", remedy="use --ratios")
     for path, split in split_store(
@@ -302,17 +307,14 @@ def split(
         folds=kfold,
         seed=seed,
         out=out,
-        exclude=names,
+        exclude=left_out,
         published=published,
         validation=validation or 0,
     ):
-        parts = {
-            "train": split.train,
-            "validation": split.validation,
-            "test": split.test,
-        }
-        counts = ", ".join(f"{len(names)} {part}" for part, names in parts.items())
-        typer.echo(f"{path}: {counts}")
+        typer.echo(
+            f"{path}: {len(split.train)} train, {len(split.validation)} validation, "
+            f"{len(split.test)} test"
+        )
     if out is None:
         run = Path("runs") / Store(store).info.source
         folds = [] if kfold is None else ["--folds"]

@@ -103,21 +103,14 @@ def evaluate(
     """
     from trinat.pipelines.common.progress import batch_progress
     from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
-    from trinat.segmentation.errors import ConfigError
 
-    if (truth is None) == (store is None):
-        raise ConfigError("one of --truth and --store is needed", remedy="give either")
-    if folds and store is None:
-        raise ConfigError(
-            "--folds without --store", remedy="name the store that was split"
-        )
-    if fold is not None and store is not None:
-        raise ConfigError(
-            "--fold with --store", remedy="leave it out: a store knows its numbers"
-        )
+    _check_truth(truth, store, fold, folds=folds)
+    part_of_store = None
+    if store is not None and not folds:
+        part_of_store = part
     settings = Settings(
-        truth=store or truth,
-        part=part if store and not folds else None,
+        truth=truth if store is None else store,
+        part=part_of_store,
         folds=folds,
         models=named_models(pred, model_name),
         out=out,
@@ -142,8 +135,27 @@ def evaluate(
             settings, progress=progress, say=partial(typer.echo, err=True)
         )
     if not quiet:
-        typer.echo(out / ("metrics.csv" if tables_only else "report.html"))
+        result = "metrics.csv" if tables_only else "report.html"
+        typer.echo(out / result)
     return status
+
+
+def _check_truth(
+    truth: Path | None, store: Path | None, fold: str | None, *, folds: bool
+) -> None:
+    """ConfigError unless there is one truth, and options that fit it."""
+    from trinat.segmentation.errors import ConfigError
+
+    if (truth is None) == (store is None):
+        raise ConfigError("one of --truth and --store is needed", remedy="give either")
+    if folds and store is None:
+        raise ConfigError(
+            "--folds without --store", remedy="name the store that was split"
+        )
+    if fold is not None and store is not None:
+        raise ConfigError(
+            "--fold with --store", remedy="leave it out: a store knows its numbers"
+        )
 
 
 def report(
@@ -184,7 +196,7 @@ def report(
 
     settings = Settings(
         predictions=predictions,
-        out=out or predictions / "report",
+        out=predictions / "report" if out is None else out,
         labels=labels,
         participants=participants,
         reference=reference,
@@ -202,4 +214,5 @@ def report(
 
 
 def _command() -> str:
+    """The line that was typed, for the pages that it makes."""
     return shlex.join(["trinat", *sys.argv[1:]])

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from trinat.pipelines.cli.options import Device, Json, Quiet, Threads, TrustAffine
+from trinat.pipelines.cli.options import (
+    Device,
+    Json,
+    Quiet,
+    Threads,
+    TrustAffine,
+    say_nothing,
+)
 
 if TYPE_CHECKING:
     from trinat.segmentation.models.model_info import ModelInfo
@@ -20,17 +28,14 @@ def models(json_: Json = False) -> int:
 
     Example: trinat models
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from trinat.pipelines.common.exits import batch_exit
-    from trinat.segmentation.errors import TrinatError, one_line, reason_of
+    from trinat.segmentation.errors import TrinatError, reason_of
     from trinat.segmentation.models.checkpoint import read_info
     from trinat.segmentation.models.zoo import NOT_YET, shipped_models
 
     shipped = shipped_models()
-    found, broken = [], []
+    found = []
+    broken = []
     for name, folder in shipped.items():
         try:
             found.append(_described(name, folder, read_info(folder)))
@@ -42,31 +47,48 @@ def models(json_: Json = False) -> int:
     missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
     if json_:
         typer.echo(json.dumps({"available": found, "not_yet": missing}, indent=2))
-        return batch_exit(done=len(found), failed=len(broken))
+    else:
+        _print_models(found, missing)
+    return batch_exit(done=len(found), failed=len(broken))
+
+
+def _print_models(
+    found: Sequence[Mapping[str, Any]], missing: Mapping[str, str]
+) -> None:
+    """Print models as `_described` has them, and why others have no weights."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from trinat.segmentation.errors import one_line
+
     table = Table(box=None, pad_edge=False)
     for header in ("name", "views", "labels", "MB", "measured"):
         table.add_column(header, overflow="fold")
     for model in found:
-        measured = ", ".join(
-            f"{key} {_short(value)}" for key, value in model["metrics"].items()
+        metrics = [f"{key} {_short(value)}" for key, value in model["metrics"].items()]
+        cells = (
+            model["name"],
+            " ".join(model["views"]),
+            model["labels"],
+            f"{model['megabytes']:.1f}",
+            ", ".join(metrics),
         )
-        views, size = " ".join(model["views"]), f"{model['megabytes']:.1f}"
-        cells = (model["name"], views, model["labels"], size, measured)
         # What a model says of itself is text: no markup, nothing that a terminal obeys.
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     console = Console()
     console.print(table if found else "No model is shipped with this version.")
     for name, why in missing.items():
         console.print(f"{name} has no weights here: it is {why}.", markup=False)
-    return batch_exit(done=len(found), failed=len(broken))
 
 
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
+    """A model as --json prints it."""
     from trinat.segmentation.models.model_info import weights_file
 
-    size = sum(
-        (folder / weights_file(view)).stat().st_size for view in info.architectures
-    )
+    size = 0
+    for view in info.architectures:
+        size += (folder / weights_file(view)).stat().st_size
     return {
         "name": name,
         "views": [view.value for view in info.architectures],
@@ -80,7 +102,9 @@ def _short(value: Any) -> str:
     """A metric on one line; those made of parts are for --json."""
     if isinstance(value, float):
         return f"{value:.3g}"
-    return "(see --json)" if isinstance(value, dict | list) else str(value)
+    if isinstance(value, dict | list):
+        return "(see --json)"
+    return str(value)
 
 
 def bundle(
@@ -128,13 +152,13 @@ def bundle(
     )
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")
     for structure in info.not_predicted:
-        untaught = [
-            v.value for v, o in info.origins.items() if structure in o.not_predicted
-        ]
+        untaught = []
+        for view, origin in info.origins.items():
+            if structure in origin.not_predicted:
+                untaught.append(view.value)
         if len(untaught) < len(info.origins):
-            typer.echo(
-                f"{structure} is not predicted: not taught to {', '.join(untaught)}"
-            )
+            views = ", ".join(untaught)
+            typer.echo(f"{structure} is not predicted: not taught to {views}")
 
 
 def calibrate(
@@ -214,8 +238,12 @@ def fuse_weights(
     found = fuse_weights(settings, _say(quiet))
     for line in found.lines():
         typer.echo(line)
-    outcome = f"{model}: {'unchanged' if found.chosen == BEFORE else 'updated'}"
-    typer.echo(outcome if out is None else out)
+    if out is not None:
+        typer.echo(out)
+    elif found.chosen == BEFORE:
+        typer.echo(f"{model}: unchanged")
+    else:
+        typer.echo(f"{model}: updated")
     return found.exit
 
 
@@ -277,5 +305,7 @@ def labels(
 
 
 def _say(quiet: bool) -> Callable[[str], None]:
-    """Progress goes to stderr, results to stdout."""
-    return (lambda line: None) if quiet else (lambda line: typer.echo(line, err=True))
+    """What shows a line of progress: on stderr, as results go to stdout; a quiet one does not."""
+    if quiet:
+        return say_nothing
+    return partial(typer.echo, err=True)

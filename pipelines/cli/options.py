@@ -61,11 +61,17 @@ Part = Annotated[
 
 
 def say_next(*words: str | Path) -> None:
-    """The command that goes on from here, ready to be typed."""
-    typer.echo(f"next: {shlex.join(['trinat', *map(str, words)])}")
+    """Print the command that goes on from here, ready to be typed."""
+    line = shlex.join(["trinat", *(str(word) for word in words)])
+    typer.echo(f"next: {line}")
+
+
+def say_nothing(line: str) -> None:
+    """What shows the progress of a quiet command."""
 
 
 def show_version(wanted: bool) -> None:
+    """Print the version and exit, if that is wanted."""
     if wanted:
         from importlib.metadata import version
 
@@ -81,16 +87,16 @@ class ListOptions(TyperCommand):
 
     # `ctx` is of a class that typer keeps private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        several = {
-            name
-            for parameter in self.params
-            if getattr(parameter, "multiple", False)
-            for name in parameter.opts
-        }
+        """Repeat the name of a list option before each further value, and parse that."""
+        several: set[str] = set()
+        for parameter in self.params:
+            if getattr(parameter, "multiple", False):
+                several.update(parameter.opts)
         spread: list[str] = []
         current = ""
         for word in args:
-            if word.startswith("-") and not word.lstrip("-").isdigit():
+            is_option = word.startswith("-") and not word.lstrip("-").isdigit()
+            if is_option:
                 current = word if word in several else ""
             elif current and spread[-1] != current:
                 spread.append(current)

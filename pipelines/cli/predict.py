@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 
 from trinat.pipelines.cli import options
-from trinat.pipelines.common.naming import FOLD
+from trinat.pipelines.cli.choices import engine_on, split_devices, split_views
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
-
-if TYPE_CHECKING:
-    from trinat.pipelines.common.cases import Found
-    from trinat.pipelines.predict.run import EngineMaker, Outcome
-
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
-_VIEWS = ("coronal", "axial", "sagittal")
 
 
 def predict(
@@ -117,55 +106,43 @@ def predict(
     """
     clock = time_process() if timings else None
     with stage("start"):
-        from trinat.pipelines.predict.outputs import OutputSettings
-        from trinat.pipelines.predict.progress import listener
-        from trinat.pipelines.predict.run import Plan, Shard, predict
+        from trinat.pipelines.predict.progress import run_with_progress
+        from trinat.pipelines.predict.request import PredictRequest, Shard
+        from trinat.pipelines.predict.settings import OutputSettings
         from trinat.segmentation.models.zoo import default_model
 
     devices = split_devices(device)
-    # What is found, by its folder below --out (and with --folds below --model).
-    runs: dict[str, Found | None] = {"": None}
-    if bool(inputs) == (store is not None):
-        raise ConfigError(
-            "what is to be segmented is one of two", remedy="give INPUTS or --store"
-        )
-    if folds and (store is None or not model):
-        raise ConfigError("--folds needs --store and --model", remedy="give both")
+    _check_source(inputs, model, store, folds=folds)
+    stored = None
     if store is not None:
-        from trinat.pipelines.common.stored import stored_cases
-        from trinat.segmentation.data.store import Store
+        from trinat.pipelines.predict.stored_scans import StoredScans
 
-        opened = Store(store)
-        if folds:
-            tested = {
-                FOLD.format(n): opened.part("test", s)
-                for n, s in enumerate(opened.folds)
-            }
-        else:
-            tested = {"": opened.part(part)}
-        runs = {place: stored_cases(opened, names) for place, names in tested.items()}
-        trust_affine = trust_affine or opened.info.trust_affine
-        fill_nonfinite = fill_nonfinite or opened.info.fill_nonfinite
-    plan = Plan(
+        stored = StoredScans.find(store, part, folds=folds)
+    output = OutputSettings(
+        views=split_views(views),
+        precision=precision,
+        format=format_,
+        trust_affine=trust_affine,
+        mirror=mirror,
+        samples=uncertainty,
+        clean=clean,
+        mgz=mgz,
+        stats=stats,
+        picture=pictures,
+        entropy=entropy,
+        probabilities=probabilities,
+        dicom_seg=dicom_seg,
+        fill_nonfinite=fill_nonfinite,
+    )
+    part_of_scans = Shard.parse(shard) if shard else None
+    engine = None
+    if cluster:
+        engine = engine_on(cluster, cluster_config, devices, workers, timeout)
+    request = PredictRequest(
         inputs=inputs or (),
         out=out,
         model=model or default_model(devices),
-        output=OutputSettings(
-            views=split_views(views),
-            precision=precision,
-            format=format_,
-            trust_affine=trust_affine,
-            mirror=mirror,
-            samples=uncertainty,
-            clean=clean,
-            mgz=mgz,
-            stats=stats,
-            picture=pictures,
-            entropy=entropy,
-            probabilities=probabilities,
-            dicom_seg=dicom_seg,
-            fill_nonfinite=fill_nonfinite,
-        ),
+        output=output,
         devices=devices,
         workers=workers,
         threads=threads,
@@ -175,40 +152,32 @@ def predict(
         require_checksum=require_checksum,
         timings=timings,
         overwrite=overwrite,
-        shard=Shard.parse(shard) if shard else None,
-        engine=engine_on(cluster, cluster_config, devices, workers, timeout)
-        if cluster
-        else None,
+        shard=part_of_scans,
+        engine=engine,
     )
-    outcomes: list[Outcome] = []
-    for place, found in runs.items():
-        plan = replace(plan, found=found, out=out / place)
-        if folds:
-            plan = replace(plan, model=f"{model}/{place}/model")
-        with listener(
-            quiet=quiet, as_json=json_, interactive=sys.stderr.isatty()
-        ) as parts:
-            start, entry, end = parts
-            outcomes.append(predict(plan, start, entry))
-            end(outcomes[-1], plan.out)
-        if outcomes[-1].interrupted:
-            break
-    if clock:
-        typer.echo(
-            as_table(*(outcome.spent for outcome in outcomes), clock.take()), err=True
-        )
-    whole = replace(
-        outcomes[-1],
-        done=sum(outcome.done for outcome in outcomes),
-        skipped=sum(outcome.skipped for outcome in outcomes),
-        failed=sum(outcome.failed for outcome in outcomes),
-    )
-    if store is not None and whole.done + whole.skipped and not (quiet or json_):
-        which = ["--folds"] if folds else ["--part", part]
+    requests = [request] if stored is None else stored.requests(request)
+    outcome = run_with_progress(requests, quiet=quiet, as_json=json_)
+    if clock is not None:
+        typer.echo(as_table(outcome.spent, clock.take()), err=True)
+    has_results = outcome.done + outcome.skipped > 0
+    if store is not None and has_results and not quiet and not json_:
+        tested = ("--folds",) if folds else ("--part", part)
         options.say_next(
-            "evaluate", "--store", store, *which, "--pred", out, "--out", "report"
+            "evaluate", "--store", store, *tested, "--pred", out, "--out", "report"
         )
-    return whole.exit
+    return outcome.exit
+
+
+def _check_source(
+    inputs: list[str] | None, model: str, store: Path | None, *, folds: bool
+) -> None:
+    """ConfigError unless scans are given in one of the two ways, and folds have their models."""
+    if bool(inputs) == (store is not None):
+        raise ConfigError(
+            "what is to be segmented is one of two", remedy="give INPUTS or --store"
+        )
+    if folds and (store is None or not model):
+        raise ConfigError("--folds needs --store and --model", remedy="give both")
 
 
 def merge(
@@ -219,7 +188,7 @@ def merge(
 
     Example: trinat merge labels/
     """
-    from trinat.pipelines.predict.run import merge
+    from trinat.pipelines.predict.merge import merge
 
     outcome = merge(out, overwrite=overwrite)
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
@@ -254,59 +223,3 @@ def demo(
     if not status:
         say(f"done; open {out / 'report' / 'report.html'}")
     return status
-
-
-def split_views(text: str) -> tuple[str, ...]:
-    """The views of "axial, coronal", in the order in which they are computed."""
-    chosen = [word.strip() for word in text.split(",") if word.strip()]
-    for view in chosen:
-        if view not in _VIEWS:
-            what = f"--views {text}: unknown view {view!r}"
-            raise ConfigError(what, remedy=f"choose from {', '.join(_VIEWS)}")
-    return tuple(view for view in _VIEWS if view in chosen)
-
-
-def split_devices(text: str) -> tuple[str, ...]:
-    """ "cuda:0,1" is cuda:0 and cuda:1."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
-    kind = words[0].partition(":")[0]
-    names = [f"{kind}:{word}" if word.isdecimal() else word for word in words]
-    for name in names:
-        if not _DEVICE.fullmatch(name):
-            what = f"--device {text}: unknown device {name}"
-            raise ConfigError(what, remedy="give auto, cpu, cuda or cuda:0,1")
-    return tuple(names)
-
-
-def engine_on(
-    cluster: str,
-    config: Path | None,
-    devices: tuple[str, ...] = ("auto",),
-    workers: int = 1,
-    timeout_s: float | None = None,
-) -> EngineMaker:
-    """Makes the engine of a run on a cluster; options that the cluster decides are refused."""
-    from trinat.pipelines.predict.cluster import DaskEngine, is_cluster
-
-    if not is_cluster(cluster):
-        remedy = "give local:2, tcp://host:8786, slurm, pbs, sge or lsf"
-        raise ConfigError(f"--cluster {cluster}: unknown cluster", remedy=remedy)
-    if len(devices) > 1:
-        what = f"--device {','.join(devices)} with --cluster: a worker has one device"
-        raise ConfigError(
-            what, remedy="give one, as cuda, and start a worker for each GPU"
-        )
-    if workers > 1:
-        what = f"--workers {workers} with --cluster: the cluster sets the number of workers"
-        raise ConfigError(what, remedy=f"remove it, or give --cluster local:{workers}")
-    if timeout_s is not None:
-        what = "--timeout with --cluster: a scan on another machine cannot be stopped from here"
-        remedy = "remove it; the walltime in --cluster-config ends a job that hangs"
-        raise ConfigError(what, remedy=remedy)
-    if importlib.util.find_spec("distributed") is None:
-        raise ConfigError(
-            "--cluster needs more packages", remedy="pip install 'trinat[cluster]'"
-        )
-    return lambda settings: DaskEngine(settings, cluster, config, device=devices[0])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import getpass
 import importlib.util
+import logging
 from pathlib import Path
 
 import typer
 
+from trinat.pipelines.cli.choices import engine_on, split_devices
 from trinat.pipelines.cli.options import Model, Threads
-from trinat.pipelines.cli.predict import engine_on, split_devices
 from trinat.segmentation.errors import ConfigError
 
 
@@ -60,25 +61,20 @@ def serve_(
         raise ConfigError(
             "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
         )
-    import logging
-
     from trinat.pipelines.common.lock import run_lock
-    from trinat.pipelines.predict.run import Plan
+    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.serve.app import make_app, read_scheme
     from trinat.pipelines.serve.queue import Queue, default_folder, private_files
     from trinat.pipelines.serve.worker import Worker
-    from trinat.pipelines.web.guard import is_loopback
     from trinat.pipelines.web.start import answer
     from trinat.segmentation.models.zoo import default_model, find_model
 
     devices = split_devices(device)
     engine = None
     if cluster:
-        engine = engine_on(
-            cluster, cluster_config, devices=devices, workers=workers, timeout_s=timeout
-        )
-    place = queue or default_folder()
-    plan = Plan(
+        engine = engine_on(cluster, cluster_config, devices, workers, timeout)
+    place = default_folder() if queue is None else queue
+    request = PredictRequest(
         inputs=(),
         out=place,
         model=model or default_model(devices),
@@ -88,14 +84,9 @@ def serve_(
         timeout_s=timeout,
         engine=engine,
     )
-    # Others may quote what they were sent.
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
-    logging.getLogger("trinat").setLevel(logging.INFO)
-    if not is_loopback(host):
-        typer.echo(
-            "anyone on the network can read what is sent: put TLS before it", err=True
-        )
-    folder = find_model(plan.model)
+    _log_own_messages()
+    _warn_of_network(host)
+    folder = find_model(request.model)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if queue is None:
         place.chmod(0o700)
@@ -103,25 +94,41 @@ def serve_(
         waiting = Queue(
             place, queued=max_queue, per_client=max_client, keep_s=keep * 3600
         )
-        worker = Worker(waiting, plan, folder)
+        worker = Worker(waiting, request, folder)
 
-        def say(address: str) -> None:
+        def start(address: str) -> None:
             worker.start()
             typer.echo(address)
 
         answer(
-            make_app(waiting, worker, plan.model, read_scheme(folder)),
+            make_app(waiting, worker, request.model, read_scheme(folder)),
             waiting.token(),
             host=host,
             port=port,
             names=name,
             max_body=int(max_upload * 1e6),
-            say=say,
+            say=start,
         )
         worker.stop()
-    if worker.error:
+    if worker.error is not None:
         raise worker.error
     return 0
+
+
+def _log_own_messages() -> None:
+    """Log what trinat says alone: others may quote what they were sent."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
+    logging.getLogger("trinat").setLevel(logging.INFO)
+
+
+def _warn_of_network(host: str) -> None:
+    """Warn where what is sent to this address is sent over a network."""
+    from trinat.pipelines.web.guard import is_loopback
+
+    if not is_loopback(host):
+        typer.echo(
+            "anyone on the network can read what is sent: put TLS before it", err=True
+        )
 
 
 def view(
@@ -178,7 +185,8 @@ def view(
 
 
 def _user() -> str:
+    """The user's name; "rater" where there is none, as in a container."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):
         return "rater"

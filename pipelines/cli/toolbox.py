@@ -102,11 +102,12 @@ def profile(
 
     prepare_process(threads)
     found = write_profile(name, out, device=device, steps=steps, against=against)
-    typer.echo(
-        f"{1e3 * found.seconds:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward"
-    )
-    for row in sorted(found.modules, key=lambda row: -row.share)[:5]:
-        typer.echo(f"{row.share:6.1%} {row.name or '(network)'} {row.kind}")
+    step_ms = 1e3 * found.seconds
+    typer.echo(f"{step_ms:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward")
+    slowest = sorted(found.modules, key=lambda module: -module.share)[:5]
+    for module in slowest:
+        module_name = module.name or "(network)"
+        typer.echo(f"{module.share:6.1%} {module_name} {module.kind}")
     typer.echo(out / PAGE)
 
 
@@ -135,8 +136,12 @@ def suspects(
     from trinat.pipelines.models.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)
-    folder = out or store / "suspects"
+    folder = store / "suspects" if out is None else out
     with progress(quiet) as shown:
+
+        def show(done: int, total: int) -> None:
+            shown.show(f"{done}/{total} subjects", done, total)
+
         ranked = find_suspects(
             store,
             model,
@@ -144,9 +149,10 @@ def suspects(
             every=every,
             limit=limit,
             device=device,
-            finished=lambda done, of: shown.show(f"{done}/{of} subjects", done, of),
+            finished=show,
         )
-    for subject, row in ranked[ranked["score"] > limit].iterrows():
+    above_limit = ranked[ranked["score"] > limit]
+    for subject, row in above_limit.iterrows():
         typer.echo(f"{subject}: {row['score']:.1f}, {row['why']}")
     typer.echo(folder / "suspects.html")
     if not quiet:

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from trinat.pipelines.cli.choices import split_devices
 from trinat.pipelines.cli.options import Folds, Quiet, StoreOption, Timings, say_next
-from trinat.pipelines.cli.predict import split_devices
 from trinat.pipelines.common.naming import FOLD
-from trinat.pipelines.common.progress import LINE_S, MINUTE_S, progress
+from trinat.pipelines.common.progress import LINE_S, MINUTE_S, Progress, progress
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 
 if TYPE_CHECKING:
     from trinat.pipelines.train.job import Job, Watcher
+    from trinat.segmentation.training.config import Recipe
     from trinat.segmentation.training.loop import StepReport
 
 
@@ -68,12 +69,7 @@ def train(
 
     Example: trinat train quicknat --store store --out runs/quicknat
     """
-    if timings and (nproc > 1 or "," in device):
-        several = f"--nproc {nproc}" if nproc > 1 else f"--device {device}"
-        raise ConfigError(
-            f"--timings with {several}: times are of one process",
-            remedy="leave one of them out",
-        )
+    _refuse_timings_of_several(timings, nproc, device)
     clock = time_process() if timings else None
     with stage("start"):
         from trinat.pipelines.train.launch import launch
@@ -81,28 +77,31 @@ def train(
         from trinat.segmentation.data.splits import read_split
         from trinat.segmentation.data.store import SPLIT, Store
 
-    given = [*(settings or ()), *([f"start={json.dumps(start)}"] if start else [])]
-    whole = read_recipe(config, given)
-    out = out or Path("runs") / whole.name
-    places = {out: store / SPLIT if store else None}
-    if folds:
-        if store is None:
-            raise ConfigError(
-                "--folds without --store", remedy="name the store that was split"
-            )
-        places = {
-            out / FOLD.format(n): split for n, split in enumerate(Store(store).folds)
-        }
-    for place, split in places.items():
-        recipe = on_store(whole, store, split) if store else whole
-        if missing := [v.value for v in whole.views if v not in recipe.views]:
-            left = " and ".join(view.value for view in recipe.views)
-            typer.echo(
-                f"{store} has no {' and no '.join(missing)} slices: {left} are trained"
-            )
+    overrides = list(settings or ())
+    if start:
+        overrides.append(f"start={json.dumps(start)}")
+    whole = read_recipe(config, overrides)
+    if out is None:
+        out = Path("runs") / whole.name
+    # A run folder for each split.
+    splits: dict[Path, Path | None] = {}
+    if not folds:
+        splits[out] = None if store is None else store / SPLIT
+    elif store is None:
+        raise ConfigError(
+            "--folds without --store", remedy="name the store that was split"
+        )
+    else:
+        for number, split in enumerate(Store(store).folds):
+            splits[out / FOLD.format(number)] = split
+    for run, split_file in splits.items():
+        recipe = whole
+        if store is not None:
+            recipe = on_store(whole, store, split_file)
+            _say_missing_views(whole, recipe, store)
         model = launch(
             recipe,
-            place,
+            run,
             partial(training_progress, quiet),
             view=view,
             resume=resume,
@@ -111,14 +110,38 @@ def train(
             processes=nproc,
         )
     if store is not None and not quiet and (folds or read_split(store / SPLIT).test):
-        tested = (
-            ("--folds", "--model", out)
-            if folds
-            else ("--part", "test", "--model", model)
-        )
+        tested: tuple[str | Path, ...] = ("--folds", "--model", out)
+        if not folds:
+            tested = ("--part", "test", "--model", model)
         say_next("predict", "--store", store, *tested, "--out", "found")
-    if clock:
+    if clock is not None:
         typer.echo(as_table(clock.take()), err=True)
+
+
+def _refuse_timings_of_several(timings: bool, nproc: int, device: str) -> None:
+    """ConfigError where --timings is asked of several processes: times are of one."""
+    if not timings:
+        return
+    several = ""
+    if nproc > 1:
+        several = f"--nproc {nproc}"
+    elif "," in device:
+        several = f"--device {device}"
+    if several:
+        raise ConfigError(
+            f"--timings with {several}: times are of one process",
+            remedy="leave one of them out",
+        )
+
+
+def _say_missing_views(whole: Recipe, recipe: Recipe, store: Path) -> None:
+    """Say which views of a whole recipe are not trained, since the store has no slices of them."""
+    missing = [view.value for view in whole.views if view not in recipe.views]
+    if missing:
+        left = " and ".join(view.value for view in recipe.views)
+        typer.echo(
+            f"{store} has no {' and no '.join(missing)} slices: {left} are trained"
+        )
 
 
 def runs(
@@ -142,8 +165,10 @@ def runs(
         for job in jobs:
             table.add_row(run, *job.shown)
     Console().print(table)
-    for line in (*changed, *([] if out is None else [out])):
+    for line in changed:
         typer.echo(line)
+    if out is not None:
+        typer.echo(out)
 
 
 @contextmanager
@@ -153,25 +178,37 @@ def training_progress(
     """A watcher that shows epoch, loss, rate and slices a second: every epoch, every minute."""
     from trinat.pipelines.train.job import Watcher
 
-    current: Job | None = None
-    epoch = skipped = 0
     with progress(quiet, clock=clock) as shown:
+        yield Watcher(say=shown.say, step=_StepDisplay(shown).step)
 
-        def step(job: Job, report: StepReport, done: float) -> None:
-            nonlocal current, epoch, skipped
-            if current is not job:
-                current, epoch, skipped = job, report.epoch, 0
-                shown.begin(done)
-            skipped += not math.isfinite(report.loss)
-            bad = f", steps skipped: {skipped}" if skipped else ""
-            told = shown.show(
-                f"{job.name} epoch {report.epoch} step {report.step} loss {report.loss:.3f} "
-                f"rate {report.rate:.2g} {report.slices / report.seconds:.1f} slices/s "
-                f"{done:.0%}{bad}",
-                done,
-                1.0,
-                every_s=LINE_S if report.epoch > epoch else MINUTE_S,
-            )
-            epoch = report.epoch if told else epoch
 
-        yield Watcher(say=shown.say, step=step)
+class _StepDisplay:
+    """Shows steps of one job after another."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._job: Job | None = None
+        # The epoch of the last line, and steps of the job without a finite loss.
+        self._epoch = 0
+        self._skipped = 0
+
+    def step(self, job: Job, report: StepReport, done: float) -> None:
+        """Show a step of a job, `done` of which (0 to 1) is trained; a line where one is due."""
+        if self._job is not job:
+            self._job = job
+            self._epoch = report.epoch
+            self._skipped = 0
+            self._shown.begin(done)
+        if not math.isfinite(report.loss):
+            self._skipped += 1
+        slices_per_second = report.slices / report.seconds
+        line = (
+            f"{job.name} epoch {report.epoch} step {report.step} loss {report.loss:.3f} "
+            f"rate {report.rate:.2g} {slices_per_second:.1f} slices/s {done:.0%}"
+        )
+        if self._skipped:
+            line += f", steps skipped: {self._skipped}"
+        every_s = LINE_S if report.epoch > self._epoch else MINUTE_S
+        is_line = self._shown.show(line, done, 1.0, every_s=every_s)
+        if is_line:
+            self._epoch = report.epoch

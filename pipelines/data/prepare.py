@@ -21,8 +21,10 @@ from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.common.process import isolated
 from trinat.pipelines.data.unpack import unpack_archives
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
-from trinat.pipelines.predict.outputs import CaseNames, OutputSettings
-from trinat.pipelines.predict.run import Plan, predict
+from trinat.pipelines.predict.outputs import CaseNames
+from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.data.preparing import (
     Cut,
     digest_of,
@@ -333,7 +335,7 @@ def _label(
         for s in listing.subjects
         if s.image
     ]
-    plan = Plan(
+    plan = PredictRequest(
         inputs=(), found=Found(tuple(cases)), out=out, model=name, output=output
     )
     outcome = predict(

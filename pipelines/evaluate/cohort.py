@@ -23,7 +23,9 @@ from trinat.pipelines.common.ratings import (
 )
 from trinat.pipelines.common.scanfiles import ScanFile, find_files
 from trinat.pipelines.evaluate.pairing import pair_files
-from trinat.pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
+from trinat.pipelines.predict.entry import taught_by_models
+from trinat.pipelines.predict.ledger import entries_in
+from trinat.pipelines.predict.stale import unfit_results
 from trinat.segmentation.data.sources.base import Facts, facts_of, read_participants
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.io.files import read_rows, write_whole

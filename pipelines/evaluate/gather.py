@@ -22,7 +22,9 @@ from trinat.pipelines.evaluate.pairing import (
     pair_files,
     read_mapping,
 )
-from trinat.pipelines.predict.ledger import entries_in, taught_by_models, unfit_results
+from trinat.pipelines.predict.entry import taught_by_models
+from trinat.pipelines.predict.ledger import entries_in
+from trinat.pipelines.predict.stale import unfit_results
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store

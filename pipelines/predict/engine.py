@@ -1,29 +1,33 @@
-"""Worker processes on this machine: fed, watched, and replaced when a scan brings one down."""
+"""Engines that do cases on this machine: in this process, or in worker processes.
+
+Worker processes are fed, watched, and replaced when a scan brings one down.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Protocol
 
 from trinat.pipelines.common.cases import Case
-from trinat.pipelines.common.process import deaf_to_interrupts, prepare_process
-from trinat.pipelines.predict.ledger import Entry
-from trinat.pipelines.predict.outputs import RunSettings
-from trinat.pipelines.predict.server import WAITING, serve
+from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.server import serve
+from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.predict.worker_process import CaseInHand, Target, WorkerProcess
 from trinat.segmentation.errors import DeviceError, TrinatError
 from trinat.segmentation.timing import stage
 
 # One being read, one in the networks, one being written.
 _IN_HAND = 3
+# Processes that may die before they are ready.
+_FAILED_STARTS = 2
 _POLL_S = 0.5
 
 
@@ -47,11 +51,13 @@ class SerialEngine:
     """
 
     def __init__(self, settings: RunSettings, device: str = "cpu") -> None:
-        self._settings, self._device = settings, device
+        self._settings = settings
+        self._device = device
 
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
+        """As of `Engine`."""
         from trinat.pipelines.predict.case import CaseWorker
 
         prepare_process(self._settings.threads)
@@ -61,71 +67,31 @@ class SerialEngine:
             for case in cases:
                 if stop():
                     break
-                rest = worker.begin(case) if case else None
+                finish = None if case is None else worker.begin(case)
                 yield from (entry.result() for entry in written)
-                written = [beside.submit(rest)] if rest else []
-                del rest
+                written = []
+                if finish is not None:
+                    written.append(beside.submit(finish))
+                # It holds a scan, which is not kept here while the next one is read.
+                del finish
                 if case is None:
                     time.sleep(_POLL_S)
             yield from (entry.result() for entry in written)
 
 
-@dataclass
-class _InHand:
-    case: Case
-    stage: str = WAITING
-    since: float = 0.0
-    spent_s: float = 0.0
-
-    def enter(self, stage: str) -> None:
-        now = time.monotonic()
-        if self.stage != WAITING:
-            self.spent_s += now - self.since
-        self.stage, self.since = stage, now
-
-    @property
-    def seconds(self) -> float:
-        running = time.monotonic() - self.since if self.stage != WAITING else 0.0
-        return self.spent_s + running
-
-
-@dataclass
-class _Worker:
-    process: multiprocessing.process.BaseProcess
-    connection: Connection
-    device: str
-    started: float = field(default_factory=time.monotonic)
-    ready: bool = False
-    finishing: bool = False
-    alone: bool = False
-    in_hand: dict[str, _InHand] = field(default_factory=dict)
-
-    def give(self, case: Case) -> bool:
-        """Hand a case over; False if the process is gone, which its death notice will tell."""
-        try:
-            self.connection.send(case)
-        except OSError:
-            return False
-        self.in_hand[case.id] = _InHand(case)
-        return True
-
-    def finish(self) -> None:
-        self.finishing = True
-        with suppress(OSError):
-            self.connection.send(None)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
+def _ignore_stage(case: str, stage: str) -> None:
+    pass
 
 
 @dataclass(eq=False)
 class LocalEngine:
-    """One process a device name in `devices` (cpu twice for two on the processor).
+    """A process for each device name in `devices` (cpu twice for two on the CPU).
 
     When a process dies with several cases in hand, each of them is done again in a process of its
     own: only the one that dies there too is to blame.
+
+    `timeout_s` is the limit for one scan; 0 or None: none. `on_stage` is called with a case and
+    the stage that it enters, and with ("", "ready") when a process is ready.
     """
 
     settings: RunSettings
@@ -133,80 +99,54 @@ class LocalEngine:
     _: KW_ONLY
     timeout_s: float | None = None
     poll_s: float = _POLL_S
-    # Called with a case and the stage it enters; with ("", "ready") of a worker.
-    on_stage: Callable[[str, str], None] = lambda case, stage: None
-    target: Callable[[Connection, RunSettings, str], None] = serve
-    _alone: deque[Case] = field(default_factory=deque, init=False)
+    on_stage: Callable[[str, str], None] = _ignore_stage
+    target: Target = serve
+    # Cases of which one has brought a process down, and innocent ones that are to be given again.
+    _suspects: deque[Case] = field(default_factory=deque, init=False)
     _again: deque[Case] = field(default_factory=deque, init=False)
     # Scans are read while a worker starts, until one has died of something before it was ready.
     _early: bool = field(default=True, init=False)
+    _failed_starts: int = field(default=0, init=False)
 
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
+        """As of `Engine`."""
         waiting = iter(cases)
         workers = [self._start(device) for device in self.devices]
-        starts_failed = 0
+        self._failed_starts = 0
         try:
             while workers:
                 for worker in workers:
                     self._feed(worker, waiting, stop)
-                for worker in self._hear(workers):
-                    entries, alive = self._receive(worker)
+                for worker in self._heard(workers):
+                    entries, is_alive = self._receive(worker)
                     yield from entries
-                    if alive:
-                        continue
-                    workers.remove(worker)
-                    if stop() and worker.process.exitcode == -signal.SIGTERM:
-                        # A queue ends all processes of a job with one signal: what this one had
-                        # in hand is not to blame, and is left for the next run.
-                        worker.connection.close()
-                        continue
-                    if not worker.ready:
-                        starts_failed += 1
-                        self._early = False
-                        if starts_failed > 2:
-                            what = f"a worker process on {worker.device} dies when it starts"
-                            remedy = "see trinat doctor; is there enough memory?"
-                            raise DeviceError(f"{what} ({_how(worker)})", remedy=remedy)
-                    yield from self._bury(worker)
-                    if not worker.finishing:
-                        workers.append(self._start(worker.device))
+                    if not is_alive:
+                        workers.remove(worker)
+                        yield from self._replace_dead(worker, workers, stop)
                 for worker in list(workers):
-                    late = self._late(worker)
-                    if late is None:
-                        continue
-                    worker.kill()
-                    workers.remove(worker)
-                    reason = f"took longer than {self.timeout_s:g} s"
-                    yield Entry.failed(late.case, self.settings, reason)
-                    hands = worker.in_hand.values()
-                    self._again.extend(hand.case for hand in hands if hand is not late)
-                    if not stop():
-                        workers.append(self._start(worker.device))
+                    late = self._late_case(worker)
+                    if late is not None:
+                        worker.kill()
+                        workers.remove(worker)
+                        yield self._failed_late(worker, late)
+                        if not stop():
+                            workers.append(self._start(worker.device))
         finally:
             for worker in workers:
                 worker.kill()
 
-    def _start(self, device: str) -> _Worker:
-        # Not fork: torch's and OpenMP's threads do not survive it.
-        # A signal to the whole group ends this helper of Python's, too; Python starts it again.
-        warnings.filterwarnings("ignore", "resource_tracker: process died unexpectedly")
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=self.target, args=(theirs, self.settings, device), daemon=True
-        )
-        # While it imports, too, where Python would print a traceback.
-        with deaf_to_interrupts():
-            process.start()
-        theirs.close()
-        return _Worker(process, ours, device)
+    def _start(self, device: str) -> WorkerProcess:
+        return WorkerProcess.start(self.target, self.settings, device)
 
     def _feed(
-        self, worker: _Worker, waiting: Iterator[Case | None], stop: Callable[[], bool]
+        self,
+        worker: WorkerProcess,
+        waiting: Iterator[Case | None],
+        stop: Callable[[], bool],
     ) -> None:
-        """Give a worker what it has room for; tell it to finish when there is no more."""
+        """Give a worker what it has room for; let it finish when there is no more."""
         if worker.finishing or not (worker.ready or self._early):
             return
         if stop():
@@ -215,11 +155,11 @@ class LocalEngine:
         if worker.alone and worker.in_hand:
             return
         worker.alone = False
-        if not worker.in_hand and self._alone:
-            worker.alone = worker.give(self._alone.popleft())
+        if self._suspects and not worker.in_hand:
+            worker.alone = worker.give(self._suspects.popleft())
             return
         while len(worker.in_hand) < _IN_HAND:
-            if self._alone and worker.in_hand:
+            if self._suspects and worker.in_hand:
                 # Let it run empty, so that a suspect can be tried by itself.
                 return
             try:
@@ -231,17 +171,18 @@ class LocalEngine:
             if not worker.give(case):
                 self._again.appendleft(case)
                 return
-        if not worker.in_hand and not self._alone:
+        if not worker.in_hand and not self._suspects:
             worker.finish()
 
-    def _hear(self, workers: list[_Worker]) -> list[_Worker]:
-        """Workers that have something to say, be it that they died."""
-        over = all(worker.finishing for worker in workers)
-        with stage("stop") if over else nullcontext():
-            heard = set(wait([w.connection for w in workers], timeout=self.poll_s))
+    def _heard(self, workers: list[WorkerProcess]) -> list[WorkerProcess]:
+        """Workers that have sent something, or have died."""
+        is_over = all(worker.finishing for worker in workers)
+        connections = [worker.connection for worker in workers]
+        with stage("stop") if is_over else nullcontext():
+            heard = set(wait(connections, timeout=self.poll_s))
         return [worker for worker in workers if worker.connection in heard]
 
-    def _receive(self, worker: _Worker) -> tuple[list[Entry], bool]:
+    def _receive(self, worker: WorkerProcess) -> tuple[list[Entry], bool]:
         """Entries that a worker has sent, and whether it lives."""
         entries: list[Entry] = []
         try:
@@ -267,28 +208,54 @@ class LocalEngine:
             return entries, False
         return entries, True
 
-    def _bury(self, worker: _Worker) -> Iterator[Entry]:
+    def _replace_dead(
+        self,
+        worker: WorkerProcess,
+        workers: list[WorkerProcess],
+        stop: Callable[[], bool],
+    ) -> Iterator[Entry]:
+        """Start another process for one that has died, unless it was to end.
+
+        Yields the entry of the case that is to blame, if one is. DeviceError where processes die
+        when they start.
+        """
+        if stop() and worker.process.exitcode == -signal.SIGTERM:
+            # A queue ends all processes of a job with one signal: what this one had in hand is
+            # not to blame, and is left for the next run.
+            worker.connection.close()
+            return
+        if not worker.ready:
+            self._early = False
+            self._failed_starts += 1
+            if self._failed_starts > _FAILED_STARTS:
+                what = f"a worker process on {worker.device} dies when it starts"
+                remedy = "see trinat doctor; is there enough memory?"
+                raise DeviceError(f"{what} ({worker.how_it_died()})", remedy=remedy)
+        yield from self._bury(worker)
+        if not worker.finishing:
+            workers.append(self._start(worker.device))
+
+    def _bury(self, worker: WorkerProcess) -> Iterator[Entry]:
         """What becomes of the cases that a dead worker had in hand."""
         worker.connection.close()
-        active = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
         if worker.finishing and worker.process.exitcode == 0:
             return
         if not worker.ready:
             # Perhaps it is the start that fails: the next worker begins none before it is ready.
             self._again.extend(hand.case for hand in worker.in_hand.values())
             return
-        if len(worker.in_hand) == 1 and active:
-            (hand,) = active
-            reason = f"its process died while {hand.stage} ({_how(worker)})"
+        at_work = worker.at_work
+        if len(worker.in_hand) == 1 and at_work:
+            (hand,) = at_work
+            reason = f"its process died while {hand.stage} ({worker.how_it_died()})"
             yield Entry.failed(hand.case, self.settings, reason)
             return
         # One of those at work has done it; those that waited are innocent.
-        self._alone.extend(hand.case for hand in active)
-        self._again.extend(
-            hand.case for hand in worker.in_hand.values() if hand.stage == WAITING
-        )
+        self._suspects.extend(hand.case for hand in at_work)
+        self._again.extend(hand.case for hand in worker.waiting)
 
-    def _late(self, worker: _Worker) -> _InHand | None:
+    def _late_case(self, worker: WorkerProcess) -> CaseInHand | None:
+        """A case that has taken too long; DeviceError if the worker takes too long to start."""
         if not self.timeout_s:
             return None
         if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
@@ -296,13 +263,15 @@ class LocalEngine:
             raise DeviceError(
                 f"{what} {self.timeout_s:g} s", remedy="see trinat doctor"
             )
-        return next(
-            (h for h in worker.in_hand.values() if h.seconds > self.timeout_s), None
-        )
+        for hand in worker.in_hand.values():
+            if hand.seconds > self.timeout_s:
+                return hand
+        return None
 
-
-def _how(worker: _Worker) -> str:
-    code = worker.process.exitcode
-    if code == -9:
-        return "killed, perhaps for want of memory"
-    return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+    def _failed_late(self, worker: WorkerProcess, late: CaseInHand) -> Entry:
+        """The entry of a late case; the others of its process, which was ended, are given again."""
+        for hand in worker.in_hand.values():
+            if hand is not late:
+                self._again.append(hand.case)
+        reason = f"took longer than {self.timeout_s:g} s"
+        return Entry.failed(late.case, self.settings, reason)

@@ -8,15 +8,18 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from natsort import natsorted
 
+from trinat.pipelines.predict.doubt import why_of
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.ledger import Entry, ledgers_in, read_entries
-from trinat.pipelines.predict.outputs import OutputSettings
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
-from trinat.pipelines.predict.run import Plan, predict
+from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.settings import OutputSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,58 +59,85 @@ def segment_many(
     >>> table.status.tolist()
     ['failed', 'done']
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    inputs = [os.fspath(path) for path in given if isinstance(path, str | os.PathLike)]
-    heard = [
-        Entry(str(path), "failed", str(path), f"a {type(path).__name__} is not a path")
-        for path in given
-        if not isinstance(path, str | os.PathLike)
-    ]
-    with (
-        TemporaryDirectory() as temporary,
-        listener(quiet=False, as_json=False, interactive=sys.stderr.isatty()) as parts,
-    ):
-        start, tell, end = parts
+    inputs, entries = _split_inputs(paths)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary if out is None else out)
+        if inputs:
+            request = PredictRequest(
+                inputs,
+                folder,
+                os.fspath(model),
+                output=OutputSettings(picture=out is not None),
+                engine=partial(SerialEngine, device=device),
+            )
+            entries += _predict(request, progress=progress, sum_up=out is not None)
+        # An entry of what was done before is a skipped one; its result is in the ledger.
+        known = read_entries(ledgers_in(folder))
+    rows = [known.get(entry.case, entry) for entry in entries]
+    return _table(rows, None if out is None else folder)
+
+
+def _split_inputs(paths: Iterable[object]) -> tuple[list[str], list[Entry]]:
+    """What is given as paths, and a failed entry for each that is none; one path is taken alone."""
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    inputs = []
+    entries = []
+    for path in paths:
+        if isinstance(path, str | os.PathLike):
+            inputs.append(os.fspath(path))
+        else:
+            reason = f"a {type(path).__name__} is not a path"
+            entries.append(Entry(str(path), "failed", str(path), reason))
+    return inputs, entries
+
+
+def _predict(request: PredictRequest, *, progress: bool, sum_up: bool) -> list[Entry]:
+    """Do a request; returns the entries of its inputs, in the order in which they end.
+
+    With `progress` failures and progress go to stderr, with `sum_up` also a last line.
+    """
+    entries: list[Entry] = []
+    if not progress:
+        predict(request, on_entry=entries.append)
+        return entries
+    interactive = sys.stderr.isatty()
+    with listener(quiet=False, as_json=False, interactive=interactive) as heard:
 
         def note(entry: Entry) -> None:
-            heard.append(entry)
-            if progress:
-                tell(entry)
+            entries.append(entry)
+            heard.on_entry(entry)
 
-        folder = Path(out if out is not None else temporary)
-        output = OutputSettings(picture=out is not None)
-        engine = partial(SerialEngine, device=device)
-        plan = Plan(inputs, folder, os.fspath(model), output=output, engine=engine)
-        if inputs:
-            outcome = predict(plan, start if progress else lambda _: None, note)
-            if out is not None and progress:
-                end(outcome, folder)
-        # What was done before is told as skipped; its result is in the ledger.
-        known = read_entries(ledgers_in(folder))
-    return _table(
-        [known.get(entry.case, entry) for entry in heard],
-        None if out is None else folder,
-    )
+        outcome = predict(request, heard.on_start, note)
+        if sum_up:
+            heard.on_end(outcome, request.out)
+    return entries
 
 
 def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
+    """A row a scan, as of `segment_many`; files are below `out`."""
     import pandas as pd
 
     rows = []
     for entry in natsorted(entries, key=lambda entry: entry.input):
-        found = entry.result
-        row = {"scan": entry.input, "status": entry.status, "grade": found.get("grade")}
-        row["reason"] = "; ".join(found.get("reasons", ())) or entry.reason
-        if out:
-            maps = (
-                name
-                for name in entry.outputs
-                if name.endswith(("_dseg.nii.gz", "_dseg.mgz"))
-            )
-            row["labels"] = next((str(out / name) for name in maps), None)
-        rows.append(
-            row
-            | {"total_brain_mm3": found.get("total_brain_mm3")}
-            | found.get("volumes_mm3", {})
-        )
+        result = entry.result
+        row: dict[str, Any] = {
+            "scan": entry.input,
+            "status": entry.status,
+            "grade": result.get("grade"),
+            "reason": why_of(entry),
+        }
+        if out is not None:
+            row["labels"] = _labels_of(entry, out)
+        row["total_brain_mm3"] = result.get("total_brain_mm3")
+        row.update(result.get("volumes_mm3", {}))
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _labels_of(entry: Entry, out: Path) -> str | None:
+    """The label map of a scan; None where it has none."""
+    for name in entry.outputs:
+        if name.endswith(("_dseg.nii.gz", "_dseg.mgz")):
+            return str(out / name)
+    return None

@@ -6,96 +6,148 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from trinat.pipelines.common.progress import progress
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.common.progress import Progress, progress
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.outcome import Outcome, sum_of
+from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.run import predict
 from trinat.segmentation.errors import one_line
 
-if TYPE_CHECKING:
-    from trinat.pipelines.predict.run import Outcome
-
+# Grades in the last line; rejected ones come last.
 _GRADES = ("pass", "look", "reject")
 
-Parts = tuple[
-    Callable[[int], None], Callable[[Entry], None], "Callable[[Outcome, Path], None]"
-]
+
+class Listener(NamedTuple):
+    """What to call at the start of a run (number of inputs), at each entry, and at the end."""
+
+    on_start: Callable[[int], None]
+    on_entry: Callable[[Entry], None]
+    on_end: Callable[[Outcome, Path], None]
+
+
+def run_with_progress(
+    requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
+) -> Outcome:
+    """Do one request after another, until one is interrupted; returns the sum of their outcomes."""
+    outcomes = []
+    interactive = sys.stderr.isatty()
+    for request in requests:
+        with listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard:
+            outcome = predict(request, heard.on_start, heard.on_entry)
+            heard.on_end(outcome, request.out)
+        outcomes.append(outcome)
+        if outcome.interrupted:
+            break
+    return sum_of(outcomes)
 
 
 @contextmanager
-def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Parts]:
-    """(on start, on entry, on end) of a run; messages go to stderr, JSON to stdout."""
+def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
+    """The listener of a run: messages and progress go to stderr, JSON lines to stdout.
+
+    `interactive` shows a bar, else there are lines as for a log file. With `quiet` only failures
+    and the last line are shown.
+    """
     if as_json:
-        yield (
-            lambda _: None,
-            lambda e: _say_json(
-                case=e.case,
-                status=e.status,
-                reason=e.reason,
-                grade=e.result.get("grade"),
-            ),
-            lambda run, _: _say_json(
-                done=run.done,
-                skipped=run.skipped,
-                failed=run.failed,
-                interrupted=run.interrupted,
-            ),
-        )
+        yield Listener(_ignore_start, _say_entry_as_json, _say_outcome_as_json)
         return
-    began, total = time.monotonic(), 0
-    counts: Counter[str] = Counter()
+    began = time.monotonic()
     with progress(quiet, terminal=interactive) as shown:
-        complain = partial(print, file=sys.stderr) if quiet else shown.say
+        reporter = _Reporter(shown, quiet=quiet, began=began)
+        yield Listener(reporter.start, reporter.hear, reporter.end)
 
-        def on_start(count: int) -> None:
-            nonlocal total
-            total = count
 
-        def on_entry(entry: Entry) -> None:
-            counts[entry.status] += 1
-            if (
-                entry.status == "failed"
-                or entry.is_kept
-                or (entry.is_left_out and not quiet)
-            ):
-                # As every message of trinat: who speaks, where, what is wrong and what to do.
-                complain(
-                    f"trinat: {one_line(f'{entry.input or entry.case}: {entry.reason}')}"
-                )
-            if entry.status == "skipped":
-                # What was done before says nothing of the time that is left.
-                shown.begin(counts.total())
-            rate = 60 * counts["done"] / (time.monotonic() - began)
-            said = f", {rate:.1f} scans/min" if rate else ""
-            head = f"{counts.total()}/{total} {entry.case}{said}"
-            shown.show(head, counts.total(), total, failed=counts["failed"])
+class _Reporter:
+    """Counts the entries of a run and shows them to a person; `began` is its monotonic time."""
 
-        yield (
-            on_start,
-            on_entry,
-            lambda run, out: _sum_up(run, out, time.monotonic() - began),
-        )
+    def __init__(self, shown: Progress, *, quiet: bool, began: float) -> None:
+        self._shown = shown
+        self._quiet = quiet
+        self._began = began
+        self._total = 0
+        self._counts: Counter[str] = Counter()
+
+    def start(self, count: int) -> None:
+        """The run has this many inputs."""
+        self._total = count
+
+    def hear(self, entry: Entry) -> None:
+        """Show the failure of an entry, if it is one, and how far the run is."""
+        self._counts[entry.status] += 1
+        seen = self._counts.total()
+        is_news = entry.is_left_out and not self._quiet
+        if entry.status == "failed" or entry.is_kept or is_news:
+            self._complain(entry)
+        if entry.status == "skipped":
+            # What was done before says nothing of the time that is left.
+            self._shown.begin(seen)
+        per_minute = 60 * self._counts["done"] / (time.monotonic() - self._began)
+        line = f"{seen}/{self._total} {entry.case}"
+        if per_minute:
+            line += f", {per_minute:.1f} scans/min"
+        self._shown.show(line, seen, self._total, failed=self._counts["failed"])
+
+    def _complain(self, entry: Entry) -> None:
+        """Print a failure as every message of trinat: where, what is wrong and what to do."""
+        where = entry.input or entry.case
+        message = f"trinat: {one_line(f'{where}: {entry.reason}')}"
+        if self._quiet:
+            sys.stderr.write(message + "\n")
+        else:
+            self._shown.say(message)
+
+    def end(self, outcome: Outcome, out: Path) -> None:
+        """Sum up the run in a line, with the place of its page."""
+        line = f"{outcome.done} done"
+        graded = []
+        for name in _GRADES:
+            count = outcome.grades.get(name)
+            if count:
+                graded.append(f"{count} {name}")
+        if graded:
+            line += f": {', '.join(graded)}"
+        if outcome.skipped:
+            line += f"; {outcome.skipped} skipped"
+            if outcome.kept:
+                line += f" ({outcome.kept} with changed results)"
+        line += f"; {outcome.failed} failed"
+        if outcome.done:
+            per_minute = 60 * outcome.done / (time.monotonic() - self._began)
+            line += f", {per_minute:.1f} scans/min"
+        # A part of the work has no page of its own: trinat merge makes that of all parts.
+        where = out if outcome.is_part else out / "report.html"
+        sys.stderr.write(f"{line}: {where}\n")
+        if outcome.interrupted:
+            sys.stderr.write("stopped before the end: the same command goes on\n")
+
+
+def _ignore_start(count: int) -> None:
+    """A machine needs no number of inputs: it gets a line for each, and a last one."""
+
+
+def _say_entry_as_json(entry: Entry) -> None:
+    _say_json(
+        case=entry.case,
+        status=entry.status,
+        reason=entry.reason,
+        grade=entry.result.get("grade"),
+    )
+
+
+def _say_outcome_as_json(outcome: Outcome, out: Path) -> None:
+    _say_json(
+        done=outcome.done,
+        skipped=outcome.skipped,
+        failed=outcome.failed,
+        interrupted=outcome.interrupted,
+    )
 
 
 def _say_json(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
-
-
-def _sum_up(outcome: Outcome, out: Path, seconds: float) -> None:
-    rate = f", {60 * outcome.done / seconds:.1f} scans/min" if outcome.done else ""
-    graded = [f"{n} {name}" for name in _GRADES if (n := outcome.grades.get(name))]
-    grades = f": {', '.join(graded)}" if graded else ""
-    kept = f" ({outcome.kept} with changed results)" if outcome.kept else ""
-    skipped = f"; {outcome.skipped} skipped{kept}" if outcome.skipped else ""
-    # A part of the work has no page of its own: trinat merge makes that of all parts.
-    where = out if outcome.is_part else out / "report.html"
-    sys.stderr.write(
-        f"{outcome.done} done{grades}{skipped}; {outcome.failed} failed{rate}: {where}\n"
-    )
-    if outcome.interrupted:
-        sys.stderr.write("stopped before the end: the same command goes on\n")

@@ -1,7 +1,7 @@
 """What a worker process runs: reading, networks and writing of different scans at the same time.
 
 Talks with its parent through one pipe. In: a Case, or None to finish what is in hand. Out: "ready"
-once the model is loaded, (case id, stage) as stages begin and an Entry as each case ends.
+once the model is loaded, (case id, stage) as stages begin, and an Entry as each case ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
-from trinat.pipelines.predict.ledger import Entry
-from trinat.pipelines.predict.outputs import Job, RunSettings, read
+from trinat.pipelines.predict.case_in_progress import CaseInProgress, read
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.timing import stage, time_process
 
@@ -36,7 +37,7 @@ _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def serve(connection: Connection, settings: RunSettings, device: str) -> None:
-    """Entry point of the process. Returns when told to finish; exits with its parent."""
+    """Entry point of the process. Returns when it is asked to finish; exits with its parent."""
     # Ctrl-C reaches every process of a terminal: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -68,17 +69,16 @@ class _Server:
         self._worker: Future[CaseWorker] = Future()
         self._speaking = threading.Lock()
         self._stopping = threading.Event()
+        # None is the last in each queue.
         self._given: queue.Queue[Case | None] = queue.Queue()
-        self._read: queue.Queue[Job | None] = queue.Queue(1)
-        self._segmented: queue.Queue[Job | None] = queue.Queue(1)
+        self._read: queue.Queue[CaseInProgress | None] = queue.Queue(1)
+        self._segmented: queue.Queue[CaseInProgress | None] = queue.Queue(1)
 
     def run(self) -> None:
-        threads = [
-            threading.Thread(target=step, daemon=True, name=step.__name__)
-            for step in (self._listen, self._read_all, self._write_all)
-        ]
-        for thread in threads:
-            thread.start()
+        """Load the model and do the cases that come; networks run in this thread."""
+        self._start_thread(self._listen)
+        self._start_thread(self._read_all)
+        writer = self._start_thread(self._write_all)
         try:
             with stage("start"):
                 from trinat.pipelines.predict.case import CaseWorker
@@ -90,9 +90,15 @@ class _Server:
             return
         self._say("ready")
         self._infer_all()
-        threads[-1].join()
+        writer.join()
+
+    def _start_thread(self, step: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=step, daemon=True, name=step.__name__)
+        thread.start()
+        return thread
 
     def _listen(self) -> None:
+        """Take what the parent sends, until it is to finish."""
         while True:
             try:
                 case = self._connection.recv()
@@ -101,43 +107,63 @@ class _Server:
                 os._exit(1)
             if case is None:
                 self._stopping.set()
-            self._given.put(case)
-            if case is None:
+                self._given.put(None)
                 return
+            self._given.put(case)
 
     def _read_all(self) -> None:
-        while (case := self._given.get()) is not None:
-            if not self._stopping.is_set() and (job := self._read_one(case)):
-                self._read.put(job)
-                del job
+        """The first step: scans that were given are read, unless the run is to finish."""
+        while True:
+            case = self._given.get()
+            if case is None:
+                break
+            if self._stopping.is_set():
+                continue
+            scan = self._read_one(case)
+            if scan is not None:
+                self._read.put(scan)
+            # A scan is large: it is not held here while the next one is waited for.
+            del scan
         self._read.put(None)
 
-    def _read_one(self, case: Case) -> Job | None:
-        job = self._step("reading", case, partial(read, case, self._settings))
-        return job and self._step(
-            "reading", case, partial(self._worker.result().prepare, job)
-        )
+    def _read_one(self, case: Case) -> CaseInProgress | None:
+        """Read a scan and bring it to the working grid; None if that failed."""
+        scan = self._step("reading", case, partial(read, case, self._settings))
+        if scan is None:
+            return None
+        # While the model is loaded the case waits.
+        worker = self._worker.result()
+        return self._step("reading", case, partial(worker.prepare, scan))
 
     def _infer_all(self) -> None:
-        infer = self._worker.result().infer
-        while (job := self._read.get()) is not None:
+        """The second step: networks."""
+        worker = self._worker.result()
+        while True:
+            scan = self._read.get()
+            if scan is None:
+                break
             if not self._stopping.is_set():
-                done = self._step("networks", job.case, partial(infer, job))
+                done = self._step("networks", scan.case, partial(worker.infer, scan))
                 if done is not None:
                     self._segmented.put(done)
                 del done
-            del job
+            del scan
         self._segmented.put(None)
 
     def _write_all(self) -> None:
-        while (job := self._segmented.get()) is not None:
-            write = partial(self._worker.result().write, job)
-            if entry := self._step("writing", job.case, write):
+        """The third step: outputs are written and the parent gets the entry."""
+        while True:
+            scan = self._segmented.get()
+            if scan is None:
+                return
+            worker = self._worker.result()
+            entry = self._step("writing", scan.case, partial(worker.write, scan))
+            if entry is not None:
                 self._say(entry)
-            del job, write
+            del scan
 
     def _step(self, name: str, case: Case, work: Callable[[], _T]) -> _T | None:
-        """What the work gives; None if it failed, which is said."""
+        """What the work gives; None if it failed, which the parent is sent as a failed entry."""
         self._say((case.id, name))
         try:
             result = work()
@@ -149,5 +175,6 @@ class _Server:
         return result
 
     def _say(self, message: object) -> None:
+        """Send to the parent; one thread at a time."""
         with self._speaking:
             self._connection.send(message)

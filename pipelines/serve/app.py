@@ -33,7 +33,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from trinat.pipelines.common.naming import Product
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import PLAIN_LABEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.serve.queue import (

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import Product
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import CaseNames
 from trinat.pipelines.predict.tables import write_volumes
 from trinat.pipelines.web.guard import new_token

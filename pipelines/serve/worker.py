@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.engine import Engine, LocalEngine
-from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.serve.queue import Queue
 from trinat.segmentation.errors import DeviceError, reason_of
 
@@ -30,7 +30,7 @@ class _StoppedError(Exception):
 class Worker:
     """`ready` once a model is loaded; `error` is what ended the engine, if anything did."""
 
-    def __init__(self, queue: Queue, plan: Plan, model: Path) -> None:
+    def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
         self.queue = queue
         self.error: Exception | None = None
         # A cluster says nothing of stages.

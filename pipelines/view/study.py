@@ -22,7 +22,8 @@ from trinat.pipelines.common.ratings import (
     save_rating,
 )
 from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
-from trinat.pipelines.predict.ledger import Entry, entries_in
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.errors import ConfigError, InputError

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import trinat
 from trinat.pipelines.cli import app
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.tables import write_tables
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.report.tables import METRICS_COLUMNS

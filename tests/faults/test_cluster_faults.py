@@ -19,12 +19,13 @@ from helpers.overfitted import random_model
 from helpers.poison import IN_HAND, segment_poison, segment_without_end
 from helpers.serial import SerialEngine, run_serially, write_scans
 
-from trinat.pipelines.cli.predict import engine_on
+from trinat.pipelines.cli.choices import engine_on
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.cluster import DaskEngine
-from trinat.pipelines.predict.ledger import Entry, read_entries
-from trinat.pipelines.predict.outputs import RunSettings
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
 

@@ -25,8 +25,9 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.engine import LocalEngine
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.outputs import WORK, OutputSettings, RunSettings
-from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
 
@@ -167,7 +168,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.predict.run._GRACE_S", grace_s)
+    monkeypatch.setattr("trinat.pipelines.predict.stopping._GRACE_S", grace_s)
     scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:
@@ -227,9 +228,9 @@ def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
 
 
 def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:
-    plan = Plan([], Path(), output=OutputSettings(mirror=True, samples=2))
-    assert plan.limit_s == 6 * 7200
-    assert replace(plan, timeout_s=0).limit_s == 0
+    request = PredictRequest([], Path(), output=OutputSettings(mirror=True, samples=2))
+    assert request.limit_s == 6 * 7200
+    assert replace(request, timeout_s=0).limit_s == 0
 
 
 def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import time
 from multiprocessing.connection import Connection
 
 from trinat.pipelines.common.cases import Case
-from trinat.pipelines.predict.ledger import Entry
-from trinat.pipelines.predict.outputs import RunSettings
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.server import serve
+from trinat.pipelines.predict.settings import RunSettings
 
 IN_HAND = "in-hand"  # a file that says so
 
@@ -51,7 +51,7 @@ def serve_poison(connection: Connection, settings: RunSettings, device: str) -> 
 
     read = server.read
 
-    def poisoned(case: Case, settings: RunSettings) -> server.Job:
+    def poisoned(case: Case, settings: RunSettings) -> server.CaseInProgress:
         if case.stem.startswith("kills"):
             os.kill(os.getpid(), signal.SIGKILL)
         if case.stem.startswith("hangs"):

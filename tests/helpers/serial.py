@@ -7,8 +7,10 @@ from typing import Any
 
 from helpers.overfitted import miniature, random_model
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.outputs import OutputSettings
-from trinat.pipelines.predict.run import Outcome, Plan, predict
+from trinat.pipelines.predict.outcome import Outcome
+from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.settings import OutputSettings
 
 QUICK = OutputSettings(picture=False)
 
@@ -21,7 +23,7 @@ def run_serially(inputs: Path | list[str], out: Path, **changes: Any) -> Outcome
         "threads": 1,
         "output": QUICK,
     }
-    return predict(Plan(given, out, **(fields | changes)))
+    return predict(PredictRequest(given, out, **(fields | changes)))
 
 
 def write_scans(folder: Path, *names: str) -> Path:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.outputs import TABLES
 from trinat.pipelines.predict.tables import write_label_table, write_tables
 from trinat.segmentation.io.files import sha256_of

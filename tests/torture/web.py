@@ -54,7 +54,7 @@ def http_requests(attempt: Try) -> None:
 @cache
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
-    from trinat.pipelines.predict.run import Plan
+    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.serve.app import make_app, read_scheme
     from trinat.pipelines.serve.queue import Queue
     from trinat.pipelines.serve.worker import Worker
@@ -65,7 +65,7 @@ def _server(sound: Path) -> str:
     folder = sound.with_name(f"queue-{threading.get_native_id()}")
     folder.mkdir()
     queue = Queue(folder, queued=10**6, per_client=10**6)
-    worker = Worker(queue, Plan((), folder), sound / "model")
+    worker = Worker(queue, PredictRequest((), folder), sound / "model")
     app, said = (
         make_app(queue, worker, "tiny", read_scheme(sound / "model")),
         Said[str](),

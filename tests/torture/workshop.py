@@ -195,9 +195,9 @@ def _command(arguments: list[str], before: Callable[[], object], serial: bool) -
     sys.argv = ["trinat", *arguments]
     if serial:
         from trinat.pipelines.predict.engine import SerialEngine
-        from trinat.pipelines.predict.run import Plan
+        from trinat.pipelines.predict.request import PredictRequest
 
-        Plan.local_engine = lambda self, settings: SerialEngine(settings)  # type: ignore[method-assign]
+        PredictRequest.local_engine = lambda self, settings: SerialEngine(settings)  # type: ignore[method-assign]
     before()
     try:
         main()

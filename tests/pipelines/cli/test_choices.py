@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.cli.predict import split_devices
-from trinat.pipelines.predict.run import Plan
+from trinat.pipelines.cli.choices import split_devices
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.segmentation.errors import ConfigError
 
 
@@ -50,5 +50,7 @@ def test_what_is_no_device_is_refused(text: str) -> None:
 def test_workers_are_dealt_out_to_devices_in_turn(
     devices, workers: int, planned
 ) -> None:
-    plan = Plan([], Path(), devices=split_devices(devices), workers=workers)
-    assert plan.worker_devices == planned
+    request = PredictRequest(
+        [], Path(), devices=split_devices(devices), workers=workers
+    )
+    assert request.worker_devices == planned

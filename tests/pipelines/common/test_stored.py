@@ -17,7 +17,8 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.stored import stored_cases, stored_files
 from trinat.pipelines.evaluate.run import Settings, evaluate
 from trinat.pipelines.predict.case import CaseWorker
-from trinat.pipelines.predict.outputs import RunSettings, read
+from trinat.pipelines.predict.case_in_progress import read
+from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, TrinatError

@@ -17,7 +17,8 @@ from helpers.miniatures import without_orientation
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import Settings, read_ranges, report
-from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme

@@ -21,7 +21,8 @@ from helpers.serial import run_serially, write_scans
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.pairing import read_mapping
 from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
-from trinat.pipelines.predict.ledger import Entry, Ledger
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme

@@ -18,9 +18,11 @@ from trinat.pipelines.common.naming import ASIDE
 from trinat.pipelines.evaluate.cohort import Settings as ReportSettings
 from trinat.pipelines.evaluate.cohort import report
 from trinat.pipelines.evaluate.run import Settings, evaluate
-from trinat.pipelines.predict.ledger import Entry, Ledger, read_entries
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger, read_entries
+from trinat.pipelines.predict.merge import merge
 from trinat.pipelines.predict.outputs import SLICES, WORK
-from trinat.pipelines.predict.run import Shard, merge
+from trinat.pipelines.predict.request import Shard
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 
@@ -54,7 +56,7 @@ def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(
 ) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
     with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2039)
+        ahead.setattr("trinat.pipelines.predict.entry.datetime", In2039)
         run_serially(scans, out)
     assert held(out)["a"].finished.startswith("2039")
     (scans / "a.nii.gz").write_bytes(b"damaged")
@@ -271,10 +273,13 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
     from helpers.overfitted import random_model
 
     from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.run import Plan, predict
+    from trinat.pipelines.predict.request import PredictRequest
+    from trinat.pipelines.predict.run import predict
 
-    plan = Plan([str(scans)], out, str(random_model()), engine=SerialEngine, threads=1)
-    assert predict(plan, on_start=beside).done == 1
+    request = PredictRequest(
+        [str(scans)], out, str(random_model()), engine=SerialEngine, threads=1
+    )
+    assert predict(request, on_start=beside).done == 1
     assert len(refused) == 1
     assert "\n" not in refused[0]
 

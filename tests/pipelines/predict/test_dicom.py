@@ -23,8 +23,8 @@ from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.outputs import RunSettings
 from trinat.pipelines.predict.progress import listener
+from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.io.volume import Volume
 
 # How DICOM cuts: axes to which columns, rows and slices grow.

@@ -9,14 +9,9 @@ import pytest
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import LEFT_OUT
-from trinat.pipelines.predict.ledger import (
-    Entry,
-    Ledger,
-    Status,
-    ledgers_in,
-    read_entries,
-)
-from trinat.pipelines.predict.outputs import OutputSettings, RunSettings
+from trinat.pipelines.predict.entry import Entry, Status
+from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_entries
+from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
 

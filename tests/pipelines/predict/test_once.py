@@ -14,8 +14,8 @@ from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.predict.case import CaseWorker
-from trinat.pipelines.predict.ledger import Entry
-from trinat.pipelines.predict.outputs import Job
+from trinat.pipelines.predict.case_in_progress import CaseInProgress
+from trinat.pipelines.predict.entry import Entry
 
 _opened: list[str] | None = None
 
@@ -74,14 +74,14 @@ def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
     )
     infer, write = CaseWorker.infer, CaseWorker.write
 
-    def heard(self: CaseWorker, job: Job) -> Job:
-        if job.case.id == "b":
+    def heard(self: CaseWorker, scan: CaseInProgress) -> CaseInProgress:
+        if scan.case.id == "b":
             began.set()
-        return infer(self, job)
+        return infer(self, scan)
 
-    def waits(self: CaseWorker, job: Job) -> Entry:
+    def waits(self: CaseWorker, scan: CaseInProgress) -> Entry:
         met.append(began.wait(30))
-        return write(self, job)
+        return write(self, scan)
 
     monkeypatch.setattr(CaseWorker, "infer", heard)
     monkeypatch.setattr(CaseWorker, "write", waits)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.progress import listener
-from trinat.pipelines.predict.run import Outcome
 
 BROKEN = Entry("b", "failed", "in/b\n.nii.gz", "cut short: copy it again")
 

@@ -23,7 +23,8 @@ from helpers.serial import QUICK, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.run import Shard, merge
+from trinat.pipelines.predict.merge import merge
+from trinat.pipelines.predict.request import Shard
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import sha256_of
 
@@ -140,7 +141,7 @@ def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
             return datetime(2099, 1, 1, tzinfo=tz)
 
     with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.predict.ledger.datetime", In2099)
+        ahead.setattr("trinat.pipelines.predict.entry.datetime", In2099)
         run_serially(scans, out)
     assert read_entries([out / "run.jsonl"])["a"].finished.startswith("2099")
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
@@ -293,7 +294,7 @@ def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(
     def stopped() -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
-    monkeypatch.setattr("trinat.pipelines.predict.run._stopping", stopped)
+    monkeypatch.setattr("trinat.pipelines.predict.run.stop_on_signal", stopped)
     outcome = run_serially(*again)
     assert (outcome.done, outcome.skipped, outcome.failed) == (0, 0, 0)
     assert outcome.exit == Exit.INTERRUPTED

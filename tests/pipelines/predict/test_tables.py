@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 
-from trinat.pipelines.predict.ledger import Entry, Ledger
-from trinat.pipelines.predict.outputs import MOST_SHOWN, RunSettings, slices_of
-from trinat.pipelines.predict.run import _Run
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
+from trinat.pipelines.predict.outputs import MOST_SHOWN, slices_of
+from trinat.pipelines.predict.recorder import Recorder
+from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.tables import write_tables
 
 EVIL = "<script>document.title='broken'</script>"
@@ -160,7 +162,7 @@ def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
         parts = [order[:4], order[4:]] if name == "twice" else [order]
         for part in parts:
             with Ledger(out / "run.jsonl", known) as ledger:
-                run = _Run(
+                recorder = Recorder(
                     RunSettings(out, Path("m"), "m", tmp_path), ledger, lambda _: None
                 )
                 for n in part:
@@ -169,7 +171,9 @@ def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
                     )
                     seen = SEEN | {"mean_agreement": n / 10}
                     staged = str(tmp_path / f"{name}-{n}")
-                    run.note(Entry(f"scan/{n}", "done", result=seen, staged=staged))
+                    recorder.note(
+                        Entry(f"scan/{n}", "done", result=seen, staged=staged)
+                    )
                 known = ledger.entries
         kept = {path.relative_to(out).as_posix() for path in out.glob(".trinat-page/*")}
         assert kept == {slices_of(f"scan/{n}") for n in range(MOST_SHOWN)}

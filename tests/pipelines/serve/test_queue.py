@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.ledger import Entry
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.serve.queue import FullError, Job, Queue, default_folder
 from trinat.segmentation.errors import DiskFullError
 

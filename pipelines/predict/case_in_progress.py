@@ -1,0 +1,53 @@
+"""A scan on its way from file to outputs, and its first step: reading.
+
+Imports no torch: the first scan is read while that loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trinat.pipelines.common.cases import Case
+from trinat.pipelines.common.scanfiles import refuse_changed
+from trinat.pipelines.predict.settings import RunSettings
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.timing import Clock, stage, timed
+
+if TYPE_CHECKING:
+    from trinat.segmentation.inference.prediction import Prediction
+    from trinat.segmentation.space.conform import Conformed
+
+
+@dataclass
+class CaseInProgress:
+    """A scan on its way: each step adds what the next one needs and drops what it does not.
+
+    `volume` is there after reading, `conformed` after preparing, `found` after the networks.
+    `digest` is the SHA-256 of the bytes that were read.
+    """
+
+    case: Case
+    volume: Volume | None = None
+    digest: str = ""
+    conformed: Conformed | None = None
+    found: Prediction | None = None
+    clock: Clock = field(default_factory=Clock)
+
+
+def read(case: Case, settings: RunSettings) -> CaseInProgress:
+    """Read the scan of a case. What is wrong with its file raises, as does one that was changed."""
+    scan = CaseInProgress(case)
+    with timed(scan.clock), stage("read"):
+        scan.volume = Volume.read(
+            case.path,
+            series=case.series,
+            axes=case.axes,
+            trust_affine=settings.output.trust_affine,
+            fill_nonfinite=settings.output.fill_nonfinite,
+        )
+    # Taken while it was read: what is in the ledger is what was segmented.
+    if scan.volume.source_sha256 is not None:
+        scan.digest = scan.volume.source_sha256
+    refuse_changed(case.sha256, scan.digest, case.path)
+    return scan

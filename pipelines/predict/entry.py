@@ -1,0 +1,165 @@
+"""An entry: what became of one input of one run. A line of the ledger, and a worker's answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from trinat.pipelines.common.cases import Case
+from trinat.pipelines.common.naming import LEFT_OUT
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.timing import Spent
+
+if TYPE_CHECKING:
+    from trinat.pipelines.predict.settings import RunSettings
+
+Status = Literal["done", "failed", "skipped", "writing"]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one input of one run.
+
+    Paths are relative: `input` to the root of the inputs, all others to the output folder.
+
+    - `scan` is the input's path; `input_sha256` is the hash of the bytes that were segmented.
+    - `model` is a hash. It is empty where an input was refused before any model was loaded.
+    - `outputs` maps each path to its SHA-256. `aside` maps what earlier attempts had written,
+      and this one has not, to where it was moved.
+    - `result` holds everything that tables are made of: volumes, quality, notes.
+    - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in
+      ledgers from before attempts were numbered.
+
+    Three fields are for the run alone and never in the file. `staged` is the folder where outputs
+    wait until they are moved into place. `spent` is where the time of the worker's process went
+    since its entry before. `no_room` says that the case failed because the disk is full.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    case: str
+    status: Status
+    input: str = ""
+    reason: str = ""
+    input_sha256: str = ""
+    scan: str = ""
+    model: str = ""
+    settings: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    aside: Mapping[str, str] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    worker: str = ""
+    attempt: int = 0
+    finished: str = field(default_factory=_now)
+    staged: str = ""
+    spent: Spent = field(default_factory=dict)
+    no_room: bool = False
+
+    @classmethod
+    def of(
+        cls, case: Case, settings: RunSettings, status: Status, **fields: Any
+    ) -> Entry:
+        """What a run with these settings made of a case; `fields` are further fields."""
+        # As seen from the output, so that no path of this machine gets into the ledger.
+        scan = os.path.relpath(case.path, settings.out.resolve())
+        return cls(
+            case.id,
+            status,
+            case.shown,
+            scan=scan,
+            model=settings.model_sha256,
+            settings=settings.output.digest(),
+            **fields,
+        )
+
+    @classmethod
+    def failed(cls, case: Case, settings: RunSettings, reason: str) -> Entry:
+        """The entry of a case that gave no result, for this reason."""
+        return cls.of(case, settings, "failed", reason=reason)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it was skipped because its result was changed after a run had written it."""
+        return self.status == "skipped" and bool(self.model)
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it is a part of the input that is no scan to segment, such as a localiser."""
+        return self.status == "skipped" and self.reason.startswith(LEFT_OUT)
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it was refused once and is no longer given: no table shows it."""
+        return self.status == "skipped" and not self.model and not self.is_left_out
+
+    def is_current(self, case: Case, settings: RunSettings) -> bool:
+        """Whether its result needs no new run.
+
+        It was done from the same input, with the same model and settings, and its outputs are
+        still as they were written.
+        """
+        if self.status != "done" or self.model != settings.model_sha256:
+            return False
+        if self.settings != settings.output.digest():
+            return False
+        # The scan comes last: where anything else has changed it is not read.
+        if not self.is_written(settings.out):
+            return False
+        return digest_of(*case.files) == self.input_sha256
+
+    def is_written(self, folder: Path) -> bool:
+        """Whether its outputs are in `folder`, and are as they were written."""
+        return all(
+            digest_of(folder / path) == digest for path, digest in self.outputs.items()
+        )
+
+    def digest_of_scan(self, folder: Path) -> str | None:
+        """SHA-256 of the scan as it is now; None where it is missing or consists of many files.
+
+        `folder` is the output folder, which the path of the scan starts from.
+        """
+        if not self.scan:
+            return None
+        case = Case(self.case, folder.resolve() / self.scan, self.input)
+        return digest_of(*case.files)
+
+
+def digest_of(*paths: Path) -> str | None:
+    """SHA-256 over the bytes of these files; None if one is missing or not a regular file."""
+    try:
+        return sha256_of(*paths)
+    except (InputError, OSError):
+        return None
+
+
+def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """SHA-256 of those of these names that are in the folder; None for what is not a file."""
+    digests = {}
+    for name in names:
+        if os.path.lexists(folder / name):
+            digests[name] = digest_of(folder / name)
+    return digests
+
+
+def taught_by_models(entries: Iterable[Entry]) -> list[str]:
+    """A sentence on each model that was trained with labels which other models had made.
+
+    Every report shows these.
+    """
+    sentences = set()
+    for entry in entries:
+        pseudo_labels = entry.result.get("pseudo_labels")
+        if pseudo_labels:
+            sentences.add(f"{entry.result['model']} was trained with {pseudo_labels}.")
+    return sorted(sentences)

@@ -1,0 +1,54 @@
+"""trinat merge: the ledgers of parts of the work become one, with the tables and page of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.predict.doubt import most_doubtful
+from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_entries
+from trinat.pipelines.predict.outcome import Outcome
+from trinat.pipelines.predict.outputs import WORK, slices_of
+from trinat.pipelines.predict.tables import write_tables
+from trinat.pipelines.predict.work_folder import emptied, make_tables_folder
+from trinat.segmentation.errors import InputError
+
+
+def merge(out: Path, *, overwrite: bool = False) -> Outcome:
+    """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page.
+
+    With `overwrite`, tables of the user give way; a copy of them stays.
+    """
+    ledgers = ledgers_in(out)
+    joined = out / "run.jsonl"
+    if not ledgers:
+        raise InputError(
+            "no run*.jsonl here", where=out, remedy="give the --out of trinat predict"
+        )
+    staging = out / WORK / "staging"
+    with run_lock(out / WORK / "lock"), emptied(staging):
+        written: set[tuple[str, str]] = set()
+        own_ledgers = [joined] if joined.exists() else []
+        own = read_entries(own_ledgers, written=written)
+        others = [path for path in ledgers if path != joined]
+        entries = read_entries(others, known=own, written=written)
+        with Ledger(joined, own, written, overwrite=overwrite) as ledger:
+            folder = make_tables_folder(staging)
+            write_tables(folder, entries.values(), out)
+            ledger.place(folder)
+            # Each part of the work has kept the slices of its own most doubtful cases.
+            shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}
+            for case in entries:
+                slices = slices_of(case)
+                if slices not in shown:
+                    (out / slices).unlink(missing_ok=True)
+            for case, entry in entries.items():
+                if own.get(case) != entry:
+                    ledger.add(entry)
+    counts = Counter(
+        entry.status for entry in entries.values() if not entry.is_withdrawn
+    )
+    return Outcome(
+        counts["done"], counts["skipped"], counts["failed"], interrupted=False
+    )

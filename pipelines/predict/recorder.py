@@ -1,0 +1,243 @@
+"""What becomes of each input: its files in their place, its line in the ledger, the counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trinat.pipelines.common.cases import Case, Refusal
+from trinat.pipelines.predict.doubt import most_doubtful
+from trinat.pipelines.predict.entry import Entry, Status, digests_of
+from trinat.pipelines.predict.ledger import ChangedError, Ledger
+from trinat.pipelines.predict.outcome import Outcome
+from trinat.pipelines.predict.outputs import CaseNames, slices_of
+from trinat.pipelines.predict.settings import RunSettings
+from trinat.segmentation.errors import (
+    DiskFullError,
+    OutputError,
+    is_disk_full,
+    reason_of,
+)
+from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
+from trinat.segmentation.timing import Spent, stage, together
+
+_NO_SERIES = (
+    "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
+)
+
+
+@dataclass
+class Recorder:
+    """Notes what becomes of each input of a run, and decides which cases are to be done.
+
+    `on_entry` is called with each entry. `cases` are the run's cases by id. `shown` are the most
+    doubtful cases so far, of which the page of the folder has slices.
+    """
+
+    settings: RunSettings
+    ledger: Ledger
+    on_entry: Callable[[Entry], None]
+    cases: Mapping[str, Case] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    grades: Counter[str] = field(default_factory=Counter)
+    kept: int = 0
+    spent: list[Spent] = field(default_factory=list)
+    workers: set[str] = field(default_factory=set)
+    shown: list[Entry] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = most_doubtful(self.ledger.entries.values())
+
+    @stage("write")
+    def note(self, entry: Entry, *, keep: bool = True) -> None:
+        """Move a case's files into place, add its line to the ledger, and count it.
+
+        Without `keep` there is no line: the one that is there still holds. DiskFullError where
+        the disk has no room, as the scans to come would be segmented for nothing.
+        """
+        if entry.staged:
+            entry = self._place(entry)
+        if entry.no_room:
+            remedy = "free some and run again: it goes on where it stopped"
+            raise DiskFullError(
+                "no space left on its disk", where=self.settings.out, remedy=remedy
+            )
+        if keep:
+            if entry.model:
+                entry = replace(entry, aside=self._set_aside(entry))
+            self.ledger.add(entry)
+        self.counts[entry.status] += 1
+        if entry.is_kept:
+            self.kept += 1
+        grade = entry.result.get("grade")
+        if grade:
+            self.grades[grade] += 1
+        if entry.spent:
+            self.spent.append(entry.spent)
+            self.workers.add(entry.worker)
+        self.on_entry(entry)
+
+    def _place(self, entry: Entry) -> Entry:
+        """Move a case's files into place; returns its entry, or a failed one if that fails.
+
+        Slices are kept of the most doubtful cases alone.
+        """
+        others = [other for other in self.shown if other.case != entry.case]
+        shown = most_doubtful([*others, entry])
+        if entry not in shown:
+            slices = slices_of(entry.case)
+            (Path(entry.staged) / slices).unlink(missing_ok=True)
+            self.ledger.remove(slices)
+        try:
+            self.ledger.place(Path(entry.staged), entry)
+            for other in others:
+                if other not in shown:
+                    slices = slices_of(other.case)
+                    (self.settings.out / slices).unlink(missing_ok=True)
+        except (OutputError, OSError) as error:
+            return _not_placed(entry, error)
+        self.shown = shown
+        return entry
+
+    def _set_aside(self, entry: Entry) -> dict[str, str]:
+        """Move away what earlier attempts at a case have written and this one has not.
+
+        Returns where each file was moved.
+        """
+        if entry.status == "skipped":
+            return {}
+        case = self.cases.get(entry.case)
+        if case is None:
+            names = CaseNames(Path(), entry.case, {}, bids=False)
+        else:
+            names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
+        before = self.ledger.entries.get(entry.case)
+        if entry.status == "failed":
+            self.ledger.remove(slices_of(entry.case))
+        elif before is not None:
+            labels_before = names.labels_in(before.outputs)
+            if labels_before == names.labels_in(entry.outputs):
+                # Of the same label map, what was written with other settings is right.
+                return {}
+        older = set(names.every())
+        if before is not None:
+            older.update(before.outputs)
+        return self.ledger.set_aside(sorted(older - entry.outputs.keys()))
+
+    def withdraw_refusals(self, refusals: Sequence[Refusal]) -> None:
+        """Note which inputs earlier runs refused and this one does not: no table shows these.
+
+        A missing file was found, say, or one of two of the same name is gone. `refusals` are
+        those of this run.
+        """
+        refused_now = {refusal.shown for refusal in refusals}
+        for entry in list(self.ledger.entries.values()):
+            was_refused = entry.status == "failed" and not entry.model
+            if was_refused and entry.case not in refused_now:
+                withdrawn = Entry(entry.case, "skipped", entry.input, "no longer given")
+                self.ledger.add(withdrawn)
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        """Note the inputs of this run that cannot be segmented."""
+        for refusal in refusals:
+            shown = refusal.shown
+            if refusal.harmless:
+                # A twin of a case is reported, but is no case of its own in the ledger.
+                entry = Entry(shown, "skipped", shown, refusal.reason)
+                self.note(entry, keep=entry.is_left_out)
+            else:
+                aside = self._withdraw(refusal)
+                self.note(Entry(shown, "failed", shown, refusal.reason, aside=aside))
+
+    def _withdraw(self, refusal: Refusal) -> dict[str, str]:
+        """Set aside the result of what was a case before and is refused now.
+
+        Returns what was moved, if the refusal goes to the ledger under the case's own name.
+        """
+        known = self.ledger.entries.get(refusal.case)
+        if known is None or known.is_withdrawn:
+            return {}
+        failed = Entry(refusal.case, "failed", refusal.shown, refusal.reason)
+        aside = self._set_aside(failed)
+        if refusal.case == refusal.shown:
+            return aside
+        self.ledger.add(replace(failed, status="skipped", aside=aside))
+        return {}
+
+    def cases_to_do(
+        self, cases: Sequence[Case], stop: Callable[[], bool]
+    ) -> Iterator[Case]:
+        """The cases that have to be segmented; those that need not or cannot be are noted.
+
+        `stop` is asked before each: looking through what is done takes long where there is much.
+        """
+        for case in cases:
+            if stop():
+                return
+            reason = self._why_impossible(case)
+            if reason:
+                self.note(Entry.failed(case, self.settings, reason))
+                continue
+            known = self.ledger.entries.get(case.id)
+            if known is not None and known.is_current(case, self.settings):
+                # The entry of the run that did it still holds.
+                unchanged = "done before, nothing changed"
+                self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
+                continue
+            obstructed = self._entry_if_obstructed(case)
+            if obstructed is None:
+                yield case
+            else:
+                self.note(obstructed)
+
+    def _why_impossible(self, case: Case) -> str:
+        """Why a case cannot be segmented as it is wanted; empty where it can."""
+        if self.settings.require_checksum and not has_checksum(case.path):
+            return NO_CHECKSUM
+        wants_seg = self.settings.output.dicom_seg or "dicom_seg" in case.also
+        if wants_seg and not case.series:
+            return _NO_SERIES
+        return ""
+
+    def _entry_if_obstructed(self, case: Case) -> Entry | None:
+        """The entry of a case in the place of whose outputs there are files of the user."""
+        names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
+        files = [str(path) for path in names.all(self.settings.output, case.path)]
+        try:
+            self.ledger.refuse(digests_of(self.settings.out, files))
+        except OutputError as error:
+            return _not_placed(Entry.of(case, self.settings, "failed"), error)
+        return None
+
+    def outcome(self, given: int, *, is_part: bool) -> Outcome:
+        """What the run came to; `given` is the number of its inputs."""
+        return Outcome(
+            self.counts["done"],
+            self.counts["skipped"],
+            self.counts["failed"],
+            interrupted=self.counts.total() < given,
+            kept=self.kept,
+            is_part=is_part,
+            grades=self.grades,
+            spent=together(self.spent, side_by_side=len(self.workers)),
+        )
+
+
+def _not_placed(entry: Entry, error: Exception) -> Entry:
+    """The entry of a scan whose outputs cannot be put in place.
+
+    It has failed, unless they are there and were changed: then it is skipped.
+    """
+    status: Status = "failed"
+    if isinstance(error, ChangedError):
+        status = "skipped"
+    return replace(
+        entry,
+        status=status,
+        reason=reason_of(error, where=False),
+        no_room=is_disk_full(error),
+        outputs={},
+        result={},
+    )

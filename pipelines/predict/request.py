@@ -1,0 +1,138 @@
+"""A request: everything that a run of trinat predict is asked for, checked and typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from natsort import natsorted
+
+from trinat.pipelines.common.cases import Found
+from trinat.pipelines.common.naming import safe_component
+from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.predict.engine import Engine, LocalEngine
+from trinat.pipelines.predict.settings import RunSettings, WorkerOptions
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.models.zoo import MODEL_FILE
+
+# A scan that takes longer than this for each pass of the networks hangs.
+_LIMIT_OF_PASS_S = 7200.0
+
+EngineMaker = Callable[[RunSettings], Engine]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part K of N of a list of cases, 1 to N; the same cases wherever it is computed."""
+
+    part: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """The shard of "K/N"; ConfigError where that is not a part."""
+        part, slash, of = text.partition("/")
+        are_numbers = bool(slash) and part.isdecimal() and of.isdecimal()
+        if not are_numbers or not 1 <= int(part) <= int(of):
+            raise ConfigError(
+                f"--shard {text}: not a part", remedy="give K/N, as 1/10 to 10/10"
+            )
+        return cls(int(part), int(of))
+
+    def __str__(self) -> str:
+        """What the names of its ledger, lock and staging folder have in addition."""
+        return f".shard-{self.part}-of-{self.of}"
+
+    @classmethod
+    def of_part(cls, text: str) -> Shard | None:
+        """The shard whose `str` is `text`; None for the name of another part."""
+        match = re.fullmatch(r"\.shard-(\d+)-of-(\d+)", text)
+        if match is None:
+            return None
+        return cls(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class PredictRequest(WorkerOptions):
+    """Everything that a run is asked for.
+
+    - `devices` are one or more device names, `workers` is the number of processes.
+    - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
+    - `participants` and `sessions` select from a BIDS dataset; empty: all.
+    - `found` are cases that were found already, in place of `inputs`.
+    - `engine` makes another engine than processes on this machine.
+    """
+
+    inputs: Sequence[str]
+    out: Path
+    model: str = "fast"
+    devices: tuple[str, ...] = ("auto",)
+    workers: int = 1
+    timeout_s: float | None = None
+    overwrite: bool = False
+    shard: Shard | None = None
+    participants: Collection[str] = ()
+    sessions: Collection[str] = ()
+    found: Found | None = None
+    engine: EngineMaker | None = None
+
+    @property
+    def part(self) -> str:
+        """The name of this part of the work, in the names of its ledger and lock; "" for all.
+
+        Jobs of one participant each, as BIDS Apps are run, may share an output folder so.
+        """
+        if self.shard is not None:
+            return str(self.shard)
+        parts = []
+        if self.participants:
+            parts.append("sub-" + _joined(self.participants, "sub-"))
+        if self.sessions:
+            parts.append("ses-" + _joined(self.sessions, "ses-"))
+        if not parts:
+            return ""
+        return "." + safe_component("_".join(parts))
+
+    def settings(
+        self, model: Path, staging: Path, *, bids: bool = False
+    ) -> RunSettings:
+        """What each worker needs to know.
+
+        `model` is the model's folder; outputs wait in `staging`; with `bids` names follow BIDS.
+        """
+        options = {
+            option.name: getattr(self, option.name) for option in fields(WorkerOptions)
+        }
+        # Another engine knows its own machines.
+        if self.threads is None and self.engine is None:
+            options["threads"] = max(1, cpu_count() // len(self.worker_devices))
+        digest = sha256_of(model / MODEL_FILE)
+        return RunSettings(self.out, model, digest, staging, bids, **options)
+
+    def local_engine(self, settings: RunSettings) -> Engine:
+        """Processes on this machine."""
+        return LocalEngine(settings, self.worker_devices, timeout_s=self.limit_s)
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit for a scan, in seconds: two hours for each pass of the networks."""
+        if self.timeout_s is not None:
+            return self.timeout_s
+        passes = 1 + self.output.samples
+        if self.output.mirror:
+            passes *= 2
+        return _LIMIT_OF_PASS_S * passes
+
+    @property
+    def worker_devices(self) -> list[str]:
+        """A device for each process: GPUs in turn, and on the CPU as many as there are workers."""
+        count = max(self.workers, len(self.devices))
+        return [self.devices[number % len(self.devices)] for number in range(count)]
+
+
+def _joined(labels: Iterable[str], prefix: str) -> str:
+    """Labels such as 01 or sub-01 without their prefix, each once and in natural order."""
+    return "-".join(natsorted({label.removeprefix(prefix) for label in labels}))

@@ -1,0 +1,71 @@
+"""Scans that a slice store was made from, as requests: one for a part of its split, or a fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trinat.pipelines.common.cases import Found
+from trinat.pipelines.common.naming import FOLD
+from trinat.pipelines.common.stored import stored_cases
+from trinat.pipelines.predict.request import PredictRequest
+from trinat.segmentation.data.store import Store
+
+
+@dataclass(frozen=True)
+class StoredScans:
+    """Scans of a store, with the settings that they were read with when it was made.
+
+    `found` maps a folder's name to its cases: with `folds` a folder for each fold, below the output
+    folder and below that of the models, else the one name "", which is the output folder itself.
+    """
+
+    found: Mapping[str, Found]
+    folds: bool
+    trust_affine: Literal["sform", "qform", "header"] | None
+    fill_nonfinite: bool
+
+    @classmethod
+    def find(
+        cls,
+        path: Path,
+        part: Literal["train", "validation", "test"],
+        *,
+        folds: bool = False,
+    ) -> StoredScans:
+        """The scans of one part of a store's split; with `folds` the test scans of each fold."""
+        store = Store(path)
+        subjects = {}
+        if folds:
+            for number, split in enumerate(store.folds):
+                subjects[FOLD.format(number)] = store.part("test", split)
+        else:
+            subjects[""] = store.part(part)
+        found = {
+            folder: stored_cases(store, names) for folder, names in subjects.items()
+        }
+        info = store.info
+        return cls(found, folds, info.trust_affine, info.fill_nonfinite)
+
+    def requests(self, request: PredictRequest) -> list[PredictRequest]:
+        """What is requested, for each folder: its scans and, with folds, the fold's own model.
+
+        Scans are read as the store read them, unless the request says otherwise.
+        """
+        output = request.output
+        if output.trust_affine is None:
+            output = replace(output, trust_affine=self.trust_affine)
+        if self.fill_nonfinite:
+            output = replace(output, fill_nonfinite=True)
+        requests = []
+        for folder, found in self.found.items():
+            model = request.model
+            if self.folds:
+                model = f"{model}/{folder}/model"
+            out = request.out / folder
+            requests.append(
+                replace(request, output=output, found=found, out=out, model=model)
+            )
+        return requests
