@@ -41,11 +41,19 @@ def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
     values = source.permute(axes)
     for target, axis in enumerate(axes):
         weights = _axis_weights(to, target, axis, source.shape[axis])
-        # (n, rest)ᵀ @ (n, m): the new axis comes last, so that after three turns all are in place.
-        rest = values.shape[1:]
-        lines = values.reshape(len(values), -1)
-        values = (lines.T @ weights).reshape(*rest, -1)
+        # The new axis comes last, so that after three turns all are in place.
+        values = _weighted_along_first(values, weights)
     return values
+
+
+def _weighted_along_first(values: Tensor, weights: Tensor) -> Tensor:
+    """Values (n, ...) with their first axis mapped by weights (n, m) and put last: (..., m).
+
+    A function of its own, so that no copy of the values outlives its axis.
+    """
+    rest = values.shape[1:]
+    lines = values.reshape(len(values), -1)
+    return (lines.T @ weights).reshape(*rest, -1)
 
 
 def _axis_weights(to: GridMap, target: int, axis: int, length: int) -> Tensor:
@@ -90,13 +98,16 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
     points = sample_points(to)
     for rows in slabs(to.shape):
         for point in points:
-            positions = source_positions(to, rows, point)
-            # Each plane of the slab is a batch item of depth 1: (rows, 1, Y, Z, 3).
-            grid = _sampler_grid(positions, source.shape)[:, None]
-            images = image.expand(len(grid), -1, -1, -1, -1)
-            sampled = grid_sample(images, grid, align_corners=True)
-            out[rows] += sampled[:, 0, 0]
+            out[rows] += _sampled(image, source_positions(to, rows, point))
     return out.div_(len(points))
+
+
+def _sampled(image: Tensor, positions: list[Tensor]) -> Tensor:
+    """An image (1, 1, X, Y, Z) at the positions of a slab's voxels: (rows, Y, Z)."""
+    # Each plane of the slab is a batch item of depth 1: (rows, 1, Y, Z, 3).
+    grid = _sampler_grid(positions, image.shape[2:])[:, None]
+    images = image.expand(len(grid), -1, -1, -1, -1)
+    return grid_sample(images, grid, align_corners=True)[:, 0, 0]
 
 
 def _sampler_grid(positions: list[Tensor], shape: Sequence[int]) -> Tensor:
