@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from trinat.pipelines.common.config import check
-from trinat.pipelines.models.bundle import check_out, find_source
+from trinat.pipelines.common.models import check_out, find_source
 from trinat.pipelines.train.data import open_data
 from trinat.pipelines.train.run import CONFIG, read_recipe
 from trinat.segmentation.errors import ConfigError

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.models.bundle import load_views
+from trinat.pipelines.common.models import load_views
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError, EvaluationError
 from trinat.segmentation.inference.quality import ENOUGH_MM3
