@@ -11,7 +11,8 @@ from helpers.overfitted import random_model
 from helpers.tiny_training import write_recipe
 
 from trinat.pipelines.models import profile
-from trinat.pipelines.models.profile import count_flops, profile_network, write_profile
+from trinat.pipelines.models.profile import write_profile
+from trinat.pipelines.models.profiler import count_flops, profile_network
 from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.errors import DeviceError, InputError
 from trinat.segmentation.models.architectures import PUBLISHED, build
