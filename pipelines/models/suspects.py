@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,15 +30,18 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.suspects import MEASURES, Look, look, rank, summarise
 
 EXCLUDE = "exclude.txt"
-_FILES = ("suspects.tsv", "suspects.html")
+TABLE = "suspects.tsv"
+PAGE = "suspects.html"
 # Robust standard deviations; five measures and all structures look for the worst.
 LIMIT = 8.0
-_FEWEST = 5
-_SHOWN = 12
+_FEWEST_SUBJECTS = 5
+_MOST_PICTURES = 12
+
+Finished = Callable[[int, int], object]  # subjects that are done, and all
 
 
 @dataclass(frozen=True, eq=False)
-class _Sight:
+class _SampledView:
     """A view's network, and which slices of each subject it looks at."""
 
     store: Store
@@ -48,26 +51,34 @@ class _Sight:
     slices: Sequence[int]
 
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
-        """What it sees in slices, and their images (N, H, W)."""
-        file = self.store.file(subject)
-        images = np.stack(
-            [file.slab(self.view, n, self.network.channels).values() for n in slices]
-        )
-        labels = np.concatenate([file.labels(self.view, n, n + 1) for n in slices])
-        file.close()
+        """What it sees in some slices of a subject, and their images (N, H, W)."""
+        images, labels = self._read(subject, slices)
         # What the model never predicts is no fault of the labels.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
-        size, device = self.network.batch, self.network.device
-        batches = (
-            torch.split(torch.from_numpy(each), size) for each in (images, labels)
-        )
-        network = self.network.network
-        looks = [
-            look(network, x.to(device), y.to(device))
-            for x, y in zip(*batches, strict=True)
-        ]
+        size = self.network.batch
+        image_batches = torch.split(torch.from_numpy(images), size)
+        label_batches = torch.split(torch.from_numpy(labels), size)
+        device = self.network.device
+        looks = []
+        for batch, truth in zip(image_batches, label_batches, strict=True):
+            looks.append(look(self.network.network, batch.to(device), truth.to(device)))
         joined = Look(*(np.concatenate(parts) for parts in zip(*looks, strict=True)))
-        return joined, images[:, images.shape[1] // 2]
+        middle_channel = images.shape[1] // 2
+        return joined, images[:, middle_channel]
+
+    def _read(
+        self, subject: str, slices: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Images (N, C, H, W) and classes (N, H, W) of some slices."""
+        file = self.store.file(subject)
+        images = []
+        labels = []
+        for number in slices:
+            slab = file.slab(self.view, number, self.network.channels)
+            images.append(slab.values())
+            labels.append(file.labels(self.view, number, number + 1))
+        file.close()
+        return np.stack(images), np.concatenate(labels)
 
 
 def find_suspects(
@@ -78,89 +89,142 @@ def find_suspects(
     every: int = 6,
     limit: float = LIMIT,
     device: str = "auto",
-    finished: Callable[[int, int], object] = lambda done, of: None,
+    finished: Finished = lambda done, of: None,
 ) -> pd.DataFrame:
-    """Write suspects.tsv, suspects.html and exclude.txt; a row a subject, the worst first."""
-    store, model = Store(root), load_model(name)
+    """Hold a store's labels against a model; a row a subject, the worst first.
+
+    Writes a table, a page and a list of the subjects whose score is above `limit`. Every `every`-th
+    slice is looked at. `finished` is called with the number of subjects that are done, and of all.
+    A model of other labels, or too few subjects, are a ConfigError.
+    """
+    store = Store(root)
+    model = load_model(name)
     if store.scheme.names != model.scheme.names:
-        what = f"has the labels {store.scheme.name}, and the model {model.scheme.name}"
-        raise ConfigError(what, where=root, remedy="give a model of the same labels")
-    subjects = [
-        p.subject for p in store.labelled if store.info.subjects[p.subject].has_image
-    ]
-    if len(subjects) < _FEWEST:
-        what = f"has {len(subjects)} subjects with image and labels, where {_FEWEST} are needed"
-        raise ConfigError(what, where=root)
-    sights = _sights(store, model, subjects, every, choose_device(device))
-    classes = model.classes_of(sights[0].view)
+        raise ConfigError(
+            f"has the labels {store.scheme.name}, and the model {model.scheme.name}",
+            where=root,
+            remedy="give a model of the same labels",
+        )
+    subjects = _subjects_with_images(store)
+    if len(subjects) < _FEWEST_SUBJECTS:
+        raise ConfigError(
+            f"has {len(subjects)} subjects with image and labels, "
+            f"where {_FEWEST_SUBJECTS} are needed",
+            where=root,
+        )
+    views = _sampled_views(store, model, subjects, every, choose_device(device))
+    classes = model.classes_of(views[0].view)
     partners = classes.partner_permutation
-    found = {}
+    measured = {}
     for number, subject in enumerate(subjects, start=1):
-        looks = [sight.look(subject, sight.slices)[0] for sight in sights]
-        found[subject] = summarise(looks, partners)
+        looks = []
+        for view in views:
+            seen, _ = view.look(subject, view.slices)
+            looks.append(seen)
+        measured[subject] = summarise(looks, partners)
         finished(number, len(subjects))
-    ranked = rank(found, classes.names, partners)
-    with claimed(out, (*_FILES, EXCLUDE)):
-        worst = {subject: found[subject].worst for subject in ranked.index[:_SHOWN]}
-        pictures = [
-            _picture(s, ranked.loc[s], sights[v], at) for s, (v, at) in worst.items()
-        ]
-        _write(model, out, ranked, pictures, limit)
+    ranked = rank(measured, classes.names, partners)
+    with claimed(out, (TABLE, PAGE, EXCLUDE)):
+        pictures = []
+        for subject in ranked.index[:_MOST_PICTURES]:
+            view_number, place = measured[subject].worst
+            row = ranked.loc[subject]
+            pictures.append(_picture(subject, row, views[view_number], place))
+        beyond = ranked.index[ranked["score"] > limit]
+        _write_table(out / TABLE, ranked)
+        _write_excluded(out / EXCLUDE, beyond, model, limit)
+        write_whole(out / PAGE, _page(model, ranked, len(beyond), pictures, limit))
     return ranked
 
 
-def _sights(
+def _subjects_with_images(store: Store) -> list[str]:
+    """Subjects of which the store has image and labels."""
+    labelled = [entry.subject for entry in store.labelled]
+    return [name for name in labelled if store.info.subjects[name].has_image]
+
+
+def _sampled_views(
     store: Store,
     model: Model,
     subjects: Sequence[str],
     every: int,
     device: torch.device,
-) -> list[_Sight]:
+) -> list[_SampledView]:
     """Views that tell left from right, where there are any; slices where anybody has labels."""
     views = [view for view in model.networks if view in store.views]
     if not views:
         raise ConfigError("shares no view with the model", where=store.root)
-    sights = []
-    for view in [v for v in views if not model.is_merged(v)] or views:
-        counts = [
-            store.file(subject).class_counts(view)[:, 1:].any(1) for subject in subjects
-        ]
-        low, high = np.flatnonzero(np.any(counts, axis=0))[[0, -1]]
-        never = model.not_predicted_in(view)
-        network = ViewNetwork(model.networks[view], device, torch.float32, never=never)
-        slices = range(low, high + 1)[(high - low) % every // 2 :: every]
-        sights.append(_Sight(store, model, view, network, slices))
-    return sights
+    sided_views = [view for view in views if not model.is_merged(view)]
+    sampled = []
+    for view in sided_views or views:
+        network = ViewNetwork(
+            model.networks[view],
+            device,
+            torch.float32,
+            never=model.not_predicted_in(view),
+        )
+        slices = _sampled_slices(store, view, subjects, every)
+        sampled.append(_SampledView(store, model, view, network, slices))
+    return sampled
 
 
-def _write(
+def _sampled_slices(
+    store: Store, view: View, subjects: Sequence[str], every: int
+) -> range:
+    """Every n-th slice from the first to the last with labels, in the middle of that range."""
+    has_labels = []
+    for subject in subjects:
+        counts = store.file(subject).class_counts(view)
+        has_labels.append(counts[:, 1:].any(1))
+    labelled = np.flatnonzero(np.any(has_labels, axis=0))
+    first = int(labelled[0])
+    last = int(labelled[-1])
+    offset = (last - first) % every // 2
+    return range(first + offset, last + 1, every)
+
+
+def _write_table(path: Path, ranked: pd.DataFrame) -> None:
+    """One row a subject, the score rounded."""
+    rows = []
+    for subject, score, *rest in ranked.itertuples(name=None):
+        rows.append((subject, f"{score:.2f}", *rest))
+    write_tsv(path, ("subject", *ranked.columns), rows)
+
+
+def _write_excluded(
+    path: Path, subjects: Iterable[str], model: Model, limit: float
+) -> None:
+    """The list that trinat split reads, for a person to shorten."""
+    with atomic_text(path) as file:
+        file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
+        for subject in subjects:
+            file.write(f"{subject}\n")
+
+
+def _page(
     model: Model,
-    out: Path,
     ranked: pd.DataFrame,
+    suspects: int,
     pictures: Sequence[tuple[str, bytes]],
     limit: float,
-) -> None:
-    rows = list(ranked.itertuples(name=None))
-    listed = [(subject, f"{score:.2f}", *rest) for subject, score, *rest in rows]
-    write_tsv(out / "suspects.tsv", ("subject", *ranked.columns), listed)
-    beyond = ranked.index[ranked["score"] > limit]
-    with atomic_text(out / EXCLUDE) as file:
-        file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
-        file.writelines(f"{subject}\n" for subject in beyond)
+) -> str:
+    """The page: pictures of the worst, and all subjects; `suspects` is how many are excluded."""
     hints = {
         "loss": "mean cross entropy",
         "shift": "voxels",
         "sides": "share that is exchanged",
     }
-    numbers = [Column(m, 3, hints.get(m, "")) for m in MEASURES]
-    columns: Columns = ["Subject", Column("Score", 1), "Why", "Structure", *numbers]
-    page = render(
+    columns: Columns = ["Subject", Column("Score", 1), "Why", "Structure"]
+    for measure in MEASURES:
+        columns.append(Column(measure, 3, hints.get(measure, "")))
+    rows = ranked.itertuples(name=None)
+    return render(
         "toolbox.html",
         title="Suspects",
         lead=f"Labels of {len(ranked)} subjects against the model {model.name}.",
         cards=[
             ("Subjects", len(ranked), "with image and labels"),
-            ("Suspects", len(beyond), f"score above {limit:g}, in {EXCLUDE}"),
+            ("Suspects", suspects, f"score above {limit:g}, in {EXCLUDE}"),
         ],
         text="The score is the largest distance from the other subjects, in robust standard "
         "deviations. Look at each suspect: unusual anatomy has a high score too.",
@@ -169,18 +233,25 @@ def _write(
             table("suspects", "All subjects, the most suspect first", columns, rows)
         ],
     )
-    write_whole(out / "suspects.html", page)
 
 
-def _picture(subject: str, row: pd.Series, sight: _Sight, at: int) -> tuple[str, bytes]:
-    """Image, labels and prediction of the slice with the highest loss, with a caption."""
-    place = sight.slices[at]
-    found, gray = sight.look(subject, [place])
-    shown = (0, *brain_window(found.truth | found.predicted))
-    colors = label_colors(sight.model.classes_of(sight.view))
-    kinds = (np.zeros_like(found.truth), found.truth, found.predicted)
-    pictures = [overlay(gray[shown], kind[shown], colors) for kind in kinds]
-    what = f"{sight.view.value} {place}"
+def _picture(
+    subject: str, row: pd.Series, view: _SampledView, place: int
+) -> tuple[str, bytes]:
+    """A caption, and a PNG: image, labels and prediction of the slice with the highest loss.
+
+    `row` is the subject's in the table, `place` that of the slice among those looked at.
+    """
+    number = view.slices[place]
+    seen, gray = view.look(subject, [number])
+    rows, columns = brain_window(seen.truth | seen.predicted)
+    colors = label_colors(view.model.classes_of(view.view))
+    nothing = np.zeros_like(seen.truth)
+    pictures = []
+    for classes in (nothing, seen.truth, seen.predicted):
+        shown = (0, rows, columns)
+        pictures.append(overlay(gray[shown], classes[shown], colors))
+    name_of_slice = f"{view.view.value} {number}"
     reason = f"{row['why']} (score {row['score']:.1f})"
-    caption = f"{subject}: {reason}. Image, labels, prediction; {what}"
-    return caption, encoded(draw_rows({what: pictures}, subject), "PNG")
+    caption = f"{subject}: {reason}. Image, labels, prediction; {name_of_slice}"
+    return caption, encoded(draw_rows({name_of_slice: pictures}, subject), "PNG")
