@@ -18,7 +18,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.grid import corners, moved
 from trinat.segmentation.space.resample import occupied_box
-from trinat.segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
+from trinat.segmentation.synthetic.heads import HeadMaps, Variant, with_variants
+from trinat.segmentation.synthetic.targets import aim
 
 # Where structures as large as these lie says little of where the head is: they go everywhere.
 _SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})

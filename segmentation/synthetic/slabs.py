@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from trinat.segmentation.space.views import View, slice_axes
 from trinat.segmentation.synthetic.draw import Draw
-from trinat.segmentation.synthetic.heads import Heads
+from trinat.segmentation.synthetic.targets import Heads
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from trinat.segmentation.synthetic.artefacts import (
     move,
 )
 from trinat.segmentation.synthetic.draw import Draw
-from trinat.segmentation.synthetic.heads import Heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.slabs import (
     Thickness,
@@ -31,6 +30,7 @@ from trinat.segmentation.synthetic.slabs import (
     look_up,
     places_within_voxels,
 )
+from trinat.segmentation.synthetic.targets import Heads
 
 
 def synthesise(
