@@ -132,7 +132,8 @@ def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
     along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
     along_columns = torch.fft.rfftfreq(columns, device=draw.device)
     frequency = direction.cos() * along_rows + direction.sin() * along_columns
-    return length * frequency
+    phase: Tensor = length * frequency
+    return phase
 
 
 def _random_lines(draw: Draw, count: int, rows: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trinat.pipelines.common.lock import claimed
-from trinat.pipelines.models.profiler import Profiled, Row, profile_network
+from trinat.pipelines.laboratory.profiler import Profiled, Row, profile_network
 from trinat.pipelines.train.run import find_device, read_recipe
 from trinat.segmentation.errors import DeviceError, InputError, ModelError
 from trinat.segmentation.io.files import atomic_path, read_text, write_whole
