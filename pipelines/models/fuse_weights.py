@@ -57,7 +57,7 @@ _DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Settings:
+class FuseSettings:
     """What the command was asked for.
 
     `out` is a file for the weights; without it the model itself is brought up to date. `mapping`
@@ -112,7 +112,7 @@ class Found:
         ]
 
 
-def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
+def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
     """Fit weights, try them on persons left out, keep what is best there, and write it down.
 
     Scans that cannot be used are reported by `say`, and count as failed. Raises EvaluationError
@@ -158,7 +158,7 @@ def _segment_all(
     pairs: Sequence[Pair],
     folder: Path,
     mapping: Mappings,
-    settings: Settings,
+    settings: FuseSettings,
     say: Say,
 ) -> tuple[list[SegmentedScan], list[str]]:
     """Run all views over all scans; the scans, and why others cannot be used."""
@@ -264,7 +264,7 @@ def _fit(scans: Sequence[SegmentedScan], scheme: LabelScheme) -> Fusions:
     return fusions
 
 
-def _write(settings: Settings, folder: Path, found: Found) -> None:
+def _write(settings: FuseSettings, folder: Path, found: Found) -> None:
     """Write a file of weights, or change the model's folder where new weights were chosen."""
     figures: dict[str, JsonValue] = {
         "weights": found.chosen,
