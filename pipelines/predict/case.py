@@ -35,8 +35,9 @@ from trinat.segmentation.inference.segmenter import Segmenter
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import write_maps
 from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.report.case_view import view_result
 from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.pictures import draw_mosaic, encoded, view_result
+from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
 
