@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trinat.segmentation.metrics.pair import evaluate
     from trinat.segmentation.models.checkpoint import load_model
     from trinat.segmentation.report.mesh import Surface
-    from trinat.segmentation.report.result import Result, Segmenter, segment
+    from trinat.segmentation.result import Result, Segmenter, segment
     from trinat.segmentation.space.views import View
     from trinat.segmentation.synthetic.phantom import phantom
 
@@ -54,8 +54,8 @@ if hasattr(os, "register_at_fork"):
 
 # Imported when they are first used: torch takes seconds.
 _MODULES = {
-    "Result": "trinat.segmentation.report.result",
-    "Segmenter": "trinat.segmentation.report.result",
+    "Result": "trinat.segmentation.result",
+    "Segmenter": "trinat.segmentation.result",
     "Surface": "trinat.segmentation.report.mesh",
     "TrinatError": "trinat.segmentation.errors",
     "View": "trinat.segmentation.space.views",
@@ -63,7 +63,7 @@ _MODULES = {
     "evaluate": "trinat.segmentation.metrics.pair",
     "load_model": "trinat.segmentation.models.checkpoint",
     "phantom": "trinat.segmentation.synthetic.phantom",
-    "segment": "trinat.segmentation.report.result",
+    "segment": "trinat.segmentation.result",
     "segment_many": "trinat.pipelines.predict.many",
 }
 

@@ -231,10 +231,12 @@ def fuse_weights(
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
     from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
+    from trinat.pipelines.models.fuse_weights import BEFORE, FuseSettings, fuse_weights
 
     prepare_process(threads)
-    settings = Settings(model, scans, truth, out, mapping, trust_affine, device, seed)
+    settings = FuseSettings(
+        model, scans, truth, out, mapping, trust_affine, device, seed
+    )
     found = fuse_weights(settings, _say(quiet))
     for line in found.lines():
         typer.echo(line)

@@ -38,7 +38,7 @@ def average(
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
     from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.models.average import average
+    from trinat.pipelines.laboratory.average import average
 
     prepare_process(threads)
     average(
@@ -69,7 +69,7 @@ def explain(
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
     from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.models.explain import explain
+    from trinat.pipelines.laboratory.explain import explain
     from trinat.segmentation.space.views import View
 
     prepare_process(threads)
@@ -98,7 +98,7 @@ def profile(
     Example: trinat profile fast --steps 10 --out profile
     """
     from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.models.profile import PAGE, write_profile
+    from trinat.pipelines.laboratory.profile import PAGE, write_profile
 
     prepare_process(threads)
     found = write_profile(name, out, device=device, steps=steps, against=against)
@@ -133,7 +133,7 @@ def suspects(
     """
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import progress
-    from trinat.pipelines.models.suspects import EXCLUDE, find_suspects
+    from trinat.pipelines.laboratory.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)
     folder = store / "suspects" if out is None else out

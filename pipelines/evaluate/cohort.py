@@ -33,6 +33,7 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.report.case_view import far_from_brain
 from trinat.segmentation.report.cohort import (
     Cohort,
     Range,
@@ -40,9 +41,9 @@ from trinat.segmentation.report.cohort import (
     cohort_of,
 )
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
+from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.page import provenance
-from trinat.segmentation.report.pictures import draw_mosaic, encoded, far_from_brain
-from trinat.segmentation.report.tables import write_table
+from trinat.segmentation.report.pictures import draw_mosaic, encoded
 
 _MOST_PICTURES = 12
 

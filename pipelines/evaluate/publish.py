@@ -30,9 +30,9 @@ from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import provenance
 from trinat.segmentation.report.paper import latex, printed
-from trinat.segmentation.report.tables import metrics_frame, write_table
 
 if TYPE_CHECKING:
     from trinat.segmentation.report.evaluation import Case
@@ -240,9 +240,9 @@ def _worst_cases(
     images: Sequence[ScanFile],
 ) -> tuple[list[Case], list[str]]:
     """The five lowest scans with their voxels; a scan whose image is unfit is shown without it."""
+    from trinat.segmentation.report.case_view import view_case
     from trinat.segmentation.report.evaluation import Case
     from trinat.segmentation.report.page import short_name
-    from trinat.segmentation.report.pictures import view_case
     from trinat.segmentation.report.summary import worst_scans
 
     by_scan = {tuple(scan_of(result.task).values()): result.task for result in measured}

@@ -1,18 +1,17 @@
-"""trinat bundle: views that were trained apart become one model.
-
-Also where the commands that make and measure models find them, and where they may write them.
-"""
+"""trinat bundle: views that were trained separately become one model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trinat.pipelines.common.config import check, read_yaml
+from trinat.pipelines.common.models import check_out, find_source
 from trinat.segmentation.errors import ConfigError, ModelError
-from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.prior import build_template, default_prior
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import (
@@ -26,59 +25,20 @@ from trinat.segmentation.models.model_info import (
     Fusion,
     ModelInfo,
     Origin,
+    Precision,
+    Preprocessing,
+    Template,
     Training,
 )
-from trinat.segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
+from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
 
 # In place of a weights file: the weights that a model has when nothing else is said.
 DEFAULT = "default"
 
-
-def check_out(out: Path, overwrite: bool) -> None:
-    """Nothing but a model is replaced, and that only when asked for."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / MODEL_FILE).is_file():
-        raise ModelError(
-            "is there already, and is no model", where=out, remedy="choose another"
-        )
-    if not overwrite:
-        raise ModelError(
-            "is there already",
-            where=out,
-            remedy="choose another name, or add --overwrite",
-        )
-
-
-def find_source(given: Path) -> Path:
-    """The model folder of a run, or a model folder."""
-    if (given / "model" / MODEL_FILE).is_file() and not (given / MODEL_FILE).is_file():
-        return given / "model"
-    if not given.is_dir():
-        raise ModelError(
-            "no such folder", where=given, remedy="give runs or model folders"
-        )
-    return given
-
-
-def load_views(
-    model: str, device: str, instead: str, *, changed: bool = True
-) -> Predictor:
-    """A model of several views that may be changed; `instead` says what to do where it may not."""
-    folder = find_model(model)
-    if changed and folder in shipped_models().values():
-        raise ConfigError(
-            f"{model} comes with the software and is not changed", remedy=instead
-        )
-    segmenter = Predictor.load(folder, device=device)
-    if len(segmenter.views) < 2:
-        what = f"has the {segmenter.views[0].value} view alone, and views are compared"
-        raise ConfigError(
-            what, where=folder, remedy="join views with trinat bundle first"
-        )
-    return segmenter
+# The models that have a network for each view.
+Members = Mapping[View, Sequence[Model]]
 
 
 def bundle(
@@ -99,175 +59,262 @@ def bundle(
     `weights` is a file that fuse-weights wrote, or "default"; else the sources' own. `licence`
     is what the weights may be used under, where a source does not say it. From `label_maps` an
     anatomical prior is made; else the model has that of the first source, if it has one.
+
+    Sources that do not fit together are a ModelError or a ConfigError, and nothing is written.
     """
     check_out(out, overwrite)
     sources = [load_model(find_source(place)) for place in given]
     first = sources[0]
-    members: dict[View, list[Model]] = {}
-    for view in View:
-        if found := [source for source in sources if view in source.networks]:
-            members[view] = found
-            if len(found) > 1 and not ensemble:
-                what = f"has the {view.value} network, and so has {found[0].folder}"
-                remedy = "give one source for each view, or add --ensemble"
-                raise ModelError(what, where=found[1].folder, remedy=remedy)
+    members = _members_by_view(sources, ensemble)
     for source in sources[1:]:
         _check_fits(first, source)
-    fusion = _fusion(sources, weights)
-    class_weights(fusion, first.scheme, list(members), weights or first.folder)
-    # What was measured of one model with its weights holds for the same again.
-    alone = first.info if len(sources) == 1 else None
-    origins = {view: _joined_origin(found, view) for view, found in members.items()}
-    template, prior = first.template, first.info.prior
+    fusion = _joined_fusion(sources, weights)
+    # Weights that do not fit the label scheme are refused before anything is made.
+    weights_origin = first.folder if weights is None else weights
+    class_weights(fusion, first.scheme, list(members), weights_origin)
+
+    template = first.template
+    prior = first.info.prior
     if label_maps is not None:
-        fluid = {label.name for label in first.scheme.labels if label.group == "csf"}
-        learn_fluid = fluid.isdisjoint(first.info.not_predicted)
-        template = build_template(
-            load_heads(label_maps), first.scheme, learn_fluid=learn_fluid
-        )
+        template = _template_of(label_maps, first)
         prior = default_prior(first.scheme)
-    # The common grid, and each view's slices as its own model cuts them.
-    own = {view: found[0].info.preprocessing for view, found in members.items()}
-    slices = {
-        view: said.slices[view] for view, said in own.items() if view in said.slices
-    }
-    preprocessing = next(iter(own.values()))
-    # A structure that one view does not predict cannot be fused.
-    untaught = {
-        structure for source in sources for structure in source.info.not_predicted
-    }
-    description = check(
-        Description,
-        {
-            "name": out.resolve().name if name is None else name,
-            "labels": first.info.labels,
-            "preprocessing": preprocessing.model_copy(update={"slices": slices}),
-            "fusion": fusion,
-            "not_predicted": tuple(n for n in first.scheme.names if n in untaught),
-            "quality": alone.quality if alone else None,
-            "prior": prior,
-            "training": _training(origins, licence),
-            "metrics": alone.metrics if alone and alone.fusion == fusion else {},
-            "origins": origins,
-        },
-        out if name is None else "--name",
-    )
-    # Half precision is stored again as it was; no weight is rounded here.
-    half = all(source.info.precision == "float16" for source in sources)
+
+    content = _joined_content(sources, members, fusion, licence)
+    content["prior"] = prior
+    if name is None:
+        content["name"] = out.resolve().name
+        description = check(Description, content, out)
+    else:
+        content["name"] = name
+        description = check(Description, content, "--name")
+
+    networks = {view: _joined_network(found, view) for view, found in members.items()}
     return save_model(
         out,
         description,
-        {view: _joined_network(found, view) for view, found in members.items()},
+        networks,
         label_table=first.label_table,
         template=template,
-        precision="float16" if half else "float32",
+        precision=_common_precision(sources),
         overwrite=overwrite,
     )
 
 
-def _joined_network(sources: Sequence[Model], view: View) -> Network:
-    networks = [source.networks[view] for source in sources]
-    if len(networks) == 1:
-        return networks[0]
-    for source, network in zip(sources, networks, strict=True):
-        same_licence = source.info.training.licence == sources[0].info.training.licence
-        if network.config != networks[0].config or not same_licence:
-            what = (
-                f"has another {view.value} network or licence than {sources[0].folder}"
-            )
+def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
+    """The sources that have a network for each view, views in their usual order.
+
+    Two sources of one view are a ModelError unless they shall become an ensemble.
+    """
+    members: dict[View, list[Model]] = {}
+    for view in View:
+        found = [source for source in sources if view in source.networks]
+        if not found:
+            continue
+        if len(found) > 1 and not ensemble:
             raise ModelError(
-                what, where=source.folder, remedy="join members of one recipe"
+                f"has the {view.value} network, and so has {found[0].folder}",
+                where=found[1].folder,
+                remedy="give one source for each view, or add --ensemble",
             )
-    return Ensemble(EnsembleConfig.of(networks[0].config, len(networks)), networks)
+        members[view] = found
+    return members
 
 
 def _check_fits(first: Model, other: Model) -> None:
     """One model has one label scheme and one working grid; architectures may differ by view."""
-    said = []
-    for info in (first.info, other.info):
-        common = info.preprocessing.model_dump(
-            exclude={"slices"}
-        )  # these are a view's own
-        grid = {f"preprocessing.{key}": value for key, value in common.items()}
-        said.append(
-            {
-                "labels": info.labels,
-                "classes of these labels": info.labels_sha256,
-                **grid,
-            }
-        )
-    for what, ours in said[0].items():
-        if said[1][what] != ours:
+    expected = _common_facts(first)
+    for what, found in _common_facts(other).items():
+        if found != expected[what]:
             raise ModelError(
-                f"{what}: {said[1][what]}, where {first.folder} has {ours}",
+                f"{what}: {found}, where {first.folder} has {expected[what]}",
                 where=other.folder,
                 remedy="join views that were trained alike",
             )
 
 
-def _fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
+def _common_facts(model: Model) -> dict[str, Any]:
+    """What all views of one model must have in common, by the words that an error names it with."""
+    info = model.info
+    facts: dict[str, Any] = {
+        "labels": info.labels,
+        "classes of these labels": info.labels_sha256,
+    }
+    # How slices are cut is a view's own.
+    grid = info.preprocessing.model_dump(exclude={"slices"})
+    for key, value in grid.items():
+        facts[f"preprocessing.{key}"] = value
+    return facts
+
+
+def _joined_fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
+    """How the new model fuses its views: the default, as a file says, or as all sources say."""
     if weights == DEFAULT:
         return Fusion()
     if weights is not None:
         path = Path(weights)
         return check(Fusion, read_yaml(path), path)
+    first = sources[0]
     for source in sources:
-        if source.info.fusion != sources[0].info.fusion:
-            what = f"joins its views otherwise than {sources[0].folder}"
-            remedy = f"say how with --weights FILE or --weights {DEFAULT}"
-            raise ConfigError(what, where=source.folder, remedy=remedy)
-    return sources[0].info.fusion
+        if source.info.fusion != first.info.fusion:
+            raise ConfigError(
+                f"joins its views otherwise than {first.folder}",
+                where=source.folder,
+                remedy=f"say how with --weights FILE or --weights {DEFAULT}",
+            )
+    return first.info.fusion
+
+
+def _template_of(label_maps: Path, model: Model) -> Template:
+    """An anatomical template of a model's classes, from a folder of whole-head label maps."""
+    scheme = model.scheme
+    fluid = {label.name for label in scheme.labels if label.group == "csf"}
+    # The fluid all around the brain is CSF of the template only for models that predict CSF.
+    learn_fluid = fluid.isdisjoint(model.info.not_predicted)
+    return build_template(load_heads(label_maps), scheme, learn_fluid=learn_fluid)
+
+
+def _joined_content(
+    sources: Sequence[Model], members: Members, fusion: Fusion, licence: str
+) -> dict[str, Any]:
+    """The fields of the new model's `Description`, but for its name and its prior."""
+    first = sources[0]
+    origins = {view: _joined_origin(found, view) for view, found in members.items()}
+    quality = None
+    metrics = {}
+    if len(sources) == 1:
+        # What was measured of one model with its weights holds for the same again.
+        quality = first.info.quality
+        if first.info.fusion == fusion:
+            metrics = first.info.metrics
+    return {
+        "labels": first.info.labels,
+        "preprocessing": _joined_preprocessing(members),
+        "fusion": fusion,
+        "not_predicted": _not_predicted(sources, first.scheme),
+        "quality": quality,
+        "training": _joined_training(origins, licence),
+        "metrics": metrics,
+        "origins": origins,
+    }
+
+
+def _joined_preprocessing(members: Members) -> Preprocessing:
+    """The common grid, and each view's slices as its own model cuts them."""
+    first_of_each = [found[0].info.preprocessing for found in members.values()]
+    slices = {}
+    for view, preprocessing in zip(members, first_of_each, strict=True):
+        if view in preprocessing.slices:
+            slices[view] = preprocessing.slices[view]
+    return first_of_each[0].model_copy(update={"slices": slices})
+
+
+def _not_predicted(sources: Sequence[Model], scheme: LabelScheme) -> tuple[str, ...]:
+    """Structures that at least one source does not predict: they cannot be fused."""
+    missing: set[str] = set()
+    for source in sources:
+        missing.update(source.info.not_predicted)
+    return tuple(name for name in scheme.names if name in missing)
+
+
+def _common_precision(sources: Sequence[Model]) -> Precision:
+    """Half precision where all sources are stored in it; so no weight is rounded here."""
+    if all(source.info.precision == "float16" for source in sources):
+        return "float16"
+    return "float32"
+
+
+def _joined_network(sources: Sequence[Model], view: View) -> Network:
+    """The view's network of a single source, or an ensemble of several sources' networks.
+
+    Members of an ensemble that differ in configuration or licence are a ModelError.
+    """
+    networks = [source.networks[view] for source in sources]
+    if len(networks) == 1:
+        return networks[0]
+    first = sources[0]
+    for source, network in zip(sources, networks, strict=True):
+        same_config = network.config == networks[0].config
+        same_licence = source.info.training.licence == first.info.training.licence
+        if not (same_config and same_licence):
+            raise ModelError(
+                f"has another {view.value} network or licence than {first.folder}",
+                where=source.folder,
+                remedy="join members of one recipe",
+            )
+    config = EnsembleConfig.of(networks[0].config, len(networks))
+    return Ensemble(config, networks)
 
 
 def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
-    """What a view's own model says of it, or a bundle of that view; the first's of several."""
-    origins = []
-    for source in sources:
-        info = source.info
-        digest = hashlib.sha256((source.folder / MODEL_FILE).read_bytes()).hexdigest()
-        shared = {
-            k: getattr(info, k) for k in Origin.model_fields if k != "model_sha256"
-        }
-        origins.append(info.origins.get(view) or Origin(model_sha256=digest, **shared))
+    """Where a view's weights come from.
+
+    Of several members it is the first one's origin, with the data of all, and without metrics:
+    no member was measured together with the others.
+    """
+    origins = [_origin(source, view) for source in sources]
     if len(origins) == 1:
         return origins[0]
-    # The data of all members.
-    said = {
-        key: "; ".join(
-            filter(None, dict.fromkeys(getattr(o.training, key) for o in origins))
-        )
-        for key in ("data", "pseudo_labels")
-    }
-    training = origins[0].training.model_copy(update=said)
+    notes = [origin.training for origin in origins]
+    training = notes[0].model_copy(
+        update={
+            "data": _listed_once([note.data for note in notes]),
+            "pseudo_labels": _listed_once([note.pseudo_labels for note in notes]),
+        }
+    )
     return origins[0].model_copy(update={"training": training, "metrics": {}})
 
 
-def _training(origins: Mapping[View, Origin], licence: str) -> Training:
+def _origin(source: Model, view: View) -> Origin:
+    """What a view's own model says of it, or what a bundle says of that view."""
+    known = source.info.origins.get(view)
+    if known is not None:
+        return known
+    digest = hashlib.sha256((source.folder / MODEL_FILE).read_bytes()).hexdigest()
+    return Origin(
+        name=source.info.name,
+        model_sha256=digest,
+        training=source.info.training,
+        not_predicted=source.info.not_predicted,
+        metrics=source.info.metrics,
+        versions=source.info.versions,
+    )
+
+
+def _listed_once(texts: Sequence[str]) -> str:
+    """Texts that are not empty, each once and in their order: "x; y"."""
+    different = dict.fromkeys(text for text in texts if text)
+    return "; ".join(different)
+
+
+def _joined_training(origins: Mapping[View, Origin], licence: str) -> Training:
     """All views' notes as one, and nothing claimed for a view that does not say it."""
-    # Views of one run share its count.
-    runs = {origin.model_sha256: origin.training for origin in origins.values()}
-    known = [note.slices_seen for note in runs.values() if note.slices_seen is not None]
     notes = {view: origin.training for view, origin in origins.items()}
+    # Views of one run share its notes, and its count of slices.
+    runs = {origin.model_sha256: origin.training for origin in origins.values()}
+    pseudo_labels = {note.pseudo_labels for note in runs.values() if note.pseudo_labels}
+    counts = [note.slices_seen for note in runs.values()]
+    known_counts = [count for count in counts if count is not None]
+    slices_seen = None
+    if len(known_counts) == len(counts):
+        slices_seen = sum(known_counts)
+    licences = {view: note.licence or licence for view, note in notes.items()}
     return Training(
-        data=_joined({view: note.data for view, note in notes.items()}),
-        licence=_joined(
-            {view: note.licence or licence for view, note in notes.items()}
-        ),
-        recipe=_joined({view: note.recipe for view, note in notes.items()}),
-        pseudo_labels="; ".join(
-            sorted({n.pseudo_labels for n in runs.values()} - {""})
-        ),
-        slices_seen=sum(known) if len(known) == len(runs) else None,
+        data=_by_view({view: note.data for view, note in notes.items()}),
+        licence=_by_view(licences),
+        recipe=_by_view({view: note.recipe for view, note in notes.items()}),
+        pseudo_labels="; ".join(sorted(pseudo_labels)),
+        slices_seen=slices_seen,
     )
 
 
-def _joined(texts: Mapping[View, str]) -> str:
-    """ "x" where all say x; else "coronal, axial: x; sagittal: not stated"."""
-    said: dict[str, list[str]] = {}
+def _by_view(texts: Mapping[View, str]) -> str:
+    """ "x" where all views say x; else "coronal, axial: x; sagittal: not stated"."""
+    views_that_say: dict[str, list[str]] = {}
     for view, text in texts.items():
-        said.setdefault(text, []).append(view.value)
-    if len(said) == 1:
-        return next(iter(said))
-    return "; ".join(
-        f"{', '.join(views)}: {text or 'not stated'}" for text, views in said.items()
-    )
+        views_that_say.setdefault(text, []).append(view.value)
+    if len(views_that_say) == 1:
+        return next(iter(views_that_say))
+    parts = []
+    for text, views in views_that_say.items():
+        parts.append(f"{', '.join(views)}: {text or 'not stated'}")
+    return "; ".join(parts)

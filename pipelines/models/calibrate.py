@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.models.bundle import load_views
+from trinat.pipelines.common.models import load_views
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError, EvaluationError
 from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import ENOUGH_MM3
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
@@ -29,9 +30,8 @@ from trinat.segmentation.space.conform import conform
 from trinat.segmentation.synthetic.phantom import phantom
 
 DOUBTFUL = 0.7  # Dice
-# Of the doubtful structures, so many are below the first limit; of those below the second, so many
-# are doubtful.
-SENSITIVITY, PRECISION = 0.9, 0.9
+SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
+PRECISION = 0.9  # share of the structures below the second limit that is doubtful
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
@@ -45,31 +45,38 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Point:
-    """One structure of one scan."""
+    """One structure of one scan.
 
-    agreement: float  # mean Dice between views; 0 where none found it
+    `agreement` is the mean Dice between views, 0 where none found it; `dice` is that of the fused
+    views with the truth.
+    """
+
+    agreement: float
     dice: float
 
 
 def noise(image: Floats, draw: np.random.Generator, share: float) -> Floats:
-    """Magnitude noise, of the brightness of white matter (1)."""
-    one, other = (
-        share * draw.standard_normal(image.shape, np.float32) for _ in range(2)
-    )
-    return np.asarray(np.hypot(image + one, other))
+    """Magnitude noise; `share` is its standard deviation, where white matter is 1."""
+    real = share * draw.standard_normal(image.shape, np.float32)
+    imaginary = share * draw.standard_normal(image.shape, np.float32)
+    return np.asarray(np.hypot(image + real, imaginary))
 
 
 def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
     """A coil's gain, e^±strength from corner to corner."""
-    ramps = np.meshgrid(*(np.linspace(-1, 1, n) for n in image.shape), indexing="ij")
-    return np.asarray(image * np.exp(strength * sum(ramps) / 3), np.float32)
+    lines = [np.linspace(-1, 1, length) for length in image.shape]
+    ramps = np.meshgrid(*lines, indexing="ij")
+    gain = np.exp(strength * sum(ramps) / 3)
+    return np.asarray(image * gain, np.float32)
 
 
 def blur(image: Floats, _: np.random.Generator, sd_mm: float) -> Floats:
+    """Gaussian blur, by its standard deviation."""
     return np.asarray(ndimage.gaussian_filter(image, sd_mm))
 
 
 def gamma(image: Floats, _: np.random.Generator, power: float) -> Floats:
+    """Another contrast: 0 and white matter (1) stay as they are."""
     return np.asarray(image**power)
 
 
@@ -81,22 +88,23 @@ def inverted(image: Floats, _: np.random.Generator, share: float) -> Floats:
 
 def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
     """Thick axial slices on a grid of thin ones."""
-    means = ndimage.uniform_filter1d(image, slices_mm, axis=2)[
-        :, :, slices_mm // 2 :: slices_mm
-    ]
-    return np.asarray(means.repeat(slices_mm, axis=2)[:, :, : image.shape[2]])
+    running_means = ndimage.uniform_filter1d(image, slices_mm, axis=2)
+    thick_slices = running_means[:, :, slices_mm // 2 :: slices_mm]
+    repeated = thick_slices.repeat(slices_mm, axis=2)
+    return np.asarray(repeated[:, :, : image.shape[2]])
 
 
 def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
     """The right part of the field lost, as in a scan that was planned badly."""
-    kept = image.copy()
-    kept[round(image.shape[0] * (1 - share)) :] = 0
-    return kept
+    damaged = image.copy()
+    first_lost = round(image.shape[0] * (1 - share))
+    damaged[first_lost:] = 0
+    return damaged
 
 
 @dataclass(frozen=True)
 class Case:
-    """A phantom, changed for the worse by so much."""
+    """A phantom, changed for the worse by an amount that its `change` knows the meaning of."""
 
     name: str
     seed: int
@@ -104,6 +112,7 @@ class Case:
     amount: Any
 
     def read(self) -> tuple[Volume, Volume]:
+        """The changed scan, white matter at 1, and its truth in FreeSurfer numbers."""
         scan, truth = middle(self.seed)
         image = self.change(scan.data, np.random.default_rng(self.seed), self.amount)
         return Volume(np.asarray(image, np.float32), scan.affine), truth
@@ -130,30 +139,49 @@ CASES = (
 
 
 def find_limits(points: Sequence[Point]) -> tuple[float, float]:
-    """The lowest limit of agreement that is sensitive enough, and the highest that is precise."""
-    bad = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
-    if not bad:
-        what = f"no structure of the phantoms has a Dice below {DOUBTFUL}"
-        raise EvaluationError(what, remedy="the model is graded by the general limits")
-    look = _just_above(bad[int(np.ceil(SENSITIVITY * len(bad))) - 1])
+    """The limits of agreement below which to look at a structure, and to reject it.
+
+    The first is the lowest that catches SENSITIVITY of the doubtful structures. The second is the
+    highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
+    above the first. Without any doubtful structure there is nothing to find: EvaluationError.
+    """
+    doubtful = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
+    if not doubtful:
+        raise EvaluationError(
+            f"no structure of the phantoms has a Dice below {DOUBTFUL}",
+            remedy="the model is graded by the general limits",
+        )
+    number_to_catch = int(np.ceil(SENSITIVITY * len(doubtful)))
+    look = _just_above(doubtful[number_to_catch - 1])
     reject = 0.0
-    for limit in sorted({_just_above(agreement) for agreement in bad}):
-        below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
-        if limit <= look and np.mean(below) >= PRECISION:
+    candidates = {_just_above(agreement) for agreement in doubtful}
+    for limit in sorted(candidates):
+        below = [point for point in points if point.agreement < limit]
+        doubtful_share = np.mean([point.dice < DOUBTFUL for point in below])
+        if limit <= look and doubtful_share >= PRECISION:
             reject = limit
     return look, reject
 
 
 def _just_above(agreement: float) -> float:
-    """To hundredths."""
+    """The next number of two digits that is larger."""
     return float(np.floor(agreement * 100 + 1) / 100)
 
 
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
-    """Share of the doubtful structures that a limit catches, and of the others that it alarms."""
-    bad = [point.agreement < limit for point in points if point.dice < DOUBTFUL]
-    good = [point.agreement < limit for point in points if point.dice >= DOUBTFUL]
-    return float(np.mean(bad or np.nan)), float(np.mean(good or np.nan))
+    """Share of the doubtful structures that a limit catches, and of the others that it alarms.
+
+    NaN for a share of none.
+    """
+    caught = [point.agreement < limit for point in points if point.dice < DOUBTFUL]
+    alarmed = [point.agreement < limit for point in points if point.dice >= DOUBTFUL]
+    return _share(caught), _share(alarmed)
+
+
+def _share(flags: Sequence[bool]) -> float:
+    if not flags:
+        return float("nan")
+    return float(np.mean(flags))
 
 
 def calibrate(
@@ -163,84 +191,100 @@ def calibrate(
     device: str = "auto",
     say: Say = lambda line: None,
 ) -> list[str]:
-    """Write a model's limits, and say how good they are; real subjects are only held against them.
+    """Write a model's limits to its model.yaml; lines that say how good they are.
 
-    A subject is a folder of FreeSurfer's: its own labels are the truth.
+    A subject is a folder of FreeSurfer's: its own labels are the truth. Subjects do not change the
+    limits, which are only held against them. `say` reports each scan.
     """
     segmenter = load_views(model, device, "copy its folder, and calibrate the copy")
-
-    def look(name: str, scan: Volume, truth: Volume) -> list[Point]:
-        points = list(_compare(segmenter.segment(scan), truth))
-        say(
-            f"{name}: {len(points)} structures, Dice {np.mean([p.dice for p in points]):.2f}"
-        )
-        return points
-
-    # First, so that what cannot be read is known before all the work.
-    real = [point for path in subjects for point in look(path.name, *_subject(path))]
-    points = [point for case in CASES for point in look(case.name, *case.read())]
+    real_points = []
+    # Subjects first, so that what cannot be read is known before all the work.
+    for folder in subjects:
+        scan, truth = _read_subject(folder)
+        real_points += _measure(segmenter, folder.name, scan, truth, say)
+    points = []
+    for case in CASES:
+        scan, truth = case.read()
+        points += _measure(segmenter, case.name, scan, truth, say)
     limits = find_limits(points)
-    lines = [
-        f"{len(points)} structures in {len(CASES)} phantoms",
-        *_say_limits(limits, points),
-    ]
+    lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
+    lines += _say_limits(limits, points)
     origin = "trinat calibrate: " + "; ".join(lines)
     update_info(
         segmenter.model.folder, quality=Quality(agreement=limits, origin=origin)
     )
-    lines += [
-        f"real scans, {line}" for line in (_say_limits(limits, real) if real else ())
-    ]
+    if real_points:
+        lines += [f"real scans, {line}" for line in _say_limits(limits, real_points)]
     return lines
 
 
+def _measure(
+    segmenter: Predictor, name: str, scan: Volume, truth: Volume, say: Say
+) -> list[Point]:
+    """Segment a scan, and compare it with its truth."""
+    points = list(_compare(segmenter.segment(scan), truth))
+    mean_dice = np.mean([point.dice for point in points])
+    say(f"{name}: {len(points)} structures, Dice {mean_dice:.2f}")
+    return points
+
+
 def _say_limits(limits: tuple[float, float], points: Sequence[Point]) -> Iterator[str]:
+    """A line for each of the two limits."""
     for name, limit in zip(("look", "reject"), limits, strict=True):
         caught, alarmed = rates(points, limit)
-        shares = f"{caught:.0%} of Dice < {DOUBTFUL} caught, {alarmed:.0%} of the others alarmed"
-        yield f"{name} below {limit:.2f}: {shares}"
+        yield (
+            f"{name} below {limit:.2f}: {caught:.0%} of Dice < {DOUBTFUL} caught, "
+            f"{alarmed:.0%} of the others alarmed"
+        )
 
 
 @cache
 def middle(seed: int) -> tuple[Volume, Volume]:
+    """Part of a phantom around the thalamus, white matter at 1, and its truth."""
     return _cut_out(*phantom(seed))
 
 
 def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     """Part of a head around the thalamus, white matter at 1, and its truth."""
-    centre = np.argwhere(np.isin(truth.data, _THALAMUS)).mean(axis=0) + _OFFSET_MM
-    box = tuple(
-        slice(max(0, round(c - n / 2)), round(c + n / 2))
-        for c, n in zip(centre, _FIELD_MM, strict=True)
-    )
-    white = np.median(scan.data[np.isin(truth.data, _WHITE_MATTER)])
+    # Both are on RAS grids of 1 mm, so that voxels count as millimetres.
+    thalamus = np.argwhere(np.isin(truth.data, _THALAMUS))
+    centre = thalamus.mean(axis=0) + _OFFSET_MM
+    sides = []
+    for middle_voxel, length in zip(centre, _FIELD_MM, strict=True):
+        first = max(0, round(middle_voxel - length / 2))
+        sides.append(slice(first, round(middle_voxel + length / 2)))
+    box = tuple(sides)
+    is_white_matter = np.isin(truth.data, _WHITE_MATTER)
+    brightness = np.float32(np.median(scan.data[is_white_matter]))
     affine = scan.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
-    image = scan.data[box].astype(np.float32) / np.float32(white)
+    image = scan.data[box].astype(np.float32) / brightness
     return Volume(image, affine), Volume(truth.data[box], affine)
 
 
-def _subject(folder: Path) -> tuple[Volume, Volume]:
+def _read_subject(folder: Path) -> tuple[Volume, Volume]:
     """The same part of a real head, and FreeSurfer's labels of it."""
-    image, labels = find_image(folder, "T1"), find_labels(folder, "aseg")
+    image = find_image(folder, "T1")
+    labels = find_labels(folder, "aseg")
     if image is None or labels is None:
         raise DatasetError("has no mri/T1.mgz and mri/aseg.mgz", where=folder)
     # In RAS axes, as phantoms are, so that the same field is cut out.
-    ras = conform(Volume.read(image))
-    truth = conform(Volume.read(labels, labels=True), labels=True, plan=ras.plan)
+    scan = conform(Volume.read(image))
+    truth = conform(Volume.read(labels, labels=True), labels=True, plan=scan.plan)
     if not np.isin(truth.volume.data, _THALAMUS).any():
         raise DatasetError("has no thalamus", where=labels)
-    return _cut_out(ras.volume, truth.volume)
+    return _cut_out(scan.volume, truth.volume)
 
 
 def _compare(found: Prediction, truth: Volume) -> Iterator[Point]:
-    """Structures that are there, in truth or as found, with 100 mm³ of the truth."""
+    """A point for each structure that the model predicts and that has 100 mm³ in the truth."""
     assert found.agreement is not None
     classes = found.scheme.from_freesurfer(truth.data)
     joint = joint_histogram(classes, found.indices.data, len(found.scheme))
-    enough = joint.sum(axis=1) * found.voxel_mm3 >= ENOUGH_MM3
+    true_mm3 = joint.sum(axis=1) * found.voxel_mm3
     values = dice(joint)
     for label in found.scheme.labels[1:]:
-        if enough[label.index] and label.name not in found.not_predicted:
-            agreement = np.nan_to_num(found.agreement[label.index])
-            yield Point(float(agreement), float(values[label.index]))
+        if true_mm3[label.index] < ENOUGH_MM3 or label.name in found.not_predicted:
+            continue
+        agreement = np.nan_to_num(found.agreement[label.index])
+        yield Point(float(agreement), float(values[label.index]))

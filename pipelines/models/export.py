@@ -21,9 +21,10 @@ _SIDE = 64  # of the slices that the exported graph is traced and checked with
 
 
 def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
-    """Write <view>.onnx for each view: slices (N, C, H, W), H and W multiples of 16, to logits.
+    """Write <view>.onnx for each view; the files.
 
-    Raises ModelError where ONNX Runtime gives other labels than torch.
+    A file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
+    ModelError where ONNX Runtime gives other labels than torch; no such file is left.
     """
     if format_ != "onnx":
         raise ConfigError(f"--format {format_} is not known", remedy="give onnx")
@@ -32,7 +33,7 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
     written = []
     for view, network in loaded.networks.items():
         path = out / f"{view.value}.onnx"
-        # What is there under its name has been compared.
+        # A file appears under its name only after it has been compared.
         with atomic_path(path) as temporary:
             export_network(network.fold(), temporary)
             same = share_of_equal_labels(network, temporary)
@@ -46,7 +47,10 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
 
 
 def share_of_equal_labels(network: Network, path: Path) -> float:
-    """Share of voxels, of slices of another number and size, that torch and ONNX label alike."""
+    """Share of voxels that torch and an ONNX file label alike.
+
+    The slices are random, and of another number and size than the file was traced with.
+    """
     import onnxruntime
 
     generator = torch.Generator().manual_seed(0)
@@ -56,15 +60,19 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
         expected = network.fold()(slices).argmax(1).numpy()
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"slices": slices.numpy()})
-    return float((np.asarray(logits).argmax(1) == expected).mean())
+    found = np.asarray(logits).argmax(1)
+    return float((found == expected).mean())
 
 
 def export_network(network: Network, path: Path) -> None:
+    """Write a network as ONNX, for any number of slices of any size that it allows."""
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
-    rows, columns = (torch.export.Dim(name, min=1) for name in ("rows", "columns"))
-    # In units of what the network halves, so that the graph holds for any allowed size.
+    # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
     unit = network.config.multiple
-    sizes = {0: torch.export.Dim("n"), 2: unit * rows, 3: unit * columns}
+    number = torch.export.Dim("n")
+    rows = unit * torch.export.Dim("rows", min=1)
+    columns = unit * torch.export.Dim("columns", min=1)
+    sizes = {0: number, 2: rows, 3: columns}
     # The exporter reports on itself at length; what matters is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():

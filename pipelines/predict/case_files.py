@@ -19,8 +19,9 @@ from trinat.pipelines.predict.tables import format_aseg_stats
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.maps import write_maps
+from trinat.segmentation.report.case_view import view_result
 from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.pictures import draw_mosaic, encoded, view_result
+from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.timing import stage
 
 

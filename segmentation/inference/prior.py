@@ -23,7 +23,8 @@ from trinat.segmentation.inference.registration import (
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.resample import occupied_box
-from trinat.segmentation.synthetic.heads import HeadMaps, Variant, aim, with_variants
+from trinat.segmentation.synthetic.heads import HeadMaps, Variant, with_variants
+from trinat.segmentation.synthetic.targets import aim
 
 # The centroids of structures as large as these say little of where the head is.
 _SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,9 @@ def on_grid_of(
     same_axes = reoriented(labels, reference.axcodes)
     apart_mm = same_axes.grid.apart_mm(reference.grid)
     if apart_mm <= _TOLERANCE * min(reference.spacing_mm):
-        note = (
-            ""
-            if same_axes is labels
-            else f"axes reordered from {labels.axcodes}, no loss"
-        )
+        note = ""
+        if same_axes is not labels:
+            note = f"axes reordered from {labels.axcodes}, no loss"
         return Volume(same_axes.data, reference.affine, reference.codes), note
     difference = _difference(labels.grid, reference.grid, apart_mm)
     if not resample:
@@ -45,7 +43,8 @@ def on_grid_of(
     from trinat.segmentation.space.grid_map import GridMap
     from trinat.segmentation.space.resample import resample_labels
 
-    data = resample_labels(labels.data, GridMap.between(labels.grid, reference.grid))
+    there = GridMap.between(labels.grid, reference.grid)
+    data = resample_labels(labels.data, there)
     note = f"resampled to the truth's grid, label by label ({difference})"
     return Volume(data, reference.affine, reference.codes), note
 
@@ -54,16 +53,16 @@ def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
     """What differs, the most telling first; `apart_mm` once axes run alike."""
     if labels.shape != reference.shape:
         return f"{_times(labels.shape)} voxels against {_times(reference.shape)}"
-    spacings = labels.spacing_mm, reference.spacing_mm
-    if not np.allclose(*spacings, rtol=1e-3):
-        return " against ".join(
-            _times(tuple(round(s, 3) for s in each)) + " mm" for each in spacings
-        )
+    if not np.allclose(labels.spacing_mm, reference.spacing_mm, rtol=1e-3):
+        own_mm = _times([round(mm, 3) for mm in labels.spacing_mm])
+        reference_mm = _times([round(mm, 3) for mm in reference.spacing_mm])
+        return f"{own_mm} mm against {reference_mm} mm"
     return f"corners up to {apart_mm:.3g} mm apart"
 
 
-def _times(numbers: tuple[float, ...]) -> str:
-    return "×".join(f"{n:g}" for n in numbers)
+def _times(numbers: Sequence[float]) -> str:
+    """Lengths for people, "1×1×1.2"."""
+    return "×".join(f"{number:g}" for number in numbers)
 
 
 Indices = NDArray[np.uint8]
@@ -76,18 +75,23 @@ _FEW_STRUCTURES = 3
 
 @dataclass(frozen=True, eq=False)
 class DrawnSlices:
-    """The slices of a map that hold labels, no two of them neighbours."""
+    """The slices of a map that hold labels, no two of them neighbours.
+
+    They are at `places` along an `axis` with `total` slices. `thickness_mm` is the usual distance
+    from one to the next.
+    """
 
     axis: int
     places: NDArray[np.intp]
-    thickness_mm: float  # from one to the next, as a rule
+    thickness_mm: float
     total: int
 
     @property
     def note(self) -> str:
-        drawn = (
-            "a single slice" if len(self.places) == 1 else f"{len(self.places)} slices"
-        )
+        """What a reader of the measurements must know."""
+        drawn = f"{len(self.places)} slices"
+        if len(self.places) == 1:
+            drawn = "a single slice"
         where = ("first", "second", "third")[self.axis]
         return (
             f"the truth is labelled on {drawn} of {self.total} along its {where} axis: "
@@ -101,16 +105,17 @@ class DrawnSlices:
     def blank_between(self, labels: Indices) -> Indices:
         """The whole map with background on all other slices."""
         blank = np.zeros_like(labels)
-        chosen: tuple[Any, ...] = (slice(None),) * self.axis + (self.places,)
-        blank[chosen] = labels[chosen]
+        # Views with the slices' axis first.
+        from_slices = np.moveaxis(labels, self.axis, 0)
+        to_slices = np.moveaxis(blank, self.axis, 0)
+        to_slices[self.places] = from_slices[self.places]
         return blank
 
     def spacing_mm(self, spacing_mm: Spacing) -> Spacing:
         """That of the map of thick slices."""
-        x, y, z = (
-            self.thickness_mm if axis == self.axis else step
-            for axis, step in enumerate(spacing_mm)
-        )
+        steps_mm = list(spacing_mm)
+        steps_mm[self.axis] = self.thickness_mm
+        x, y, z = steps_mm
         return x, y, z
 
 
@@ -118,22 +123,28 @@ def labelled_slices(
     true: Indices, predicted: Indices, spacing_mm: Spacing
 ) -> tuple[Indices, Indices, Spacing]:
     """What is measured: both maps on the slices on which the truth is drawn, and their spacing."""
-    if drawn := drawn_slices(true, spacing_mm):
-        return drawn.alone(true), drawn.alone(predicted), drawn.spacing_mm(spacing_mm)
-    return true, predicted, spacing_mm
+    drawn = drawn_slices(true, spacing_mm)
+    if drawn is None:
+        return true, predicted, spacing_mm
+    return drawn.alone(true), drawn.alone(predicted), drawn.spacing_mm(spacing_mm)
 
 
 def drawn_slices(truth: Indices, spacing_mm: Spacing) -> DrawnSlices | None:
     """The labelled slices of a truth that is drawn on single ones alone; None for a whole one."""
     for axis in range(3):
-        others = tuple({0, 1, 2} - {axis})
+        slices = truth.shape[axis]
+        others = tuple(other for other in range(3) if other != axis)
         places = np.flatnonzero(truth.any(axis=others))
         steps = np.diff(places)
-        if truth.shape[axis] == 1 or not len(places) or (steps == 1).any():
+        has_neighbours = (steps == 1).any()
+        if slices == 1 or not len(places) or has_neighbours:
             continue
-        structures = np.count_nonzero(np.bincount(truth.ravel(), minlength=2)[1:])
+        voxels_of_each = np.bincount(truth.ravel(), minlength=2)
+        structures = np.count_nonzero(voxels_of_each[1:])
         if len(places) < _FEW_SLICES and structures < _FEW_STRUCTURES:
             continue
-        step = float(np.median(steps)) if len(steps) else 1.0
-        return DrawnSlices(axis, places, step * spacing_mm[axis], truth.shape[axis])
+        step = 1.0
+        if len(steps):
+            step = float(np.median(steps))
+        return DrawnSlices(axis, places, step * spacing_mm[axis], slices)
     return None

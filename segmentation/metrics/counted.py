@@ -30,14 +30,16 @@ def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
 
 @dataclass(frozen=True)
 class Made:
-    """What is known of how a prediction was made."""
+    """What is known of how a prediction was made.
 
-    # Structures that a person says are not predicted, in words of the scheme that measures.
+    `named` are structures that a person says are not predicted, in words of the scheme that
+    measures. `source` is the scheme of the model; where it is not known, the one that measures
+    stands for it. `not_predicted` are structures of `source`.
+    """
+
     named: tuple[str, ...] = ()
-    source: LabelScheme | None = (
-        None  # of the model; where it is not known, the one that measures
-    )
-    not_predicted: tuple[str, ...] = ()  # structures of `source`
+    source: LabelScheme | None = None
+    not_predicted: tuple[str, ...] = ()
 
     def left_out(
         self, scheme: LabelScheme, rejected: Mapping[str, str] | None = None
@@ -54,18 +56,16 @@ class Made:
                     f"{scheme.name} has no {name!r}: it cannot be not predicted"
                 )
         rejected = rejected or {}
-        parts = _parts(scheme, self.source or scheme)
+        parts_of = _parts(scheme, self.source or scheme)
         found: dict[str, str] = {}
         for label in scheme.labels[1:]:
-            predicted = [
-                name for name in parts[label.name] if name not in self.not_predicted
-            ]
-            raters = dict.fromkeys(
-                rejected[name] for name in predicted if name in rejected
-            )
+            parts = parts_of[label.name]
+            predicted = [part for part in parts if part not in self.not_predicted]
+            rejecting = [rejected[part] for part in predicted if part in rejected]
             if label.name in self.named or not predicted:
                 found[label.name] = NOT_PREDICTED
-            elif all(name in rejected for name in predicted):
+            elif len(rejecting) == len(predicted):
+                raters = dict.fromkeys(rejecting)  # each once
                 found[label.name] = f"rejected by {', '.join(raters)}"
         return found
 
@@ -87,8 +87,11 @@ def made_by(
     scheme: LabelScheme,
     named: Collection[str] = (),
 ) -> Made:
-    """From the structures that a ledger has volumes of (none: nothing is known), and those that
-    raters judged; `scheme` measures."""
+    """How a prediction was made, as far as its files say it.
+
+    `predicted` are the structures that a ledger has volumes of; without any, nothing is known.
+    `rated` are those that raters judged. `scheme` measures, and `named` is as in `Made`.
+    """
     source = _scheme_of({*predicted, *rated}, scheme)
     not_predicted: tuple[str, ...] = ()
     if source and predicted:
@@ -100,7 +103,10 @@ def made_by(
 
 def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | None:
     """The scheme with structures of all these names: `scheme` itself, else one of trinat's own."""
-    for candidate in (scheme, *map(load_scheme, SHIPPED)):
+    if set(names) <= set(scheme.names):
+        return scheme
+    for shipped in SHIPPED:
+        candidate = load_scheme(shipped)
         if set(names) <= set(candidate.names):
             return candidate
     return None

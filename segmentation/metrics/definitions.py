@@ -40,29 +40,41 @@ class Metric:
     @property
     def least(self) -> float:
         """No value is below."""
-        return -100.0 if self.better == "zero" else 0.0
+        if self.better == "zero":
+            return -100.0
+        return 0.0
 
     @property
     def most(self) -> float:
         """No value is above: a share ends at 1."""
-        return math.inf if self.unit else 1.0
+        if self.unit:
+            return math.inf
+        return 1.0
 
     @property
     def shown_unit(self) -> str:
-        return {"mm3": "mm³"}.get(self.unit, self.unit)
+        """The unit as people write it."""
+        if self.unit == "mm3":
+            return "mm³"
+        return self.unit
 
     @property
     def title_with_unit(self) -> str:
-        return f"{self.title} ({self.shown_unit})" if self.unit else self.title
+        """The heading of a column."""
+        if not self.unit:
+            return self.title
+        return f"{self.title} ({self.shown_unit})"
 
 
 def _share(
     key: str, title: str, definition: str, missed: str = "0", invented: str = "0"
 ) -> Metric:
+    """From 0 to 1, and 1 is perfect."""
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
 
 
 def _distance(key: str, title: str, definition: str) -> Metric:
+    """In mm; undefined unless both maps have the structure."""
     return Metric(
         key, title, "mm", "lower", definition, "undefined", "undefined", "undefined"
     )
@@ -71,12 +83,14 @@ def _distance(key: str, title: str, definition: str) -> Metric:
 def _volume(
     key: str, title: str, definition: str, missed: str, invented: str
 ) -> Metric:
+    """In mm³; no mean over structures says anything."""
     return Metric(
         key, title, "mm3", "none", definition, "0", missed, invented, averaged=False
     )
 
 
 def _percent(key: str, title: str, better: Better, part: str, missed: str) -> Metric:
+    """Of the true volume."""
     definition = f"{part} / true volume."
     return Metric(key, title, "%", better, definition, "undefined", missed, "undefined")
 

@@ -31,12 +31,8 @@ def joint_histogram(
 ) -> Counts:
     """Voxels by true and predicted class index, two (X, Y, Z) maps to (K, K)."""
     check_shapes(truth, prediction)
-    for name, labels in (("truth", truth), ("prediction", prediction)):
-        if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            raise EvaluationError(
-                f"the {name} has class indices {labels.min()} to {labels.max()}, "
-                f"where 0 to {classes - 1} are known"
-            )
+    _check_classes("truth", truth, classes)
+    _check_classes("prediction", prediction, classes)
     joint = np.zeros(classes * classes, np.int64)
     # Slab by slab: bincount widens its input to 64 bits, 134 MB for a whole 256 cube.
     for true_slab, predicted_slab in zip(truth, prediction, strict=True):
@@ -44,6 +40,19 @@ def joint_histogram(
         pairs = true_slab.astype(np.intp) * classes + predicted_slab
         joint += np.bincount(pairs.ravel(), minlength=classes * classes)
     return joint.reshape(classes, classes)
+
+
+def _check_classes(name: str, labels: NDArray[Any], classes: int) -> None:
+    """Raise EvaluationError for class indices that are not in 0 to `classes` - 1."""
+    if not labels.size:
+        return
+    lowest = int(labels.min())
+    highest = int(labels.max())
+    if lowest < 0 or highest >= classes:
+        raise EvaluationError(
+            f"the {name} has class indices {lowest} to {highest}, "
+            f"where 0 to {classes - 1} are known"
+        )
 
 
 def dice(joint: Counts) -> Values:

@@ -46,19 +46,20 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class PairMeasurements:
-    """`values[metric]` has one number per class, (K,); NaN where `notes` says why.
+    """The measurements of one prediction, by class of a scheme.
 
-    `joint` has no voxel of a rejected structure in the prediction.
+    `joint` (K, K) counts voxels by true and predicted class; it has no voxel of a rejected
+    structure in the prediction. `values[metric]` has one number per class, (K,), NaN where
+    undefined. `notes` (K,) says why: an `Absence`, or why the structure does not count; else it is
+    empty. `rejected` are classes.
     """
 
     scheme: LabelScheme
     joint: NDArray[np.int64]
     values: dict[str, Values]
     generalised_dice: float
-    notes: tuple[
-        str, ...
-    ]  # an `Absence`, or why the structure does not count; else empty
-    rejected: frozenset[int]  # classes
+    notes: tuple[str, ...]
+    rejected: frozenset[int]
     voxel_mm3: float
 
     def rows(self) -> list[Measurement]:
@@ -66,6 +67,7 @@ class PairMeasurements:
         return [*self._structures(), *self._groups(), *self._confusions()]
 
     def _structures(self) -> Iterator[Measurement]:
+        """Every metric of every structure; those on the midline have no side to swap."""
         for label, note in zip(self.scheme.labels[1:], self.notes[1:], strict=True):
             for metric, values in self.values.items():
                 if metric == "side_swap" and label.partner is None:
@@ -77,24 +79,18 @@ class PairMeasurements:
     def _groups(self) -> Iterator[Measurement]:
         """Plain means over the structures of a group; the note counts what has no value."""
         for group, members in members_of_groups(self.scheme).items():
-            labels = [
+            predicted = [
                 label for label in members if self.notes[label.index] != NOT_PREDICTED
             ]
-            if not labels and group != ALL_STRUCTURES:
-                continue
+            # Structures on the midline have no other side.
+            paired = [label for label in predicted if label.partner is not None]
             for metric, values in self.values.items():
-                # Structures on the midline have no other side.
-                counted = [
-                    label.index
-                    for label in labels
-                    if metric != "side_swap" or label.partner is not None
-                ]
-                if not METRICS[metric].averaged or not counted:
+                labels = paired if metric == "side_swap" else predicted
+                if not METRICS[metric].averaged or not labels:
                     continue
-                mean, note = _mean_of_known(values[counted])
-                yield Measurement(
-                    f"group:{group}", None, metric, mean, METRICS[metric].unit, note
-                )
+                mean, note = _mean_of_known(values[[label.index for label in labels]])
+                unit = METRICS[metric].unit
+                yield Measurement(f"group:{group}", None, metric, mean, unit, note)
         every = f"group:{ALL_STRUCTURES}"
         yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
 
@@ -213,9 +209,8 @@ def _surface_values(
         true = truth[box] == index
         predicted = prediction[box] == index
         distances = surface.surface_distances(true, predicted, spacing_mm)
-        if (
-            distances is None
-        ):  # one of the two is empty: nothing of either surface is near
+        if distances is None:
+            # One of the two is empty: nothing of either surface is near.
             for key in (*dice_keys, "boundary_iou"):
                 values[key][index] = 0.0
             continue
@@ -246,21 +241,40 @@ def _boxes(
     truth: Indices, prediction: Indices
 ) -> Iterator[tuple[int, tuple[slice, ...]]]:
     """The smallest box around each class in either map, for the classes that are in one."""
-    found = zip_longest(ndimage.find_objects(truth), ndimage.find_objects(prediction))
-    for index, (first, second) in enumerate(found, start=1):
-        boxes = zip(first or second or (), second or first or (), strict=True)
-        if box := tuple(
-            slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in boxes
-        ):
-            yield index, box
+    # A list of boxes by class, from 1 on; None where a class below the largest is not there.
+    true_boxes = ndimage.find_objects(truth)
+    predicted_boxes = ndimage.find_objects(prediction)
+    pairs = zip_longest(true_boxes, predicted_boxes)
+    for index, (true_box, predicted_box) in enumerate(pairs, start=1):
+        if true_box is None and predicted_box is None:
+            continue
+        if true_box is None:
+            yield index, predicted_box
+        elif predicted_box is None:
+            yield index, true_box
+        else:
+            yield index, _around_both(true_box, predicted_box)
+
+
+def _around_both(
+    first: tuple[slice, ...], second: tuple[slice, ...]
+) -> tuple[slice, ...]:
+    """The smallest box that holds two boxes."""
+    sides = []
+    for one, other in zip(first, second, strict=True):
+        sides.append(slice(min(one.start, other.start), max(one.stop, other.stop)))
+    return tuple(sides)
 
 
 def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
+    """What a structure with so many true and predicted voxels is called; empty if it is in both."""
     if true and predicted:
         return ""
     if true:
         return "missed"
-    return "invented" if predicted else "absent from both"
+    if predicted:
+        return "invented"
+    return "absent from both"
 
 
 def evaluate(
@@ -302,29 +316,45 @@ def evaluate(
     """
     import pandas as pd
 
-    source, unknown = (
-        getattr(prediction, "scheme", None),
-        getattr(prediction, "not_predicted", ()),
+    # A Result says what it predicts; nothing else has these attributes.
+    made = Made(
+        named=tuple(not_predicted),
+        source=getattr(prediction, "scheme", None),
+        not_predicted=tuple(getattr(prediction, "not_predicted", ())),
     )
-    pair = [getattr(given, "labels", given) for given in (truth, prediction)]
-    placed = [
-        Volume.of(each, labels=True)
-        for each in pair
-        if not isinstance(each, np.ndarray)
-    ]
-    affine = placed[0].affine if placed else np.eye(4)
-    true, predicted = (
-        Volume.of((each, affine) if isinstance(each, np.ndarray) else each, labels=True)
-        for each in pair
-    )
+    true, predicted = _volumes_of(truth, prediction)
     predicted, _ = on_grid_of(predicted, true, resample=resample)
-    scheme, spacing_mm = load_scheme(labels), true.spacing_mm
-    a, b = (
-        scheme.from_freesurfer(v.data, spacing_mm=spacing_mm) for v in (true, predicted)
+    scheme = load_scheme(labels)
+    spacing_mm = true.spacing_mm
+    true_classes = scheme.from_freesurfer(true.data, spacing_mm=spacing_mm)
+    predicted_classes = scheme.from_freesurfer(predicted.data, spacing_mm=spacing_mm)
+    true_classes, predicted_classes, spacing_mm = labelled_slices(
+        true_classes, predicted_classes, spacing_mm
     )
-    made = Made(tuple(not_predicted), source, tuple(unknown))
-    found = compare(*labelled_slices(a, b, spacing_mm), scheme, made.left_out(scheme))
+    left_out = made.left_out(scheme)
+    found = compare(true_classes, predicted_classes, spacing_mm, scheme, left_out)
     table = pd.DataFrame(found.values, index=pd.Index(scheme.names, name="structure"))
     table.insert(0, "freesurfer", scheme.fs_ids)
     table["note"] = found.notes
     return table.iloc[1:]
+
+
+def _volumes_of(
+    truth: ScanLike | NDArray[Any], prediction: ScanLike | NDArray[Any]
+) -> tuple[Volume, Volume]:
+    """Both as volumes; an array alone has the affine of the other one, else voxels of 1 mm."""
+    true = getattr(truth, "labels", truth)
+    predicted = getattr(prediction, "labels", prediction)
+    affine = np.eye(4)
+    if not isinstance(true, np.ndarray):
+        true = Volume.of(true, labels=True)
+        affine = true.affine
+    if not isinstance(predicted, np.ndarray):
+        predicted = Volume.of(predicted, labels=True)
+        if isinstance(true, np.ndarray):
+            affine = predicted.affine
+    if isinstance(true, np.ndarray):
+        true = Volume.of((true, affine), labels=True)
+    if isinstance(predicted, np.ndarray):
+        predicted = Volume.of((predicted, affine), labels=True)
+    return true, predicted

@@ -103,7 +103,9 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     left_out = int(np.isnan(difference).sum())
     difference = difference[~np.isnan(difference)]
     persons = len(difference)
-    note = f"{left_out} without a value from both" if left_out else ""
+    note = ""
+    if left_out:
+        note = f"{left_out} without a value from both"
     if not persons:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean = float(difference.mean())
@@ -219,12 +221,13 @@ def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
     """
     if not first:
         return float("nan")
-    same = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
+    number = len(first)
+    agreed = sum(a == b for a, b in zip(first, second, strict=True))
     of_first = Counter(first)
     of_second = Counter(second)
-    chance = (
-        sum(of_first[name] * of_second[name] for name in of_first) / len(first) ** 2
-    )
+    agreed_by_chance = sum(of_first[name] * of_second[name] for name in of_first)
+    same = agreed / number
+    chance = agreed_by_chance / number**2
     if chance >= 1:
         return float("nan")
     return (same - chance) / (1 - chance)
@@ -249,11 +252,16 @@ def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
     The median absolute deviation times 1.4826 is the SD of a normal distribution, and one wild
     value does not move it. An SD is at least `least_spread`, a share of the median.
     """
-    centre = np.nanmedian(values) if (~np.isnan(values)).any() else np.nan
-    deviation = np.nanmedian(np.abs(values - centre)) if np.isfinite(centre) else 0.0
+    undefined = np.full(len(values), np.nan)
+    if np.isnan(values).all():
+        return undefined
+    centre = np.nanmedian(values)
+    deviation = 0.0
+    if np.isfinite(centre):
+        deviation = float(np.nanmedian(np.abs(values - centre)))
     spread = max(1.4826 * deviation, least_spread * abs(centre))
     if not spread > 0:
-        return np.full(len(values), np.nan)
+        return undefined
     return np.asarray((values - centre) / spread, np.float64)
 
 
@@ -266,4 +274,5 @@ def _rank_biserial(changed: Values) -> float:
 
 
 def _join(*notes: str) -> str:
+    """The notes that are not empty, as one."""
     return "; ".join(note for note in notes if note)

@@ -21,7 +21,10 @@ _AGE_BANDS = 10  # years
 
 @dataclass(frozen=True)
 class Scan:
-    """One label map: whose it is, its volumes in mm3 by structure, and what is known beside."""
+    """One label map: whose it is, its volumes in mm3 by structure, and what is known beside.
+
+    `uncertainty` is, by structure, the CV of the volume over samples with dropout.
+    """
 
     subject: str
     session: str
@@ -31,9 +34,7 @@ class Scan:
     site: str = ""
     grade: str = ""
     notes: str = ""
-    uncertainty: Mapping[str, float] | None = (
-        None  # CV of the volume over dropout samples
-    )
+    uncertainty: Mapping[str, float] | None = None
 
     @property
     def name(self) -> str:
@@ -161,11 +162,8 @@ def _range_notes(
     is_volume = frame["metric"] == "volume"
     for limits in ranges:
         scan_fits = np.array([limits.fits(scan) for scan in scans])
-        asked = (
-            scan_fits[frame["scan"]]
-            & is_volume
-            & (frame["structure"] == limits.structure)
-        )
+        is_structure = frame["structure"] == limits.structure
+        asked = scan_fits[frame["scan"]] & is_volume & is_structure
         too_small = asked & (frame["value"] < limits.low_mm3)
         too_large = asked & (frame["value"] > limits.high_mm3)
         notes[too_small] = f"below {limits.low_mm3:,.0f} mm³"

@@ -120,6 +120,7 @@ def _cards(
 
 
 def _outliers(cohort: Cohort) -> Table:
+    """Volumes and asymmetries that stand out, the farthest first."""
     columns: Columns = [
         "Scan",
         "Structure",
@@ -190,9 +191,9 @@ def _groups(cohort: Cohort) -> list[Table]:
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:
     """Mean and SD of each structure's volume by sex, age or site; None for a single group."""
-    volumes = cohort.frame[
-        (cohort.frame["metric"] == "volume") & (cohort.frame[key] != "")
-    ]
+    is_volume = cohort.frame["metric"] == "volume"
+    is_known = cohort.frame[key] != ""
+    volumes = cohort.frame[is_volume & is_known]
     groups = sorted(volumes[key].unique())
     if len(groups) < 2:
         return None
@@ -223,6 +224,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
 
 
 def _uncertainty(cohort: Cohort) -> Table | None:
+    """How uncertain the volumes of each structure are; None where no scan says it."""
     columns: Columns = [
         "Structure",
         Column("Scans", 0),

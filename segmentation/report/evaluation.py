@@ -14,9 +14,9 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
 from trinat.segmentation.report import figures, summary, tables
+from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
-from trinat.segmentation.report.pictures import ERROR_COLORS, CaseView
 from trinat.segmentation.report.summary import HEADLINE, Evaluation
 
 _HEAT = HEADLINE[:4]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,10 @@ UNDEFINED = "none"
 
 @dataclass(frozen=True)
 class Cell:
-    """`order` sorts where the text does not; `shade` is a background from 0 (low) to 20.
+    """One cell of a table.
+
+    `order` sorts where the text does not; `shade` is a background from 0 (low) to 20. `hint` is
+    shown to a pointer.
 
     `kind` is a class of the style sheet. `place` draws where a value is among others: the
     quartiles of these and the value, in percent of their range.
@@ -56,9 +59,11 @@ class Column:
 
     @property
     def numeric(self) -> bool:
+        """Whether the values are numbers, which are set to the right."""
         return self.digits is not None
 
     def cell(self, value: Cell | str | float | None) -> Cell:
+        """A plain value as a cell; None is an undefined number."""
         if isinstance(value, Cell):
             return value
         if isinstance(value, str):
@@ -72,21 +77,28 @@ Columns = list[Column | str]
 
 @dataclass(frozen=True)
 class Table:
+    """A table of a page; `note` stands below it.
+
+    `kind` is a class of the style sheet: "heat" has narrow cells and upright titles, "intervals"
+    has these on a line of their own.
+    """
+
     id: str
     caption: str
     columns: list[Column]
     rows: list[list[Cell]]
     note: str = ""
-    kind: str = (
-        ""  # "heat": narrow cells, upright titles; "intervals": on a line of their own
-    )
+    kind: str = ""
 
     @property
     def long(self) -> bool:
+        """Whether the page lets readers filter the rows."""
         return len(self.rows) > 12
 
     def choices(self, column: int) -> list[str]:
-        return list(dict.fromkeys(row[column].text for row in self.rows))
+        """The different texts of a column, in their order."""
+        texts = [row[column].text for row in self.rows]
+        return list(dict.fromkeys(texts))
 
 
 def table(
@@ -99,13 +111,21 @@ def table(
     kind: str = "",
 ) -> Table:
     """A table of plain values, formatted by their columns."""
-    known = [
-        Column(column) if isinstance(column, str) else column for column in columns
-    ]
-    cells = [
-        [c.cell(value) for c, value in zip(known, row, strict=True)] for row in rows
-    ]
-    return Table(id, caption, known, cells, note, kind)
+    known = [_column(column) for column in columns]
+    formatted = [_cells(known, row) for row in rows]
+    return Table(id, caption, known, formatted, note, kind)
+
+
+def _column(given: Column | str) -> Column:
+    """A column; plain text is its title."""
+    if isinstance(given, str):
+        return Column(given)
+    return given
+
+
+def _cells(columns: Sequence[Column], values: Sequence[Any]) -> list[Cell]:
+    """One row."""
+    return [column.cell(value) for column, value in zip(columns, values, strict=True)]
 
 
 def number(
@@ -119,19 +139,27 @@ def number(
     """A number for people, and its full value for sorting; undefined ones say so."""
     if value is None or math.isnan(value):
         return Cell("–", UNDEFINED, hint=hint or "undefined")
-    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
-    return Cell(f"{text.replace('-', '−')}{unit}", float(value), hint=hint)
+    text = f"{value:,.{digits}f}"
+    if sign:
+        text = f"{value:+,.{digits}f}"
+    text = text.replace("-", "−")
+    return Cell(text + unit, float(value), hint=hint)
 
 
 def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number of things: "1 scan", "2 scans"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
 
 
 def short_name(structure: str) -> str:
     """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all."""
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
-        return "All structures" if group == "all" else f"{group.capitalize()}, all"
+        if group == "all":
+            return "All structures"
+        return f"{group.capitalize()}, all"
     for side, letter in (("Left-", "L "), ("Right-", "R ")):
         if structure.startswith(side):
             return letter + structure.removeprefix(side).replace("-", " ")
@@ -149,7 +177,9 @@ def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
 
 
 def data_uri(kind: str, picture: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
+    """A picture as an address that holds it; `kind` is "png" or "webp"."""
+    encoded = base64.b64encode(picture).decode("ascii")
+    return f"data:image/{kind};base64,{encoded}"
 
 
 def render(
@@ -160,25 +190,37 @@ def render(
     images: str = "data:",
     **context: Any,
 ) -> str:
-    """The page as text; its policy allows this style sheet, this script and these images only."""
-    style, script = asset(style), asset(script) if script else ""
-    sources = {
-        "default-src": "'none'",
-        "img-src": images,
-        "style-src": _digest(style),
-        **({"script-src": _digest(script)} if script else {}),
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    policy = "; ".join(f"{what} {source}" for what, source in sources.items())
+    """The page as text; its policy allows this style sheet, this script and these images only.
+
+    `template`, `style` and `script` are files of `templates`; an empty `script` is none. `images`
+    is a source of the policy. `context` is what the template shows.
+    """
+    style_text = asset(style)
+    script_text = ""
+    if script:
+        script_text = asset(script)
     found = _environment().get_template(template)
     return found.render(
-        **context, style=style, script=script, policy=policy, version=version("trinat")
+        **context,
+        style=style_text,
+        script=script_text,
+        policy=_policy(style_text, script_text, images),
+        version=version("trinat"),
     )
+
+
+def _policy(style: str, script: str, images: str) -> str:
+    """The content policy of a page with these texts of style sheet and script."""
+    sources = ["default-src 'none'", f"img-src {images}", f"style-src {_digest(style)}"]
+    if script:
+        sources.append(f"script-src {_digest(script)}")
+    sources += ["base-uri 'none'", "form-action 'none'"]
+    return "; ".join(sources)
 
 
 @cache
 def _environment() -> jinja2.Environment:
+    """Templates that escape all values, and refuse those that are not there."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -189,9 +231,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters.update(
-        data=_data, contents=_contents, png=lambda p: data_uri("png", p)
-    )
+    environment.filters["data"] = _data
+    environment.filters["contents"] = _contents
+    environment.filters["png"] = partial(data_uri, "png")
     return environment
 
 
@@ -225,9 +267,8 @@ def _contents(sections: str) -> list[tuple[str, str]]:
 
 def asset(name: str) -> str:
     """A file of `templates`, as it is."""
-    return (
-        resources.files("trinat.segmentation.report") / "templates" / name
-    ).read_text("utf-8")
+    folder = resources.files("trinat.segmentation.report") / "templates"
+    return (folder / name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:

@@ -37,6 +37,8 @@ HEADLINE = (
     "assd",
     "absolute_volume_difference",
 )
+# Columns of `structure_statistics`.
+_STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
@@ -109,12 +111,10 @@ def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)[columns]
 
 
-_STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
-
-
 def _statistics(
     frame: pd.DataFrame, model: str, metric: str, members: Members
 ) -> pd.DataFrame:
+    """The rows of one model and metric; intervals end where the metric's values do."""
     persons = by_person(frame, model, metric)
     definition = METRICS[metric]
     interval = mean_interval(persons.to_numpy(float))
@@ -164,12 +164,12 @@ def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
                 tables.append(table.assign(first=first, second=second, metric=metric))
     if not tables:
         return pd.DataFrame()
-    table = (
-        pd.concat(tables, ignore_index=True).astype({"p": float}).assign(p_holm=np.nan)
-    )
+    table = pd.concat(tables, ignore_index=True).astype({"p": float})
+    table["p_holm"] = np.nan
     families = table.groupby(["first", "second", "metric", _is_group(table)])
     for index in families.groups.values():
-        table.loc[index, "p_holm"] = holm(table.loc[index, "p"].to_numpy(float))
+        p_values = table.loc[index, "p"].to_numpy(float)
+        table.loc[index, "p_holm"] = holm(p_values)
     return table
 
 
@@ -180,17 +180,13 @@ def _comparison(
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
     structures = structures_of(frame)
-    known = [
-        name
-        for name in structures
-        if name in of_first.columns and name in of_second.columns
-    ]
+    known_to_both = set(of_first.columns) & set(of_second.columns)
+    known = [name for name in structures if name in known_to_both]
     of_first, of_second, left_out = _shared(of_first, of_second)
+    measured = [name for name in structures if name in of_first.columns]
     for group in groups_of(frame):
         of_group = members.get(group, ())
-        parts = [
-            name for name in structures if name in of_group and name in of_first.columns
-        ]
+        parts = [name for name in measured if name in of_group]
         if parts:
             of_first[group] = of_first[parts].mean(axis=1)
             of_second[group] = of_second[parts].mean(axis=1)
@@ -287,14 +283,15 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:
     """Scans whose left and right are exchanged: most of the paired overlap is on the wrong side."""
     swap = where(frame, metric="side_swap", structure="group:all")
-    return swap.loc[swap["value"] > 0.5, ["subject", "session", "model", "value"]]
+    is_swapped = swap["value"] > 0.5
+    return swap.loc[is_swapped, ["subject", "session", "model", "value"]]
 
 
 def absences(frame: pd.DataFrame) -> pd.DataFrame:
     """How often each structure is missed, invented or absent from both."""
-    rows = frame[
-        (frame["metric"] == "dice") & (frame["note"] != "") & ~_is_group(frame)
-    ]
+    is_dice = frame["metric"] == "dice"
+    has_note = frame["note"] != ""
+    rows = frame[is_dice & has_note & ~_is_group(frame)]
     counts = rows.groupby(["model", "structure", "note"]).size()
     return counts.rename("count").reset_index().rename(columns={"note": "absence"})
 
@@ -306,13 +303,11 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     """
     scan = ["subject", "session", "model"]
     dice = where(frame, metric="dice").dropna(subset="value")
-    worst = where(dice, structure="group:all").nsmallest(count, "value")[
-        [*scan, "value"]
-    ]
+    worst = where(dice, structure="group:all").nsmallest(count, "value")
+    worst = worst[[*scan, "value"]]
     single = dice[~_is_group(dice)]
-    lowest = single.loc[
-        single.groupby(scan)["value"].idxmin(), [*scan, "structure", "value"]
-    ]
+    row_of_lowest = single.groupby(scan)["value"].idxmin()
+    lowest = single.loc[row_of_lowest, [*scan, "structure", "value"]]
     lowest = lowest.rename(
         columns={"structure": "worst_structure", "value": "worst_value"}
     )
@@ -321,7 +316,11 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that a report says, computed once from the table of measurements."""
+    """Everything that a report says, computed once from the table of measurements.
+
+    `not_predicted` has a model and a structure in each row: these are not in `frame`. The other
+    tables are those of the functions with their names.
+    """
 
     frame: pd.DataFrame
     pairs: pd.DataFrame
@@ -329,7 +328,7 @@ class Evaluation:
     comparisons: pd.DataFrame
     agreement: pd.DataFrame
     retest: pd.DataFrame
-    not_predicted: pd.DataFrame  # model, structure: these are not in `frame`
+    not_predicted: pd.DataFrame
 
     @property
     def models(self) -> list[str]:
@@ -396,4 +395,5 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _is_group(frame: pd.DataFrame) -> pd.Series:
+    """Rows that are of a group of structures."""
     return frame["structure"].str.startswith("group:").rename("is_group")

@@ -1,18 +1,15 @@
-"""The tables of an evaluation: metrics.csv, one number a row, and those of its page."""
+"""The tables of an evaluation's page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from trinat.segmentation.io.files import atomic_text, spreadsheet_safe
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS, Metric
-from trinat.segmentation.metrics.pair import Measurement
 from trinat.segmentation.report import summary
 from trinat.segmentation.report.page import (
     Cell,
@@ -27,6 +24,7 @@ from trinat.segmentation.report.summary import HEADLINE, Evaluation
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
+_DIGITS = {"": 3, "mm": 2, "%": 1, "mm3": 0}  # by unit
 # The shade is full where the value is perfect; a distance of this has none.
 _FAR_MM = 10.0
 
@@ -42,49 +40,6 @@ _HEADLINE_COLUMNS: Columns = [
     Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition)
     for metric in HEADLINE
 ]
-
-METRICS_COLUMNS = (
-    "subject",
-    "session",
-    "model",
-    "structure",
-    "fs_id",
-    "metric",
-    "value",
-    "unit",
-    "note",
-)
-
-
-def metrics_frame(
-    scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]],
-) -> pd.DataFrame:
-    """One table of all scans' measurements; each scan brings its subject, session and model."""
-    rows = []
-    for scan, measurements in scans:
-        whose = (scan["subject"], scan["session"], scan["model"])
-        for m in measurements:
-            row = (*whose, m.structure, m.fs_id, m.metric, m.value, m.unit, m.note)
-            rows.append(row)
-    frame = pd.DataFrame(rows, columns=list(METRICS_COLUMNS))
-    return frame.astype({"fs_id": "Int64", "value": float})
-
-
-def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write a CSV whole or not at all; undefined numbers are empty cells."""
-    safe = frame.copy()
-    for column in safe.columns:
-        if not pd.api.types.is_numeric_dtype(safe[column].dtype):
-            safe[column] = [_safe(value) for value in safe[column]]
-    with atomic_text(path) as file:
-        safe.to_csv(file, index=False, lineterminator="\n")
-
-
-def _safe(value: Any) -> Any:
-    """Text that no spreadsheet takes for a formula; anything else as it is."""
-    if isinstance(value, str):
-        return spreadsheet_safe(value)
-    return value
 
 
 def headline(evaluation: Evaluation) -> Table:
@@ -146,18 +101,15 @@ def structures(evaluation: Evaluation) -> Table:
         Column("Median", 0),
         Column("SD", 0),
     ]
-    names = [
-        *summary.structures_of(evaluation.frame),
-        *evaluation.frame["structure"].unique(),
-    ]
-    place = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    order = list(METRICS)
-    records = sorted(
-        evaluation.statistics.to_dict("records"),
-        key=lambda row: (order.index(row["metric"]), place[row["structure"]]),
-    )
+    place = _places_of_structures(evaluation)
+    metrics = list(METRICS)
+
+    def metric_then_structure(row: Mapping[Any, Any]) -> tuple[int, int]:
+        return metrics.index(row["metric"]), place[row["structure"]]
+
+    records = evaluation.statistics.to_dict("records")
     rows = []
-    for row in records:
+    for row in sorted(records, key=metric_then_structure):
         cells = [
             Cell(short_name(row["structure"]), place[row["structure"]]),
             METRICS[row["metric"]].title_with_unit,
@@ -170,6 +122,18 @@ def structures(evaluation: Evaluation) -> Table:
     return table("structure-table", "Every structure, group and metric", columns, rows)
 
 
+def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
+    """Places in the order of tables: single structures, then groups and all else."""
+    names = [
+        *summary.structures_of(evaluation.frame),
+        *evaluation.frame["structure"].unique(),
+    ]
+    places: dict[str, int] = {}
+    for name in names:
+        places.setdefault(name, len(places))
+    return places
+
+
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
     """Every scan in one metric, the worst first."""
     definition = METRICS[metric]
@@ -180,14 +144,13 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     columns: Columns = ["Scan", Column("All", 2, "Mean over all structures")]
     for name in singles:
         columns.append(Column(abbreviations[name], 2, short_name(name)))
+    shown_names = ["group:all", *singles]
     shown = scans.head(_MOST_SCANS)
     rows = []
-    for (subject, session), (_, values) in zip(
-        shown.index, shown.iterrows(), strict=True
+    for (subject, session), values in zip(
+        shown.index, shown.to_dict("records"), strict=True
     ):
-        cells = [
-            _shaded(definition, name, values[name]) for name in ("group:all", *singles)
-        ]
+        cells = [_shaded(definition, name, values[name]) for name in shown_names]
         rows.append([f"{subject} {session}".strip(), *cells])
     note = ""
     if len(scans) > len(rows):
@@ -220,8 +183,9 @@ def comparison(evaluation: Evaluation) -> Table:
         ),
         "Note",
     ]
-    rows = [
-        [
+    rows = []
+    for row in evaluation.comparisons.to_dict("records"):
+        cells = [
             short_name(row["structure"]),
             METRICS[row["metric"]].title,
             f"{row['second']} − {row['first']}",
@@ -233,8 +197,7 @@ def comparison(evaluation: Evaluation) -> Table:
             _p(row["p_holm"]),
             row["note"],
         ]
-        for row in evaluation.comparisons.to_dict("records")
-    ]
+        rows.append(cells)
     return table("comparison-table", "Paired differences", columns, rows)
 
 
@@ -275,19 +238,9 @@ def confusions(frame: pd.DataFrame) -> Table:
     """The largest shares of each true structure that a model labelled as another."""
     rows = []
     for model in summary.models_of(frame):
-        shares = summary.confusion(frame, model).drop(index="background")
-        values = np.nan_to_num(shares.to_numpy(float, copy=True))
-        is_right = np.array(shares.index)[:, None] == np.array(shares.columns)
-        values[is_right] = 0
-        largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
-        for true, predicted in zip(
-            *np.unravel_index(largest, values.shape), strict=True
-        ):
-            share = float(values[true, predicted])
-            if share > 0:
-                true_name = short_name(shares.index[true])
-                predicted_name = short_name(shares.columns[predicted])
-                rows.append([true_name, predicted_name, model, 100 * share])
+        for true, predicted, share in _largest_confusions(frame, model):
+            percent = 100 * share
+            rows.append([short_name(true), short_name(predicted), model, percent])
     columns: Columns = [
         "True structure",
         "Labelled as",
@@ -301,6 +254,24 @@ def confusions(frame: pd.DataFrame) -> Table:
         rows,
         note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
     )
+
+
+def _largest_confusions(
+    frame: pd.DataFrame, model: str
+) -> list[tuple[str, str, float]]:
+    """True structure, what it was labelled as, and its share that was; the largest first."""
+    shares = summary.confusion(frame, model).drop(index="background")
+    values = np.nan_to_num(shares.to_numpy(float, copy=True))
+    is_right = np.array(shares.index)[:, None] == np.array(shares.columns)
+    values[is_right] = 0
+    largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
+    true_places, predicted_places = np.unravel_index(largest, values.shape)
+    found = []
+    for true, predicted in zip(true_places, predicted_places, strict=True):
+        share = float(values[true, predicted])
+        if share > 0:
+            found.append((shares.index[true], shares.columns[predicted], share))
+    return found
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
@@ -373,6 +344,7 @@ def _numbers(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cel
 def _interval(
     evaluation: Evaluation, model: str, metric: str, structure: str = "group:all"
 ) -> Cell:
+    """A mean with its 95 % interval; a dash where there is none."""
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
@@ -390,7 +362,9 @@ def _shaded(metric: Metric, structure: str, value: float) -> Cell:
     cell = number(value, 2)
     shade = None
     if not np.isnan(value):
-        goodness = value if metric.better == "higher" else 1 - value / _FAR_MM
+        goodness = 1 - value / _FAR_MM
+        if metric.better == "higher":
+            goodness = value
         shade = round(20 * float(np.clip(goodness, 0, 1)))
     hint = f"{short_name(structure)}: {cell.hint or cell.text}"
     return Cell(cell.text, cell.order, shade, hint)
@@ -408,4 +382,4 @@ def _p(value: float) -> Cell:
 
 def digits_of(metric: str) -> int:
     """Digits after the point that a metric's unit has use for."""
-    return {"": 3, "mm": 2, "%": 1, "mm3": 0}[METRICS[metric].unit]
+    return _DIGITS[METRICS[metric].unit]

@@ -11,6 +11,7 @@ import lzma
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +25,22 @@ MIXED = 255
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """The head on a RAS grid of cubes; A tissues, of which some are structures of quicknat33."""
+    """The head on a RAS grid of cubes; A tissues, of which some are structures of quicknat33.
+
+    - `tissues` (X, Y, Z): 0 to A - 1;
+    - `truth` (X, Y, Z): classes of quicknat33, 0 for tissues that are none of these;
+    - `cells` (X-1, Y-1, Z-1): the class of all eight corners between voxels, or MIXED;
+    - `contrast` (A,): rows of `means` and `spreads`; both sides of a structure share one;
+    - `means`, `spreads` (C, 2): of real T1 scans scaled to 0..255, mean and deviation over scans
+      of each tissue's mean, and of its standard deviation.
+    """
 
     spacing_mm: int
     extent_mm: tuple[int, int, int]
-    tissues: NDArray[np.uint8]  # (X, Y, Z), 0..A-1
-    truth: NDArray[np.uint8]  # (X, Y, Z), classes of quicknat33
-    cells: NDArray[np.uint8]  # (X-1, Y-1, Z-1): class of all eight corners, or MIXED
-    contrast: NDArray[
-        np.uint8
-    ]  # (A,): rows of `means` and `spreads`; both sides share one
-    # (classes, 2) of real T1 scans scaled to 0..255: mean and deviation, over scans, of each
-    # tissue's mean (`means`) and of its standard deviation (`spreads`).
+    tissues: NDArray[np.uint8]
+    truth: NDArray[np.uint8]
+    cells: NDArray[np.uint8]
+    contrast: NDArray[np.uint8]
     means: NDArray[np.float32]
     spreads: NDArray[np.float32]
 
@@ -43,46 +48,50 @@ class Anatomy:
 @cache
 def load_anatomy(spacing_mm: int = 1) -> Anatomy:
     """The anatomy on a grid of 1, 2, ... mm; arrays are shared, and read-only."""
-    with (
-        resources.files("trinat.segmentation.synthetic")
-        .joinpath(ANATOMY_FILE)
-        .open("rb") as file
-    ):
+    folder = resources.files("trinat.segmentation.synthetic")
+    with folder.joinpath(ANATOMY_FILE).open("rb") as file:
         stored = dict(np.load(file, allow_pickle=False))
     packed = lzma.decompress(stored["tissues_xz"].tobytes())
     tissues = np.frombuffer(packed, np.uint8).reshape(stored["shape"])
     if spacing_mm > 1:
         tissues = _coarsen(tissues, spacing_mm)
-    # A structure outside the scheme, skin say, is background of the truth.
-    numbers = stored["fs_ids"]
-    classes = {
-        int(number): index
-        for index, number in enumerate(load_scheme("quicknat33").fs_ids)
-    }
-    truth = np.array([classes.get(int(n), 0) for n in numbers], np.uint8)[tissues]
+    truth = _classes_of_tissues(stored["fs_ids"])[tissues]
     x, y, z = stored["shape"].tolist()
-    arrays = (
-        tissues,
-        truth,
-        _cells(truth),
-        stored["contrast"],
-        stored["means"],
-        stored["spreads"],
+    anatomy = Anatomy(
+        spacing_mm=spacing_mm,
+        extent_mm=(x, y, z),
+        tissues=tissues,
+        truth=truth,
+        cells=_cells(truth),
+        contrast=stored["contrast"],
+        means=stored["means"],
+        spreads=stored["spreads"],
     )
-    for array in arrays:
-        array.setflags(write=False)
-    return Anatomy(spacing_mm, (x, y, z), *arrays)
+    for array in vars(anatomy).values():
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return anatomy
+
+
+def _classes_of_tissues(numbers: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
+    """The class of quicknat33 of each tissue's FreeSurfer number, (A,).
+
+    A structure outside the scheme, skin say, is background.
+    """
+    class_of: dict[int, int] = {}
+    for index, number in enumerate(load_scheme("quicknat33").fs_ids):
+        class_of[int(number)] = index
+    return np.array([class_of.get(int(number), 0) for number in numbers], np.uint8)
 
 
 def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
     """The commonest tissue of each block; the far side is filled up by repeating its last plane."""
-    filled = np.pad(
-        tissues, [(0, -size % factor) for size in tissues.shape], mode="edge"
-    )
-    offsets = np.ndindex(factor, factor, factor)
-    members = [
-        filled[i::factor, j::factor, k::factor].astype(np.uint16) for i, j, k in offsets
-    ]
+    missing = [(0, -size % factor) for size in tissues.shape]
+    filled = np.pad(tissues, missing, mode="edge")
+    members = []
+    for i, j, k in np.ndindex(factor, factor, factor):
+        corner = filled[i::factor, j::factor, k::factor]
+        members.append(corner.astype(np.uint16))
     best = np.zeros(members[0].shape, np.uint16)
     for candidate in members:
         votes = np.zeros(best.shape, np.uint16)
@@ -94,6 +103,7 @@ def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
 
 
 def _cells(truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    extremes = (ndimage.minimum_filter(truth, 2), ndimage.maximum_filter(truth, 2))
-    low, high = (found[1:, 1:, 1:] for found in extremes)
-    return np.where(low == high, low, np.uint8(MIXED))
+    """The class of all eight corners of each cell between voxels, or MIXED."""
+    lowest = ndimage.minimum_filter(truth, 2)[1:, 1:, 1:]
+    highest = ndimage.maximum_filter(truth, 2)[1:, 1:, 1:]
+    return np.where(lowest == highest, lowest, np.uint8(MIXED))

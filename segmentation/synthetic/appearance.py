@@ -11,17 +11,23 @@ from torch.nn.functional import interpolate
 
 from trinat.segmentation.synthetic.draw import Draw
 
+# Of 255: what is divided by it stays within bounds.
+_DARKEST_WHITE_MATTER = 40
+
 
 class _ClassBrightness(NamedTuple):
-    """Brightness of the I classes of intensity in each scan, on the scale of the priors."""
+    """Brightness of the I classes of intensity in each of B scans, on the scale of the priors.
 
-    mean: Tensor  # (B, I)
-    spread: Tensor  # (B, I), standard deviation over voxels
-    random_mean: Tensor  # (B, I), of no contrast that T1 has
-    random_spread: Tensor  # (B, I)
-    is_random: (
-        Tensor  # (B, 1) bool: the scan has random contrast in place of that of T1
-    )
+    `mean` and `spread` (B, I) are what is painted; a spread is a standard deviation over voxels.
+    `random_mean` and `random_spread` (B, I) are of no contrast that T1 has. `is_random` (B, 1) says
+    which scans have these in place of the contrast of T1.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    random_mean: Tensor
+    random_spread: Tensor
+    is_random: Tensor
 
 
 def paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -34,18 +40,18 @@ def paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     count = len(entries[0])
     classes = _draw_classes(draw, count)
     # Structures of one class differ a little (the caudate is brighter than the cortex).
-    offset = draw.normal(count, len(heads.classes))[:, heads.sideless]
-    white = classes.mean[:, heads.white_matter].clamp(min=40)
-    # The working grid's scale ends at the brightest tissue: white matter in T1, any in others.
-    brightest = classes.mean[:, heads.large_tissues].amax(1).clamp(min=40)
-    means = classes.mean[:, heads.classes] + offset * (
-        draw.config.structure_offset * white[:, None]
-    )
-    curved = _change_contrast(draw, means, white)
-    means = torch.where(classes.is_random, means, curved)
+    offsets = draw.normal(count, len(heads.classes))[:, heads.sideless]
+    white = classes.mean[:, heads.white_matter].clamp(min=_DARKEST_WHITE_MATTER)
+    offset_size = draw.config.structure_offset * white[:, None]
+    means = classes.mean[:, heads.classes] + offsets * offset_size
+    with_contrast = _change_contrast(draw, means, white)
+    means = torch.where(classes.is_random, means, with_contrast)
     means, spreads = _paint_surroundings(draw, classes, means)
     images = _paint_voxels(draw, entries, means, spreads)
     images = _make_patchy(draw, images, entries[0])
+    # The working grid's scale ends at the brightest tissue: white matter in T1, any in others.
+    large_tissues = classes.mean[:, heads.large_tissues]
+    brightest = large_tissues.amax(1).clamp(min=_DARKEST_WHITE_MATTER)
     return images, torch.where(classes.is_random[:, 0], brightest, white)
 
 
@@ -82,9 +88,12 @@ def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
     """
     lowest, highest = draw.config.contrast
     # Even on a logarithmic scale: half the contrast is as likely as twice.
-    power = draw.uniform(math.log(lowest), math.log(highest), len(means), 1).exp()
-    darker = (1 - means / white[:, None]).clamp(0, 1)
-    return torch.where(darker > 0, white[:, None] * (1 - darker**power), means)
+    log_power = draw.uniform(math.log(lowest), math.log(highest), len(means), 1)
+    power = log_power.exp()
+    white = white[:, None]
+    darkness = (1 - means / white).clamp(0, 1)
+    changed = white * (1 - darkness**power)
+    return torch.where(darkness > 0, changed, means)
 
 
 def _paint_surroundings(
@@ -95,13 +104,13 @@ def _paint_surroundings(
     config = draw.config
     count = len(means)
     # Necks and faces differ more than the priors of a few scans say.
-    is_random = draw.chance(count, config.outside_contrast)[:, None] & heads.is_outside
-    means = torch.where(is_random, classes.random_mean[:, heads.classes], means)
-    spreads = torch.where(
-        is_random,
-        classes.random_spread[:, heads.classes],
-        classes.spread[:, heads.classes],
-    )
+    has_random_outside = draw.chance(count, config.outside_contrast)[:, None]
+    is_random = has_random_outside & heads.is_outside
+    random_means = classes.random_mean[:, heads.classes]
+    random_spreads = classes.random_spread[:, heads.classes]
+    means = torch.where(is_random, random_means, means)
+    spreads = classes.spread[:, heads.classes]
+    spreads = torch.where(is_random, random_spreads, spreads)
     spreads = spreads * draw.uniform(*config.texture, count, 1)
     # Empty air in half of the heads, as scanners' and defacing software's masks leave it.
     is_empty = draw.chance(count, 0.5)
@@ -119,7 +128,8 @@ def _paint_voxels(
     flat = [part.view(count, -1).long() for part in entries]
     spread = torch.stack([spreads.gather(1, part) for part in flat]).mean(0)
     images = torch.stack([means.gather(1, part) for part in flat]).mean(0)
-    return images.addcmul_(spread, draw.normal(*images.shape)).view(shape)
+    texture = draw.normal(*images.shape)
+    return images.addcmul_(spread, texture).view(shape)
 
 
 def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:

@@ -19,34 +19,44 @@ def find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
     """Voxels in the scanner's field of view, (B, C, H, W); it may end within the head."""
     config = draw.config
     count = len(head)
+    per_image = (count, 1, 1, 1)
     # One of the six sides of a box.
     side = draw.below(6, count)
     axis = side // 2
     sign = 1.0 - 2 * (side % 2)
     each = torch.arange(count, device=draw.device)
     centre = draw.heads.centre[head, axis]
-    distance = points[each, axis] - centre[:, None, None, None]
+    distance = points[each, axis] - centre.view(per_image)
     is_cropped = draw.chance(count, config.cropped)
-    edge = torch.where(is_cropped, draw.uniform(*config.cropped_mm, count), torch.inf)
-    return distance * sign[:, None, None, None] < edge[:, None, None, None]
+    cropped_at = draw.uniform(*config.cropped_mm, count)
+    edge = torch.where(is_cropped, cropped_at, torch.inf)
+    return distance * sign.view(per_image) < edge.view(per_image)
 
 
 def find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> Tensor:
     """Voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
     config = draw.config
     count = len(entries)
-    wide = grow(draw.heads.is_brain[entries.long()], 3)
-    kept = _brain_mask(draw, wide)
-    is_stripped = draw.chance(count, config.skull_stripped)[:, None, None, None]
-    # Defacing cuts along a plane in front of and below the brain; x goes left to right.
+    per_image = (count, 1, 1, 1)
+    near_brain = grow(draw.heads.is_brain[entries.long()], 3)
+    kept = _brain_mask(draw, near_brain)
+    is_stripped = draw.chance(count, config.skull_stripped).view(per_image)
+    is_face = _find_face(draw, head, points)
+    is_defaced = draw.chance(count, config.defaced).view(per_image)
+    return (is_stripped & ~kept) | (is_defaced & is_face & ~near_brain)
+
+
+def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
+    """Voxels (B, C, H, W) beyond a plane in front of and below the brain, where defacing cuts."""
+    count = len(head)
+    # x goes left to right.
     forward = draw.uniform(0.5, 1, count)
     up = draw.uniform(-1, -0.2, count)
     normal = torch.stack([torch.zeros_like(up), forward, up], 1)
     distance = torch.einsum("bichw,bi->bchw", points.float(), normal)
-    level = (draw.heads.centre[head] * normal).sum(1) + draw.uniform(50, 90, count)
-    is_face = distance > level[:, None, None, None]
-    is_defaced = draw.chance(count, config.defaced)[:, None, None, None]
-    return (is_stripped & ~kept) | (is_defaced & is_face & ~wide)
+    distance_of_brain = (draw.heads.centre[head] * normal).sum(1)
+    level = distance_of_brain + draw.uniform(50, 90, count)
+    return distance > level.view(count, 1, 1, 1)
 
 
 def _brain_mask(draw: Draw, wide: Tensor) -> Tensor:
@@ -62,7 +72,10 @@ def _brain_mask(draw: Draw, wide: Tensor) -> Tensor:
 
 
 def blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
-    """A scanner's point spread: Gaussian, and wide along one axis in thick-sliced scans."""
+    """A scanner's point spread on images (B, C, H, W).
+
+    It is Gaussian, and wide along one axis in thick-sliced scans.
+    """
     config = draw.config
     count, channels = images.shape[:2]
     sigma = draw.uniform(*config.blur_mm, count, 3)
@@ -95,29 +108,41 @@ def _blur_across(images: Tensor, sigma: Tensor) -> Tensor:
 
 def move(draw: Draw, images: Tensor) -> Tensor:
     """Motion during the scan: some lines of k-space were measured with the head elsewhere."""
-    # Slices of a batch are alike: the first so many may be moved, and which of them are need not
-    # be known here, so that transforms are made of few.
+    # Slices of a batch are alike: only the first few may be moved, and which of them are need not
+    # be known here, so that few Fourier transforms are made.
     config = draw.config
     count = math.ceil(config.motion * len(images))
     if not count:
         return images
     rows, columns = images.shape[2:]
     is_moved = draw.chance(count, config.motion * len(images) / count)
-    direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
-    phase = 2 * torch.pi * draw.uniform(0, config.motion_mm, count, 1, 1)
-    # Bands of lines, from the one where the head moved to the one where it came back.
-    start = draw.uniform(0, 1, count, 1)
-    length = draw.uniform(0.05, 0.4, count, 1)
-    line = torch.arange(rows, device=draw.device) / rows
-    is_hit = ((line - start) % 1 < length) & is_moved[:, None]
-    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
-    along_columns = torch.fft.rfftfreq(columns, device=draw.device)
-    turned = phase * (direction.cos() * along_rows + direction.sin() * along_columns)
-    shift = torch.polar(torch.ones_like(turned), turned * is_hit[:, :, None])
+    phase = _random_phase(draw, count, rows, columns)
+    is_hit = _random_lines(draw, count, rows) & is_moved[:, None]
+    shift = torch.polar(torch.ones_like(phase), phase * is_hit[:, :, None])
     spectrum = torch.fft.rfft2(images[:count]) * shift[:, None]
     images = images.clone()
     images[:count] = torch.fft.irfft2(spectrum, s=(rows, columns))
     return images
+
+
+def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
+    """How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1)."""
+    direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
+    length = 2 * torch.pi * draw.uniform(0, draw.config.motion_mm, count, 1, 1)
+    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
+    along_columns = torch.fft.rfftfreq(columns, device=draw.device)
+    frequency = direction.cos() * along_rows + direction.sin() * along_columns
+    phase: Tensor = length * frequency
+    return phase
+
+
+def _random_lines(draw: Draw, count: int, rows: int) -> Tensor:
+    """Bands of lines (B, H), from where the head moved to where it came back."""
+    start = draw.uniform(0, 1, count, 1)
+    length = draw.uniform(0.05, 0.4, count, 1)
+    line = torch.arange(rows, device=draw.device) / rows
+    is_within: Tensor = (line - start) % 1 < length
+    return is_within
 
 
 def corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
@@ -127,9 +152,11 @@ def corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
     per_image = (count, 1, 1, 1)
     images = images / white.view(per_image)
     log_gain = draw.normal(count, 1, 4, 4) * draw.uniform(0, config.bias, *per_image)
-    images *= interpolate(log_gain, size, mode="bicubic", align_corners=True).exp_()
+    log_bias = interpolate(log_gain, size, mode="bicubic", align_corners=True)
+    images *= log_bias.exp_()
     noise = draw.normal(count, channels, *size)
     images += noise * draw.uniform(0, config.noise, *per_image)
     images = images.abs_().clamp_(min=1e-4)
-    images = images.pow(torch.exp(config.gamma * draw.normal(*per_image)))
+    gamma = torch.exp(config.gamma * draw.normal(*per_image))
+    images = images.pow(gamma)
     return images.mul_(draw.uniform(*config.white_matter, *per_image))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trinat.segmentation.synthetic.heads import Heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
+from trinat.segmentation.synthetic.targets import Heads
 
 
 class Draw:

@@ -12,50 +12,60 @@ _NotNegative = Annotated[float, Field(ge=0)]
 
 
 class SynthesisConfig(BaseModel):
-    """How much of everything; lengths in mm, intensities as parts of white matter."""
+    """How much of each variation is drawn; lengths in mm, intensities as parts of white matter.
+
+    Of two numbers, values are drawn evenly from the first to the second.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    random_contrast: Share = 0.03  # in place of that of T1
-    mirrored: Share = 0.5  # sides exchanged, labels too
-    skull_stripped: Share = 0.4  # nothing outside the brain
-    defaced: Share = 0.2  # without a face
-    # Part of the slices through a voxel of a random structure; the others lie anywhere in the head.
+    # A "share" is a part of the scans (or slices, or heads) that a variation is drawn for.
+    # Random contrast in place of that of T1.
+    random_contrast: Share = 0.03
+    # Sides exchanged, labels too.
+    mirrored: Share = 0.5
+    # Nothing outside the brain.
+    skull_stripped: Share = 0.4
+    # Without a face.
+    defaced: Share = 0.2
+    # Slices through a voxel of a random structure; the others lie anywhere in the head.
     balanced: Share = 0.6
-    # Part of the planes centred anywhere in the head, not near the brain: faces, necks, air.
+    # Planes centred anywhere in the head, not near the brain: faces, necks, air.
     astray: Share = 0.15
-    # Part of the heads with random contrast outside the brain, and how patchy it may be there.
+    # Heads with random contrast outside the brain, and how patchy it may be there.
     outside_contrast: Share = 0.5
     clutter: float = Field(default=0.3, ge=0)
     clutter_spacing_mm: float = Field(default=7.0, gt=0)
-    # Part of the scans whose field of view ends within the head, and of those blurred by motion.
+    # Scans whose field of view ends within the head, and how far from the middle of the brain.
     cropped: Share = 0.08
-    cropped_mm: tuple[_Positive, _Positive] = (
-        35.0,
-        80.0,
-    )  # from the middle of the brain
+    cropped_mm: tuple[_Positive, _Positive] = (35.0, 80.0)
+    # Scans blurred by motion.
     motion: Share = 0.08
     motion_mm: float = Field(default=3.0, ge=1)
+    # How far heads are turned (standard deviation), scaled, sheared and moved.
     rotation_deg: float = Field(default=8.0, ge=0)
     scaling: float = Field(default=0.12, ge=0, lt=1)
     shearing: float = Field(default=0.06, ge=0)
     shift_mm: float = Field(default=22.0, ge=0)
+    # How far they are bent, and over what distance alike.
     elastic_mm: float = Field(default=2.5, ge=0)
     elastic_spacing_mm: float = Field(default=28.0, gt=0)
-    # How far borders in the image stray from those of the target, as a rater's do from what a scan
-    # shows: largest standard deviation, and over what distance they stray alike.
+    # Border variation: how far borders in the image are from those of the target, as a rater's are
+    # from what a scan shows; largest standard deviation, and over what distance they move alike.
     border_mm: float = Field(default=0.7, ge=0)
     border_spacing_mm: float = Field(default=8.0, gt=0)
-    # Tissue is no more uniform than real one: brightness varies within it by so much, over so far.
+    # Real tissue is not uniform: how much brightness varies within it, and over what distance.
     mottle: float = Field(default=0.0, ge=0)
     mottle_spacing_mm: float = Field(default=6.0, gt=0)
-    # Partial volume: each voxel is the mean of so many places within it. One: none.
+    # Partial volume: the number of places within each voxel whose mean it is. One: none.
     places: int = Field(default=2, ge=1, le=8)
     # Whether the linings of ventricles are learnt as ventricle, or not at all.
     learn_linings: bool = False
     # Whether all between the brain and the skull is learnt as CSF, or as background.
     learn_fluid: bool = False
-    blur_mm: tuple[_Positive, _Positive] = (0.3, 0.8)  # standard deviation
+    # Of the scanner's point spread: standard deviation.
+    blur_mm: tuple[_Positive, _Positive] = (0.3, 0.8)
+    # Scans with voxels that are thick along one axis, and how thick at most.
     low_resolution: Share = 0.2
     low_resolution_mm: float = Field(default=3.0, ge=1)
     # Part of the variance of the classes' means that a scan's classes have in common: over scans,
@@ -66,6 +76,7 @@ class SynthesisConfig(BaseModel):
     structure_offset: float = Field(default=0.05, ge=0)
     # Part of a class's spread, over its voxels, that is drawn voxel by voxel.
     texture: tuple[_NotNegative, _NotNegative] = (0.3, 1.0)
+    # How strong the bias field, the noise and the change of gamma are at most.
     bias: float = Field(default=0.25, ge=0)
     noise: float = Field(default=0.05, ge=0)
     gamma: float = Field(default=0.15, ge=0)

@@ -10,12 +10,15 @@ from torch.nn.functional import interpolate
 
 from trinat.segmentation.space.views import View, slice_axes
 from trinat.segmentation.synthetic.draw import Draw
-from trinat.segmentation.synthetic.heads import Heads
+from trinat.segmentation.synthetic.targets import Heads
 
 
 @dataclass(frozen=True)
 class Thickness:
-    """Extent of voxels in mm, (B,) each, and which of the head's axes runs across slices."""
+    """Extent of voxels in mm along rows, columns and across slices, (B,) each.
+
+    `axis` is that of the head which runs across slices.
+    """
 
     rows: Tensor
     columns: Tensor
@@ -63,22 +66,11 @@ def cut_slabs(
 
     The planes are oblique and bent, so that twenty heads give more than their own slices.
     """
-    along, rows, columns = slice_axes(view)
     config = draw.config
     count = len(head)
-    centre = _choose_centres(draw, along, head)
-    # Step in voxels along rows, columns and slices of the drawn plane: a random affine, (B, 3, 3).
-    affine = _random_affine(draw, count)
-    frame = torch.stack(
-        [affine[:, :, rows], affine[:, :, columns], affine[:, :, along]], -1
-    )
-    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
-    frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
-
-    height, width = size
-    row = torch.arange(height, device=draw.device) - (height - 1) / 2
-    column = torch.arange(width, device=draw.device) - (width - 1) / 2
-    grid = torch.stack(torch.meshgrid(row, column, indexing="ij"), -1)  # (H, W, 2)
+    centre = _choose_centres(draw, slice_axes(view).along, head)
+    frame = _random_frame(draw, view, mirrored)
+    grid = _grid_around_centre(draw, size)
     flat = torch.einsum("hwa,bia->bihw", grid, frame[:, :, :2])
     knots = draw.smooth(count, 3, size, config.elastic_spacing_mm, config.elastic_mm)
     bend = interpolate(knots, size, mode="bicubic", align_corners=True)
@@ -86,8 +78,31 @@ def cut_slabs(
     offsets = torch.arange(
         -neighbours, neighbours + 1, device=draw.device, dtype=plane.dtype
     )
-    steps = frame[:, :, 2, None] * offsets  # (B, 3, C)
-    return plane[:, :, None] + steps[..., None, None]  # (B, 3, C, H, W)
+    across = frame[:, :, 2]
+    steps = across[..., None] * offsets  # (B, 3, C)
+    return plane[:, :, None] + steps[..., None, None]
+
+
+def _random_frame(draw: Draw, view: View, mirrored: Tensor) -> Tensor:
+    """Steps in voxels along rows, columns and slices of the drawn planes, (B, 3, 3).
+
+    `mirrored` (B,) says which heads are mirrored.
+    """
+    along, rows, columns = slice_axes(view)
+    affine = _random_affine(draw, len(mirrored))
+    steps = [affine[:, :, rows], affine[:, :, columns], affine[:, :, along]]
+    frame = torch.stack(steps, -1)
+    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
+    frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
+    return frame
+
+
+def _grid_around_centre(draw: Draw, size: tuple[int, int]) -> Tensor:
+    """Row and column of each pixel of a plane, from its middle, (H, W, 2)."""
+    height, width = size
+    row = torch.arange(height, device=draw.device) - (height - 1) / 2
+    column = torch.arange(width, device=draw.device) - (width - 1) / 2
+    return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1)
 
 
 def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
@@ -95,7 +110,8 @@ def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
     points = places.round().int()
     inside = torch.ones_like(points[:, 0], dtype=torch.bool)
     # The index into the maps as one line, built axis by axis from the number of the head.
-    index = head.view(-1, *[1] * (points.ndim - 2)).expand_as(inside)
+    one_a_head = (len(head), *[1] * (points.ndim - 2))
+    index = head.view(one_a_head).expand_as(inside)
     for axis, length in enumerate(heads.labels.shape[1:]):
         position = points[:, axis]
         inside &= (position >= 0) & (position < length)
@@ -141,34 +157,43 @@ def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
     heads = draw.heads
     config = draw.config
     count = len(head)
-    structure = draw.below(heads.points.shape[1], count)
-    point = draw.below(heads.points.shape[2], count)
+    _, structures, points = heads.points.shape[:3]
+    structure = draw.below(structures, count)
+    point = draw.below(points, count)
     by_structure = heads.points[head, structure, point][:, along].float()
     first, last = heads.extent[head].float().unbind(1)
-    anywhere = (first + (last - first) * draw.uniform(0, 1, count, 1))[:, along]
-    centre = heads.centre[head] + draw.uniform(-1, 1, count, 3) * config.shift_mm
-    centre[:, along] = torch.where(
-        draw.chance(count, config.balanced), by_structure, anywhere
-    )
-    is_far = draw.chance(count, config.astray)[:, None]
-    far_centre = first + (last - first) * draw.uniform(0, 1, count, 3)
-    return torch.where(is_far, far_centre, centre)
+    extent = last - first
+    anywhere = first + extent * draw.uniform(0, 1, count, 1)
+    shift = draw.uniform(-1, 1, count, 3) * config.shift_mm
+    near_centre = heads.centre[head] + shift
+    is_balanced = draw.chance(count, config.balanced)
+    near_centre[:, along] = torch.where(is_balanced, by_structure, anywhere[:, along])
+    is_off_centre = draw.chance(count, config.astray)[:, None]
+    off_centre = first + extent * draw.uniform(0, 1, count, 3)
+    return torch.where(is_off_centre, off_centre, near_centre)
 
 
 def _random_affine(draw: Draw, count: int) -> Tensor:
     """Rotations times shears times scalings, (B, 3, 3)."""
     config = draw.config
-    angles = draw.normal(count, 3) * (config.rotation_deg * torch.pi / 180)
-    skew = torch.zeros(count, 3, 3, device=draw.device)
-    skew[:, 0, 1] = angles[:, 0]
-    skew[:, 0, 2] = angles[:, 1]
-    skew[:, 1, 2] = angles[:, 2]
-    skew = skew - skew.mT
-    # Rodrigues: 1 + sin(a)/a K + (1 - cos a)/a^2 K^2; torch's matrix_exp asks the GPU for norms.
-    angle = angles.norm(dim=1)[:, None, None] / torch.pi
-    rotation = torch.eye(3, device=draw.device) + angle.sinc() * skew
-    rotation = rotation + 0.5 * (angle / 2).sinc() ** 2 * (skew @ skew)
+    rotation = _random_rotation(draw, count)
     shear = torch.triu(draw.normal(count, 3, 3) * config.shearing, 1)
     scale = torch.exp(draw.uniform(-1, 1, count, 3) * config.scaling)
     affine: Tensor = rotation @ (shear + torch.diag_embed(scale))
     return affine
+
+
+def _random_rotation(draw: Draw, count: int) -> Tensor:
+    """Rotations about random axes, (B, 3, 3)."""
+    angles = draw.normal(count, 3) * (draw.config.rotation_deg * torch.pi / 180)
+    upper = torch.zeros(count, 3, 3, device=draw.device)
+    upper[:, 0, 1] = angles[:, 0]
+    upper[:, 0, 2] = angles[:, 1]
+    upper[:, 1, 2] = angles[:, 2]
+    skew = upper - upper.mT
+    # Rodrigues: 1 + sin(a)/a K + (1 - cos a)/a^2 K^2; torch's matrix_exp asks the GPU for norms.
+    turns = angles.norm(dim=1)[:, None, None] / torch.pi
+    first_order = turns.sinc() * skew
+    second_order = 0.5 * (turns / 2).sinc() ** 2 * (skew @ skew)
+    rotation: Tensor = torch.eye(3, device=draw.device) + first_order + second_order
+    return rotation

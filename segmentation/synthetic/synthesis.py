@@ -21,7 +21,6 @@ from trinat.segmentation.synthetic.artefacts import (
     move,
 )
 from trinat.segmentation.synthetic.draw import Draw
-from trinat.segmentation.synthetic.heads import Heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.slabs import (
     Thickness,
@@ -31,6 +30,7 @@ from trinat.segmentation.synthetic.slabs import (
     look_up,
     places_within_voxels,
 )
+from trinat.segmentation.synthetic.targets import Heads
 
 
 def synthesise(
@@ -53,14 +53,9 @@ def synthesise(
     plane = cut_slabs(draw, view, head, size, neighbours, mirrored)
     # What the scanner's field of view leaves out is neither seen nor learned.
     seen = find_field_of_view(draw, head, plane)
-    middle = (
-        look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
-    ).long()
-    classes = torch.where(
-        mirrored[:, None, None], heads.mirrored_targets[middle], heads.targets[middle]
-    )
-    if not config.learn_linings:
-        classes = classes.masked_fill(heads.is_lining[middle], IGNORE)
+    middle = look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
+    middle = middle.long()
+    classes = _classes_to_learn(heads, config, middle, mirrored)
     # What the image shows: away from the target's borders, and anywhere within a voxel.
     shown = plane + displace_borders(draw, head, plane)
     thickness = choose_thickness(draw, view, count)
@@ -69,12 +64,26 @@ def synthesise(
         entries.append(look_up(heads, head, shown) * seen)
     else:
         for _ in range(config.places):
-            spot = shown + places_within_voxels(draw, thickness, size)
-            entries.append(look_up(heads, head, spot) * seen)
+            place = shown + places_within_voxels(draw, thickness, size)
+            entries.append(look_up(heads, head, place) * seen)
     removed = find_removed(draw, head, entries[0], plane)
     # Fluid that a stripped scan does not show cannot be learnt; where brain was, it can.
     unseen = removed[:, neighbours] & heads.is_fluid[middle]
-    return _render(draw, entries, removed, thickness), classes.masked_fill(unseen, 0)
+    classes = classes.masked_fill(unseen, 0)
+    images = _render(draw, entries, removed, thickness)
+    return images, classes
+
+
+def _classes_to_learn(
+    heads: Heads, config: SynthesisConfig, entries: Tensor, mirrored: Tensor
+) -> Tensor:
+    """Classes of entries (B, H, W) in heads of which some are `mirrored` (B,)."""
+    classes = torch.where(
+        mirrored[:, None, None], heads.mirrored_targets[entries], heads.targets[entries]
+    )
+    if config.learn_linings:
+        return classes
+    return classes.masked_fill(heads.is_lining[entries], IGNORE)
 
 
 def synthesise_volume(
@@ -96,7 +105,10 @@ def synthesise_volume(
 def _render(
     draw: Draw, entries: list[Tensor], removed: Tensor, thickness: Thickness
 ) -> Tensor:
-    """What a scanner makes of entries (B, C, H, W), one or several for each voxel."""
+    """What a scanner makes of entries (B, C, H, W), one or several for each voxel.
+
+    Where voxels are `removed` (B, C, H, W), the images (B, C, H, W) are 0.
+    """
     images, white = paint(draw, entries)
     images = blur(draw, images, thickness)
     images = move(draw, images)

@@ -26,9 +26,10 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import HeadMaps, aim
+from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
+from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.config import StoreConfig
 from trinat.segmentation.training.validation import ValidationScan
 

@@ -15,9 +15,10 @@ from trinat.segmentation.inference.network import thick
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import dice, iou, joint_histogram
 from trinat.segmentation.space.views import View, to_slices
-from trinat.segmentation.synthetic.heads import HeadMaps, aim
+from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise_volume
+from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.state import seeded
 
 # Slices that the network sees at once.

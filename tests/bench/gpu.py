@@ -27,9 +27,10 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.architectures import FAST, PUBLISHED, build
 from trinat.segmentation.models.base import Network, NetworkConfig
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import HeadMaps, aim, load_heads, phantom_heads
+from trinat.segmentation.synthetic.heads import HeadMaps, load_heads, phantom_heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
+from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.state import seeded
 
 Figures = dict[str, float | str]

@@ -23,7 +23,7 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.tables import write_tables
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.report.tables import METRICS_COLUMNS
+from trinat.segmentation.report.measurements import METRICS_COLUMNS
 from trinat.segmentation.training.config import Recipe
 
 ROOT = Path(__file__).parents[2]

@@ -21,9 +21,10 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.quicknat import PUBLISHED, QuickNat
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import Heads, aim, phantom_heads
+from trinat.segmentation.synthetic.heads import phantom_heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
+from trinat.segmentation.synthetic.targets import Heads, aim
 from trinat.segmentation.training.batches import StoreSource, SyntheticSource
 from trinat.segmentation.training.config import StoreConfig
 from trinat.segmentation.training.loop import Trainer

@@ -13,7 +13,7 @@ import trinat
 
 ROOT = Path(__file__).parents[2]
 
-# Scan to report, in the order of ARCHITECTURE.md: a module may import from its own stage and
+# Scan to result, in the order of ARCHITECTURE.md: a module may import from its own stage and
 # from earlier ones. Training comes late, because it validates on whole volumes: it uses
 # inference and metrics, and they know nothing of it.
 STAGES = (
@@ -28,6 +28,7 @@ STAGES = (
     ("metrics",),
     ("training",),
     ("report",),
+    ("result",),
 )
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.models.bundle import bundle
-from trinat.pipelines.models.fuse_weights import BEFORE, Settings, fuse_weights
+from trinat.pipelines.models.fuse_weights import BEFORE, FuseSettings, fuse_weights
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion
@@ -92,7 +92,7 @@ def test_a_file_of_weights_leaves_the_model_and_fits_into_a_bundle(
         (tmp_path / "truth" / path.name).write_bytes(path.read_bytes())
     broken = tmp_path / "truth/sub-02_dseg.nii.gz"
     broken.write_bytes(broken.read_bytes()[:-50])
-    settings = Settings(
+    settings = FuseSettings(
         str(lame), data / "scans", tmp_path / "truth", tmp_path / "w.yaml", device="cpu"
     )
     found = fuse_weights(settings, said.append)
@@ -116,7 +116,7 @@ def test_weights_that_gain_too_little_are_not_kept(
     monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", 2.0)
     before = (lame / "model.yaml").read_bytes()
     scans = data / "scans/sub-02_T1w.nii.gz"
-    settings = Settings(
+    settings = FuseSettings(
         str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu"
     )
     found = fuse_weights(settings)
@@ -133,7 +133,7 @@ def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", -1.0)
     scans = data / "scans/sub-02_T1w.nii.gz"
     found = fuse_weights(
-        Settings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
+        FuseSettings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
     )
     assert found.chosen == "by view, geometric"
     assert found.mean("by view, geometric") != found.mean("by view")
@@ -148,20 +148,20 @@ def test_what_cannot_work_is_refused_before_the_work(
 ) -> None:
     places = (data / "scans", data / "truth")
     with pytest.raises(ConfigError, match="comes with the software"):
-        fuse_weights(Settings("fast", *places))
+        fuse_weights(FuseSettings("fast", *places))
     with pytest.raises(ConfigError, match="its folder is not there"):
-        fuse_weights(Settings("fast", *places, tmp_path / "no/w.yaml"))
+        fuse_weights(FuseSettings("fast", *places, tmp_path / "no/w.yaml"))
     network = load_model(random_model()).networks[View.AXIAL]
     save_model(tmp_path / "one", Description(name="one"), {View.AXIAL: network})
     with pytest.raises(ConfigError, match="axial view alone"):
-        fuse_weights(Settings(str(tmp_path / "one"), *places))
+        fuse_weights(FuseSettings(str(tmp_path / "one"), *places))
 
 
 def test_a_truth_without_structures_is_no_truth(tmp_path: Path) -> None:
     labels = head_labels()
     write_nifti(tmp_path / "scans/a.nii.gz", head_image(labels))
     write_nifti(tmp_path / "truth/a.nii.gz", np.zeros_like(labels))
-    settings = Settings(
+    settings = FuseSettings(
         str(random_model()),
         tmp_path / "scans",
         tmp_path / "truth",

@@ -18,7 +18,8 @@ from trinat.segmentation.inference.prior import (
 )
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.model_info import Prior, Template
-from trinat.segmentation.synthetic.heads import aim, phantom_heads
+from trinat.segmentation.synthetic.heads import phantom_heads
+from trinat.segmentation.synthetic.targets import aim
 
 SCHEME = load_scheme("quicknat33")
 HEADS = phantom_heads(2)

@@ -11,7 +11,7 @@ import pytest
 from trinat.segmentation.metrics.pair import Measurement
 from trinat.segmentation.report import summary
 from trinat.segmentation.report.evaluation import code_of
-from trinat.segmentation.report.tables import metrics_frame, write_table
+from trinat.segmentation.report.measurements import metrics_frame, write_table
 
 # Not in the order of numbers, which is another than that of texts.
 PERSONS = ("10", "9", "01", "NA", "e", "f", "g", "h")

@@ -11,8 +11,8 @@ import pytest
 from trinat.segmentation.io.files import spreadsheet_safe
 from trinat.segmentation.metrics.pair import Measurement
 from trinat.segmentation.report import summary
+from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.tables import metrics_frame, write_table
 
 
 def frame_of(rows: list[tuple[str, str, str, str, str, float]]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.report.pictures import CaseView, view_case, view_result
+from trinat.segmentation.report.case_view import CaseView, view_case, view_result
 
 AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis grows to the left
 

@@ -15,7 +15,6 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import (
     HeadMaps,
-    aim,
     load_heads,
     phantom_heads,
     read_label_maps,
@@ -23,6 +22,7 @@ from trinat.segmentation.synthetic.heads import (
 )
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
+from trinat.segmentation.synthetic.targets import aim
 
 SCHEME = load_scheme("quicknat33")
 

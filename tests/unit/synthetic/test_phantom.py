@@ -17,7 +17,9 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.synthetic import phantom as module
 from trinat.segmentation.synthetic.anatomy import ANATOMY_FILE, MIXED, load_anatomy
+from trinat.segmentation.synthetic.fractions import largest_fraction
 from trinat.segmentation.synthetic.phantom import phantom
+from trinat.segmentation.synthetic.smooth_field import SmoothField
 
 SCHEME = load_scheme("quicknat33")
 COARSE = (3.0, 3.0, 3.0)
@@ -213,7 +215,7 @@ def test_truth_is_the_largest_of_the_classes_interpolated_shares() -> None:
             indicator = (anatomy.truth == k).astype(float)
             samples = map_coordinates(indicator, places, order=1, mode="nearest")
             shares[k] = samples.reshape(8, 1, 9, 2, 10, 3).mean(axis=(1, 3, 5))
-        found = module._largest_fraction(anatomy, places.astype(np.float32), factors)
+        found = largest_fraction(anatomy, places.astype(np.float32), factors)
         chosen = np.take_along_axis(shares, found[None].astype(int), 0)[0]
         # Single precision decides between shares that are equal.
         np.testing.assert_allclose(chosen, shares.max(axis=0), atol=1e-4)
@@ -232,7 +234,10 @@ def test_the_warp_never_folds(seed: int) -> None:
 
 def test_a_wild_warp_is_tamed() -> None:
     rng = np.random.default_rng(0)
-    x, y, z = (module._Field.draw(rng, 40.0, module.WARP_KNOTS_MM) for _ in range(3))
+    x, y, z = (
+        SmoothField.draw(rng, 40.0, module.WARP_KNOTS_MM, module.FIELD_OF_VIEW_MM)
+        for _ in range(3)
+    )
     tame = module._invertible((x, y, z))
     factor = tame[0].knots.max() / x.knots.max()
     assert factor <= 1 / 4

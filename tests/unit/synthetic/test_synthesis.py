@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trinat.segmentation.labels.scheme import IGNORE, load_scheme
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import HeadMaps, Heads, aim
+from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise, synthesise_volume
+from trinat.segmentation.synthetic.targets import Heads, aim
 
 SCHEME = load_scheme("quicknat33")
 LEFT, RIGHT = (

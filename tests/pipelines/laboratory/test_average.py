@@ -10,7 +10,7 @@ from helpers.overfitted import random_model
 from helpers.tiny_training import SILENT, tiny_recipe
 from torch.optim.swa_utils import update_bn
 
-from trinat.pipelines.models.average import average, mean_of, soup
+from trinat.pipelines.laboratory.average import average, mean_of, soup
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.models.checkpoint import load_model

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Of the table of volumes.
+_COLUMNS = ("structure", "freesurfer", "side", "mm3", "share", "grade")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Prediction):
     """One scan's segmentation, in the scan's own space.
@@ -63,19 +67,22 @@ class Result(Prediction):
 
     @classmethod
     def of(cls, found: Prediction, model: Model) -> Self:
+        """The same segmentation, with the name and the limits of the model that made it."""
         known = {field.name: getattr(found, field.name) for field in fields(found)}
         return cls(**known, model=model.name, limits=limits_of(model.info))
 
     def __repr__(self) -> str:
+        shape = "×".join(str(length) for length in self.plan.scan.shape)
         volumes = self.volumes_mm3
-        brain = total_brain_mm3(self.scheme, volumes) / 1000
+        brain_ml = total_brain_mm3(self.scheme, volumes) / 1000
         return (
-            f"Result({'×'.join(map(str, self.plan.scan.shape))} voxels, model {self.model}: "
-            f"{self.quality.name}, {len(volumes)} structures, brain {brain:.0f} ml)"
+            f"Result({shape} voxels, model {self.model}: "
+            f"{self.quality.name}, {len(volumes)} structures, brain {brain_ml:.0f} ml)"
         )
 
     @cached_property
     def quality(self) -> Grade:
+        """The grade of the scan, and of each structure, by the model's limits."""
         return grade(self, self.limits)
 
     def volumes(self) -> pd.DataFrame:
@@ -95,20 +102,26 @@ class Result(Prediction):
         """
         import pandas as pd
 
-        volumes, grades = self.volumes_mm3, self.quality.structures
-        known = [label for label in self.scheme.labels if label.name in volumes]
-        columns: dict[str, list[Any]] = {
-            "structure": [label.name for label in known],
-            "freesurfer": [label.fs_id for label in known],
-            "side": [label.side or "" for label in known],
-            "mm3": [volumes[label.name] for label in known],
-            "grade": [grades.get(label.name, "") for label in known],
-        }
-        table = pd.DataFrame(columns)
-        table.insert(
-            4, "share", table.mm3 / (total_brain_mm3(self.scheme, volumes) or np.nan)
-        )
-        return table
+        volumes = self.volumes_mm3
+        grades = self.quality.structures
+        brain_mm3 = total_brain_mm3(self.scheme, volumes)
+        if not brain_mm3:
+            # Shares of nothing are undefined.
+            brain_mm3 = np.nan
+        rows = []
+        for label in self.scheme.labels:
+            if label.name not in volumes:
+                continue
+            row = {
+                "structure": label.name,
+                "freesurfer": label.fs_id,
+                "side": label.side or "",
+                "mm3": volumes[label.name],
+                "share": volumes[label.name] / brain_mm3,
+                "grade": grades.get(label.name, ""),
+            }
+            rows.append(row)
+        return pd.DataFrame(rows, columns=list(_COLUMNS))
 
     def mask(self, structure: str | int) -> Volume:
         """Where a structure is: bool (X, Y, Z) in the scan's own space.
@@ -155,10 +168,11 @@ class Result(Prediction):
         probabilities = self.fused[box].float().numpy()
         own = probabilities[..., label.index].copy()
         probabilities[..., label.index] = -1
+        largest_other = probabilities.max(-1)
         # As far as the structure leads, or trails the next; a tie goes as in the label map.
-        lead = np.maximum(np.abs(own - probabilities.max(-1)), 1e-3)
-        affine = self.plan.working.cut(box).affine
-        return surface_net(np.where(inside[box], lead, -lead), affine)
+        distance = np.maximum(np.abs(own - largest_other), 1e-3)
+        lead = np.where(inside[box], distance, -distance)
+        return surface_net(lead, self.plan.working.cut(box).affine)
 
     def to_nibabel(self) -> Any:
         """The labels as a nibabel image, uint8 as in files (int16 for numbers above 255).
@@ -191,24 +205,23 @@ class Result(Prediction):
         from matplotlib import pyplot
 
         drawn = self._mosaic()
-        figure: Figure = pyplot.figure(
-            figsize=(drawn.shape[1] / 100, drawn.shape[0] / 100), dpi=100
-        )
+        height, width = drawn.shape[:2]
+        figure: Figure = pyplot.figure(figsize=(width / 100, height / 100), dpi=100)
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
         axis.imshow(drawn, interpolation="nearest")
         return figure
 
     def _mosaic(self) -> NDArray[np.uint8]:
-        image, labels = (
-            reoriented(volume, "RAS") for volume in (self.image, self.working)
-        )
+        """A slice of each view, three times, (H, W, 3)."""
+        image = reoriented(self.image, "RAS")
+        labels = reoriented(self.working, "RAS")
         return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
-        reasons = "".join(
-            f"<li>{escape(reason)}</li>" for reason in self.quality.reasons
-        )
+        """What a notebook shows: grade, pictures, and volumes to unfold."""
+        items = [f"<li>{escape(reason)}</li>" for reason in self.quality.reasons]
+        reasons = "".join(items)
         picture = data_uri("png", encoded(self._mosaic(), "PNG"))
         table = self.volumes().to_html(
             index=False, float_format="{:.4g}".format, border=0
@@ -219,6 +232,7 @@ class Result(Prediction):
         )
 
     def _known(self, structure: str | int) -> Label:
+        """The label of a structure; LabelError for one that there is not or no prediction of."""
         label = self.scheme.find(structure)
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 pytest.importorskip("captum")
 
-from trinat.pipelines.models.explain import METHODS, Explanation, attribute, explain
+from trinat.pipelines.laboratory.explain import METHODS, Explanation, attribute, explain
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.inference.network import thick
 from trinat.segmentation.io.volume import Volume

@@ -1,0 +1,73 @@
+"""Where the commands on models find them, and where they may write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that a model may not be written to.
+
+    A folder that is missing or empty may always be written to. Nothing but a model is replaced,
+    and that only with `overwrite`. Anything else is a ModelError.
+    """
+    if not out.exists():
+        return
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not (out / MODEL_FILE).is_file():
+        raise ModelError(
+            "is there already, and is no model", where=out, remedy="choose another"
+        )
+    if not overwrite:
+        raise ModelError(
+            "is there already",
+            where=out,
+            remedy="choose another name, or add --overwrite",
+        )
+
+
+def find_source(given: Path) -> Path:
+    """The model folder of a training run; a folder that is no such run is returned as it is.
+
+    A path that is no folder is a ModelError.
+    """
+    is_model = (given / MODEL_FILE).is_file()
+    model_of_run = given / "model"
+    if not is_model and (model_of_run / MODEL_FILE).is_file():
+        return model_of_run
+    if not given.is_dir():
+        raise ModelError(
+            "no such folder", where=given, remedy="give runs or model folders"
+        )
+    return given
+
+
+def load_views(
+    model: str, device: str, instead: str, *, changed: bool = True
+) -> Predictor:
+    """Load a model (a name or a folder) with several views.
+
+    With `changed`, the caller is going to change the model's folder: a model that comes with the
+    software is refused, and the error suggests `instead`. A model of a single view is refused in
+    any case. Both are a ConfigError.
+    """
+    folder = find_model(model)
+    is_shipped = folder in shipped_models().values()
+    if changed and is_shipped:
+        raise ConfigError(
+            f"{model} comes with the software and is not changed", remedy=instead
+        )
+    segmenter = Predictor.load(folder, device=device)
+    if len(segmenter.views) < 2:
+        only_view = segmenter.views[0].value
+        raise ConfigError(
+            f"has the {only_view} view alone, and views are compared",
+            where=folder,
+            remedy="join views with trinat bundle first",
+        )
+    return segmenter

@@ -1,0 +1,1 @@
+"""A researcher's tools around training: profiles, explanations, averages, suspect labels."""

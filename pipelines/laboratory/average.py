@@ -1,0 +1,215 @@
+"""trinat average: the mean of several models' weights, kept where validation gains by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from trinat.pipelines.common.config import check
+from trinat.pipelines.common.models import check_out, find_source
+from trinat.pipelines.train.data import open_data
+from trinat.pipelines.train.run import CONFIG, read_recipe
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import Model, load_model, save_model
+from trinat.segmentation.models.hardware import choose_device
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe, StageConfig, ValidationConfig
+from trinat.segmentation.training.state import seeded
+from trinat.segmentation.training.validation import validate
+
+# Number of this job's generator among those of a seed: training has 0 to 2.
+_STREAM = 3
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Mean validation Dice of a view's members, and of the mean of those that were kept.
+
+    `kept` has the places of these among the `members`.
+    """
+
+    view: View
+    members: tuple[float, ...]
+    kept: tuple[int, ...]
+    mean: float
+
+    def __str__(self) -> str:
+        alone = " ".join(f"{dice:.4f}" for dice in self.members)
+        gained = self.mean - max(self.members)
+        return (
+            f"{self.view.value}: Dice {alone}; mean of {len(self.kept)} {self.mean:.4f} "
+            f"({gained:+.4f} over the best)"
+        )
+
+
+def average(
+    given: Sequence[Path],
+    out: Path,
+    *,
+    greedy: bool = False,
+    batches: int = 50,
+    device: str = "auto",
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Gain]:
+    """Write the mean of models to `out`; one gain for each view, which `say` reports too.
+
+    The first of the `given` is a run, whose recipe has the data for validation and for `batches`
+    batches that the statistics of norms are computed from. With `greedy`, a model is kept only if
+    the mean validates no worse with it. Fewer than two models, models of different networks or
+    labels, and a first one without a recipe are a ConfigError.
+    """
+    check_out(out, overwrite)
+    if len(given) < 2:
+        raise ConfigError("there is no mean of one", remedy="give two runs or more")
+    models = [load_model(find_source(place)) for place in given]
+    first = models[0]
+    chosen_device = choose_device(device)
+    _check_alike(given, models)
+    recipe = _recipe_of(given[0])
+    gains = []
+    networks = {}
+    for view in first.networks:
+        members = [model.networks[view].to(chosen_device) for model in models]
+        gain, networks[view] = _average_view(
+            members, recipe, view, batches, greedy, chosen_device
+        )
+        gains.append(gain)
+        say(str(gain))
+    save_model(
+        out,
+        _describe(first, out, gains),
+        networks,
+        label_table=first.label_table,
+        template=first.template,
+        precision=first.info.precision,
+        overwrite=overwrite,
+    )
+    return gains
+
+
+def _check_alike(given: Sequence[Path], models: Sequence[Model]) -> None:
+    """Refuse models whose weights do not stand for the same as those of the first."""
+    expected = models[0].info
+    for place, model in zip(given, models, strict=True):
+        info = model.info
+        is_alike = (
+            info.architectures == expected.architectures
+            and info.labels_sha256 == expected.labels_sha256
+            and info.preprocessing == expected.preprocessing
+        )
+        if not is_alike:
+            raise ConfigError(
+                f"has other networks or labels than {given[0]}",
+                where=place,
+                remedy="give runs of one recipe",
+            )
+
+
+def _recipe_of(run: Path) -> Recipe:
+    """The resolved recipe that a run keeps."""
+    config = run / CONFIG
+    if not config.is_file():
+        raise ConfigError(
+            "has no recipe to take data from", where=run, remedy="give a run"
+        )
+    return read_recipe(str(config))
+
+
+def _describe(first: Model, out: Path, gains: Sequence[Gain]) -> Description:
+    """The first model's description, but for what was measured of its own weights."""
+    content = {key: getattr(first.info, key) for key in Description.model_fields}
+    dice = {gain.view.value: gain.mean for gain in gains}
+    content["name"] = out.resolve().name
+    content["quality"] = None
+    content["metrics"] = {"validation_dice": dice}
+    return check(Description, content, out)
+
+
+def _average_view(
+    members: Sequence[Network],
+    recipe: Recipe,
+    view: View,
+    batches: int,
+    greedy: bool,
+    device: torch.device,
+) -> tuple[Gain, Network]:
+    """Average one view's networks; what was gained, and the mean."""
+    stage = _last_stage(recipe, view)
+    scheme = load_scheme(recipe.scheme)
+    with open_data(recipe, stage, (view,), scheme, device, 1) as (source, scans):
+
+        def images() -> Iterator[Tensor]:
+            """Batches (B, C, H, W) for the statistics of norms: the same at each call."""
+            for first_slice in range(0, batches * stage.batch, stage.batch):
+                generator = seeded(device, recipe.seed, _STREAM, first_slice)
+                batch = source.draw(view, first_slice, stage.batch, generator)
+                yield batch.images
+
+        def averaged(kept: Sequence[int]) -> Network:
+            """The mean of some members, ready for inference."""
+            if len(kept) == 1:
+                # As it was saved, one alone has the statistics that belong to it.
+                return members[kept[0]]
+            mean = mean_of([members[number] for number in kept])
+            update_bn(images(), mean)
+            return mean.eval()
+
+        def score(network: Network) -> float:
+            """Mean Dice over the scans that validate."""
+            config = network.config
+            found = validate(
+                network, scans(view), config.classes, config.channels, device
+            )
+            return found.mean_dice
+
+        def score_of_mean(kept: Sequence[int]) -> float:
+            return score(averaged(kept))
+
+        scores = [score(network) for network in members]
+        kept = list(range(len(members)))
+        if greedy:
+            kept = soup(scores, score_of_mean)
+        mean = averaged(kept)
+        return Gain(view, tuple(scores), tuple(kept), score(mean)), mean
+
+
+def _last_stage(recipe: Recipe, view: View) -> StageConfig:
+    """The last stage of a recipe that trains a view, with validation whether it had it or not."""
+    stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
+    validation = stages[-1].validation or ValidationConfig()
+    return stages[-1].model_copy(update={"validation": validation})
+
+
+def mean_of(networks: Sequence[Network]) -> Network:
+    """The mean of the weights; statistics of norms are the first one's, and are to be renewed."""
+    mean = AveragedModel(networks[0])
+    for network in networks:
+        mean.update_parameters(network)
+    assert isinstance(mean.module, Network)
+    return mean.module
+
+
+def soup(scores: Sequence[float], score: Callable[[Sequence[int]], float]) -> list[int]:
+    """Which members to average: "greedy soup" (arXiv 2203.05482).
+
+    From the best member on, each is kept that does not make the mean worse. `scores` are those of
+    the members alone; `score` gives that of the mean of some, named by their places.
+    """
+    best_first = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+    kept = best_first[:1]
+    best_score = scores[best_first[0]]
+    for member in best_first[1:]:
+        found = score([*kept, member])
+        if found >= best_score:
+            kept = [*kept, member]
+            best_score = found
+    return kept

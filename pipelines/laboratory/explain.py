@@ -1,0 +1,165 @@
+"""trinat explain: which voxels of a slice make a network see a structure there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.inference.network import thick
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.report.pictures import brain_window, png_bytes
+from trinat.segmentation.space.views import View, to_slices
+
+METHODS = ("gradients", "occlusion")
+_STEPS = 32  # of the integral
+_COVER = 12  # side of the square that is covered at a time, in pixels
+_STRIDE = 6  # from one square to the next, in pixels
+
+Map = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What each pixel of a slice adds to the logit of a structure.
+
+    `number` is the slice's in its view, `window` the rows and columns of it that hold brain;
+    `maps` are of these, by method.
+    """
+
+    view: View
+    number: int
+    window: tuple[slice, slice]
+    maps: dict[str, Map]
+
+
+def explain(
+    scan: Path,
+    structure: str,
+    out: Path,
+    *,
+    model: str,
+    view: View,
+    device: str = "auto",
+) -> Explanation:
+    """Write a picture and a NIfTI of each method for the slice that shows most of a structure.
+
+    A structure that the view's network does not find in the scan is an InputError.
+    """
+    segmenter = Predictor.load(model, device=device, views=[view])
+    network = segmenter.model.networks[view].fold().to(segmenter.device)
+    label = segmenter.model.classes_of(view).find(structure)
+    volume = segmenter.prepare(Volume.read(scan)).volume
+    axes = segmenter.model.info.preprocessing.slice_axes(view)
+    image = torch.from_numpy(volume.data)
+    classes = _predicted_classes(segmenter, image)
+    voxels_by_slice = (classes == label.index).sum((1, 2))
+    if not voxels_by_slice.any():
+        raise InputError(
+            f"the {view.value} network sees no {label.name} in it", where=scan
+        )
+    number = int(voxels_by_slice.argmax())
+    # Where the brain is: what the network is shown when it segments, and no face in the picture.
+    window = brain_window(classes > 0)
+    region = classes[number][window] == label.index
+    all_slices = thick(to_slices(image, axes), network.config.channels)
+    shown = all_slices[number, :, *window]
+    maps = attribute(
+        network,
+        shown[None].to(segmenter.device),
+        label.index,
+        torch.from_numpy(region),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    scan_name = scan.name.split(".")[0]
+    name = f"{scan_name}_{label.name}_{view.value}-{number}"
+    for method, values in maps.items():
+        whole = np.zeros_like(volume.data)
+        to_slices(whole, axes)[number][window] = values
+        Volume(whole, volume.affine).write(out / f"{name}_{method}.nii.gz")
+    middle = shown[len(shown) // 2].numpy()
+    write_whole(out / f"{name}.png", _draw_maps(middle, region, maps, name))
+    return Explanation(view, number, window, maps)
+
+
+def _predicted_classes(segmenter: Predictor, image: Tensor) -> NDArray[np.int64]:
+    """Classes (N, H, W) of all slices of a single view's segmenter, of an image (X, Y, Z)."""
+    parts = []
+    for _, part in segmenter.each_view(image):
+        parts.append(part.probabilities.argmax(-1).cpu())
+    return np.asarray(torch.cat(parts))
+
+
+def attribute(
+    network: Network, slices: Tensor, index: int, region: Tensor
+) -> dict[str, Map]:
+    """Maps (H, W) of slices (1, C, H, W), by method.
+
+    The map is summed over the neighbours that come as channels. What is explained is the mean,
+    over a region (H, W), of how far the logit of class `index` is above the largest other: a logit
+    alone says nothing of which class wins. Raises ConfigError where captum is not installed.
+    """
+    try:
+        from captum.attr import IntegratedGradients, Occlusion
+    except ImportError:
+        raise ConfigError(
+            "captum is not installed", remedy="pip install 'trinat[explain]'"
+        ) from None
+    region = region.to(slices.device)
+
+    def mean_lead(given: Tensor) -> Tensor:
+        """Of a batch (N, C, H, W), (N,)."""
+        logits = network(given)
+        other_logits = torch.cat((logits[:, :index], logits[:, index + 1 :]), 1)
+        lead: Tensor = (logits[:, index] - other_logits.amax(1)) * region
+        return lead.sum((1, 2)) / region.sum()
+
+    gradients = IntegratedGradients(mean_lead).attribute(
+        slices, n_steps=_STEPS, internal_batch_size=4
+    )
+    channels = slices.shape[1]
+    with torch.inference_mode():
+        occlusion = Occlusion(mean_lead).attribute(
+            slices,
+            sliding_window_shapes=(channels, _COVER, _COVER),
+            strides=(channels, _STRIDE, _STRIDE),
+            perturbations_per_eval=4,
+        )
+    maps = {}
+    for name, values in zip(METHODS, (gradients, occlusion), strict=True):
+        over_channels = values.detach().sum(1)[0]
+        maps[name] = over_channels.float().cpu().numpy()
+    return maps
+
+
+def _draw_maps(
+    gray: Map, region: NDArray[np.bool_], maps: dict[str, Map], title: str
+) -> bytes:
+    """A PNG: the slice with the structure's outline, and each map over it; red speaks for it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 1 + len(maps))
+    nothing = 0 * gray
+    named = {"slice": nothing, **maps}
+    for panel, (name, values) in zip(panels, named.items(), strict=True):
+        panel.imshow(gray, cmap="gray", origin="lower")
+        size = np.abs(values)
+        # The few largest values would leave all else pale.
+        most = float(np.percentile(size, 99.5)) or 1.0
+        opacity = np.clip(size / most, 0, 1) * 0.8
+        panel.imshow(
+            values, cmap="bwr", vmin=-most, vmax=most, alpha=opacity, origin="lower"
+        )
+        panel.contour(region, levels=[0.5], colors="lime", linewidths=0.8)
+        panel.set_title(name)
+        panel.set_axis_off()
+    figure.suptitle(title)
+    return png_bytes(figure, 110)

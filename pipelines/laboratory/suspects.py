@@ -1,0 +1,257 @@
+"""trinat suspects: which subjects of a store have labels that a model does not believe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from trinat.pipelines.common.lock import claimed
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.io.files import atomic_text, write_tsv, write_whole
+from trinat.segmentation.labels.scheme import IGNORE
+from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.models.hardware import choose_device
+from trinat.segmentation.report.page import Column, Columns, render, table
+from trinat.segmentation.report.pictures import (
+    brain_window,
+    draw_rows,
+    encoded,
+    label_colors,
+    overlay,
+)
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.suspects import MEASURES, Look, look, rank, summarise
+
+EXCLUDE = "exclude.txt"
+TABLE = "suspects.tsv"
+PAGE = "suspects.html"
+# Robust standard deviations; five measures and all structures look for the worst.
+LIMIT = 8.0
+_FEWEST_SUBJECTS = 5
+_MOST_PICTURES = 12
+
+Finished = Callable[[int, int], object]  # subjects that are done, and all
+
+
+@dataclass(frozen=True, eq=False)
+class _SampledView:
+    """A view's network, and which slices of each subject it looks at."""
+
+    store: Store
+    model: Model
+    view: View
+    network: ViewNetwork
+    slices: Sequence[int]
+
+    def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
+        """What it sees in some slices of a subject, and their images (N, H, W)."""
+        images, labels = self._read(subject, slices)
+        # What the model never predicts is no fault of the labels.
+        labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
+        size = self.network.batch
+        image_batches = torch.split(torch.from_numpy(images), size)
+        label_batches = torch.split(torch.from_numpy(labels), size)
+        device = self.network.device
+        looks = []
+        for batch, truth in zip(image_batches, label_batches, strict=True):
+            looks.append(look(self.network.network, batch.to(device), truth.to(device)))
+        joined = Look(*(np.concatenate(parts) for parts in zip(*looks, strict=True)))
+        middle_channel = images.shape[1] // 2
+        return joined, images[:, middle_channel]
+
+    def _read(
+        self, subject: str, slices: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Images (N, C, H, W) and classes (N, H, W) of some slices."""
+        file = self.store.file(subject)
+        images = []
+        labels = []
+        for number in slices:
+            slab = file.slab(self.view, number, self.network.channels)
+            images.append(slab.values())
+            labels.append(file.labels(self.view, number, number + 1))
+        file.close()
+        return np.stack(images), np.concatenate(labels)
+
+
+def find_suspects(
+    root: Path,
+    name: str,
+    out: Path,
+    *,
+    every: int = 6,
+    limit: float = LIMIT,
+    device: str = "auto",
+    finished: Finished = lambda done, of: None,
+) -> pd.DataFrame:
+    """Hold a store's labels against a model; a row a subject, the worst first.
+
+    Writes a table, a page and a list of the subjects whose score is above `limit`. Every `every`-th
+    slice is looked at. `finished` is called with the number of subjects that are done, and of all.
+    A model of other labels, or too few subjects, are a ConfigError.
+    """
+    store = Store(root)
+    model = load_model(name)
+    if store.scheme.names != model.scheme.names:
+        raise ConfigError(
+            f"has the labels {store.scheme.name}, and the model {model.scheme.name}",
+            where=root,
+            remedy="give a model of the same labels",
+        )
+    subjects = _subjects_with_images(store)
+    if len(subjects) < _FEWEST_SUBJECTS:
+        raise ConfigError(
+            f"has {len(subjects)} subjects with image and labels, "
+            f"where {_FEWEST_SUBJECTS} are needed",
+            where=root,
+        )
+    views = _sampled_views(store, model, subjects, every, choose_device(device))
+    classes = model.classes_of(views[0].view)
+    partners = classes.partner_permutation
+    measured = {}
+    for number, subject in enumerate(subjects, start=1):
+        looks = []
+        for view in views:
+            seen, _ = view.look(subject, view.slices)
+            looks.append(seen)
+        measured[subject] = summarise(looks, partners)
+        finished(number, len(subjects))
+    ranked = rank(measured, classes.names, partners)
+    with claimed(out, (TABLE, PAGE, EXCLUDE)):
+        pictures = []
+        for subject in ranked.index[:_MOST_PICTURES]:
+            view_number, place = measured[subject].worst
+            row = ranked.loc[subject]
+            pictures.append(_picture(subject, row, views[view_number], place))
+        beyond = ranked.index[ranked["score"] > limit]
+        _write_table(out / TABLE, ranked)
+        _write_excluded(out / EXCLUDE, beyond, model, limit)
+        write_whole(out / PAGE, _page(model, ranked, len(beyond), pictures, limit))
+    return ranked
+
+
+def _subjects_with_images(store: Store) -> list[str]:
+    """Subjects of which the store has image and labels."""
+    labelled = [entry.subject for entry in store.labelled]
+    return [name for name in labelled if store.info.subjects[name].has_image]
+
+
+def _sampled_views(
+    store: Store,
+    model: Model,
+    subjects: Sequence[str],
+    every: int,
+    device: torch.device,
+) -> list[_SampledView]:
+    """Views that tell left from right, where there are any; slices where anybody has labels."""
+    views = [view for view in model.networks if view in store.views]
+    if not views:
+        raise ConfigError("shares no view with the model", where=store.root)
+    sided_views = [view for view in views if not model.is_merged(view)]
+    sampled = []
+    for view in sided_views or views:
+        network = ViewNetwork(
+            model.networks[view],
+            device,
+            torch.float32,
+            never=model.not_predicted_in(view),
+        )
+        slices = _sampled_slices(store, view, subjects, every)
+        sampled.append(_SampledView(store, model, view, network, slices))
+    return sampled
+
+
+def _sampled_slices(
+    store: Store, view: View, subjects: Sequence[str], every: int
+) -> range:
+    """Every n-th slice from the first to the last with labels, in the middle of that range."""
+    has_labels = []
+    for subject in subjects:
+        counts = store.file(subject).class_counts(view)
+        has_labels.append(counts[:, 1:].any(1))
+    labelled = np.flatnonzero(np.any(has_labels, axis=0))
+    first = int(labelled[0])
+    last = int(labelled[-1])
+    offset = (last - first) % every // 2
+    return range(first + offset, last + 1, every)
+
+
+def _write_table(path: Path, ranked: pd.DataFrame) -> None:
+    """One row a subject, the score rounded."""
+    rows = []
+    for subject, score, *rest in ranked.itertuples(name=None):
+        rows.append((subject, f"{score:.2f}", *rest))
+    write_tsv(path, ("subject", *ranked.columns), rows)
+
+
+def _write_excluded(
+    path: Path, subjects: Iterable[str], model: Model, limit: float
+) -> None:
+    """The list that trinat split reads, for a person to shorten."""
+    with atomic_text(path) as file:
+        file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
+        for subject in subjects:
+            file.write(f"{subject}\n")
+
+
+def _page(
+    model: Model,
+    ranked: pd.DataFrame,
+    suspects: int,
+    pictures: Sequence[tuple[str, bytes]],
+    limit: float,
+) -> str:
+    """The page: pictures of the worst, and all subjects; `suspects` is how many are excluded."""
+    hints = {
+        "loss": "mean cross entropy",
+        "shift": "voxels",
+        "sides": "share that is exchanged",
+    }
+    columns: Columns = ["Subject", Column("Score", 1), "Why", "Structure"]
+    for measure in MEASURES:
+        columns.append(Column(measure, 3, hints.get(measure, "")))
+    rows = ranked.itertuples(name=None)
+    return render(
+        "toolbox.html",
+        title="Suspects",
+        lead=f"Labels of {len(ranked)} subjects against the model {model.name}.",
+        cards=[
+            ("Subjects", len(ranked), "with image and labels"),
+            ("Suspects", suspects, f"score above {limit:g}, in {EXCLUDE}"),
+        ],
+        text="The score is the largest distance from the other subjects, in robust standard "
+        "deviations. Look at each suspect: unusual anatomy has a high score too.",
+        pictures=pictures,
+        tables=[
+            table("suspects", "All subjects, the most suspect first", columns, rows)
+        ],
+    )
+
+
+def _picture(
+    subject: str, row: pd.Series, view: _SampledView, place: int
+) -> tuple[str, bytes]:
+    """A caption, and a PNG: image, labels and prediction of the slice with the highest loss.
+
+    `row` is the subject's in the table, `place` that of the slice among those looked at.
+    """
+    number = view.slices[place]
+    seen, gray = view.look(subject, [number])
+    rows, columns = brain_window(seen.truth | seen.predicted)
+    colors = label_colors(view.model.classes_of(view.view))
+    nothing = np.zeros_like(seen.truth)
+    pictures = []
+    for classes in (nothing, seen.truth, seen.predicted):
+        shown = (0, rows, columns)
+        pictures.append(overlay(gray[shown], classes[shown], colors))
+    name_of_slice = f"{view.view.value} {number}"
+    reason = f"{row['why']} (score {row['score']:.1f})"
+    caption = f"{subject}: {reason}. Image, labels, prediction; {name_of_slice}"
+    return caption, encoded(draw_rows({name_of_slice: pictures}, subject), "PNG")

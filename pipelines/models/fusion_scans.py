@@ -1,0 +1,139 @@
+"""Scans as trinat fuse-weights looks at them: all views run once, the undecided voxels kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trinat.pipelines.evaluate.pairing import Mappings, Pair
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.grid import Box
+from trinat.segmentation.inference.fusion_fit import (
+    AmbiguousVoxels,
+    ViewLikelihoods,
+    find_ambiguous,
+)
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.space.conform import Conformed, conform
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, to_slices
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentedScan:
+    """What is kept of a scan: evidence to fit weights to, and a file to score weights with."""
+
+    name: str
+    person: str
+    evidence: ViewLikelihoods
+    file: Path
+
+    def save(self, ambiguous: AmbiguousVoxels) -> None:
+        """Write the voxels whose class depends on the weights."""
+        probabilities: dict[str, Any] = {}
+        for view, values in ambiguous.probabilities.items():
+            probabilities[view.value] = values
+        np.savez(
+            self.file,
+            truth=ambiguous.truth,
+            decided=ambiguous.decided,
+            **probabilities,
+        )
+
+    def load(self) -> AmbiguousVoxels:
+        """What `save` has written."""
+        with np.load(self.file) as stored:
+            probabilities = {view: stored[view.value] for view in self.evidence.views}
+            return AmbiguousVoxels(stored["truth"], probabilities, stored["decided"])
+
+
+def segment_pair(
+    segmenter: Predictor,
+    pair: Pair,
+    file: Path,
+    generator: np.random.Generator,
+    mapping: Mappings,
+    trust_affine: TrustAffine | None,
+) -> SegmentedScan:
+    """Run all views over a scan, and keep what depends on their weights.
+
+    The "prediction" of the pair is the scan itself. `generator` chooses the voxels of the evidence,
+    and `file` is written. A truth with no structure that the model predicts is an EvaluationError.
+    """
+    model = segmenter.model
+    not_predicted = model.not_predicted.tolist()
+    scan = Volume.read(pair.prediction.path, trust_affine=trust_affine)
+    truth = Volume.read(pair.truth.path, labels=True, trust_affine=trust_affine)
+    prepared = segmenter.prepare(scan)
+    truth_on_scan, _ = on_grid_of(truth, scan)
+    classes = _true_classes(
+        truth_on_scan, prepared, model.scheme, mapping, pair.truth.path
+    )
+    if np.isin(classes, [0, *not_predicted]).all():
+        raise EvaluationError(
+            f"has nothing of {model.scheme.name}", where=pair.truth.path
+        )
+    image = torch.from_numpy(prepared.volume.data)
+    box = _around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
+    probabilities = _probabilities_of_views(segmenter, image[box])
+    true_in_box = np.ascontiguousarray(classes[box])
+    ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
+    segmented = SegmentedScan(
+        name=f"{pair.truth.subject} {pair.truth.scan}".strip(),
+        person=pair.truth.subject,
+        evidence=ViewLikelihoods.of(
+            ambiguous, model.scheme, generator, without=not_predicted
+        ),
+        file=file,
+    )
+    segmented.save(ambiguous)
+    return segmented
+
+
+def _true_classes(
+    truth: Volume,
+    prepared: Conformed,
+    scheme: LabelScheme,
+    mapping: Mappings,
+    where: Path,
+) -> NDArray[np.uint8]:
+    """Class indices (X, Y, Z) on the working grid, of a truth on the scan's grid."""
+    numbers = conform(truth, labels=True, plan=prepared.plan).volume
+    return scheme.from_freesurfer(
+        numbers.data, spacing_mm=numbers.spacing_mm, extra=mapping.truth, where=where
+    )
+
+
+def _around_both(first: Box, second: Box) -> Box:
+    """The smallest box that holds two boxes."""
+    sides = []
+    for one, other in zip(first, second, strict=True):
+        sides.append(slice(min(one.start, other.start), max(one.stop, other.stop)))
+    x, y, z = sides
+    return x, y, z
+
+
+def _probabilities_of_views(
+    segmenter: Predictor, image: torch.Tensor
+) -> dict[View, torch.Tensor]:
+    """Each view's probabilities of an image (X, Y, Z): (X, Y, Z, K or merged K) float16."""
+    probabilities: dict[View, torch.Tensor] = {}
+    for view, part in segmenter.each_view(image):
+        if view not in probabilities:
+            classes = part.probabilities.shape[-1]
+            probabilities[view] = torch.zeros(
+                (*image.shape, classes), dtype=torch.float16
+            )
+        axes = segmenter.model.info.preprocessing.slice_axes(view)
+        slices = to_slices(probabilities[view], axes, trailing=1)
+        slices[part.slices] = part.probabilities.half().cpu()
+    return probabilities

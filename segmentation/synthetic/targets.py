@@ -1,0 +1,279 @@
+"""What heads teach: their label maps aimed at the classes that a network learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.labels.folding import (
+    GENERATION_BETWEEN,
+    GENERATION_FIRST_OUTSIDE,
+    GENERATION_FOLDED,
+    GENERATION_SURROUNDINGS,
+)
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import HeadMaps
+
+# Left and right numbers that no label scheme pairs.
+_PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
+# What lines the ventricles: partial volume, which neither ventricle nor white matter is.
+_LININGS = (136, 137, 163, 164)
+_FLUID = GENERATION_SURROUNDINGS
+_LARGE_TISSUES = (2, 3, GENERATION_SURROUNDINGS)
+_WHITE_MATTER = 2
+# Groups of a label scheme that are no deep structure.
+_NOT_DEEP = ("background", "cortical", "white-matter", "csf")
+_POINTS = 64  # that stand for each class in each head
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Head maps on a device, aimed at the classes that a network learns.
+
+    `labels` (M, X, Y, Z) uint8 holds entries. These tables say what an entry stands for, (E,):
+
+    - `classes`: class of intensity; `means` and `spreads` (2, I) are the priors of these;
+    - `targets`, `mirrored_targets`: uint8, the class to learn, and that after left and right have
+      changed places;
+    - `sideless`: the entry of the left partner, or itself;
+    - `is_brain`; `is_outside`: scalp, skull, face and neck; `is_lining`: partial volume around the
+      ventricles; `is_deep`: structures, but not cerebral cortex and white matter; `is_fluid`:
+      learnt as the fluid all around the brain.
+
+    `white_matter` is the class of intensity of white matter, `large_tissues` are those of white
+    matter, cortex and CSF. Places are voxels: `points` (M, T, P, 3) of each class to learn,
+    `extent` (M, 2, 3), the head's first and last, and `centre` (M, 3), the middle of the brain.
+    """
+
+    scheme: LabelScheme
+    labels: Tensor
+    classes: Tensor
+    means: Tensor
+    spreads: Tensor
+    targets: Tensor
+    mirrored_targets: Tensor
+    sideless: Tensor
+    is_brain: Tensor
+    is_outside: Tensor
+    is_lining: Tensor
+    is_deep: Tensor
+    is_fluid: Tensor
+    white_matter: int
+    large_tissues: Tensor
+    points: Tensor
+    extent: Tensor
+    centre: Tensor
+
+    def seen_in(self, view: View) -> Heads:
+        """The same heads, aimed at the classes that slices of a view tell apart."""
+        scheme = self.scheme.seen_in(view)
+        if scheme is self.scheme:
+            return self
+        merged = torch.from_numpy(self.scheme.merged.to_merged.astype(np.uint8))
+        to_merged = merged.to(self.targets.device)
+        return replace(
+            self,
+            scheme=scheme,
+            targets=to_merged[self.targets.long()],
+            mirrored_targets=to_merged[self.mirrored_targets.long()],
+        )
+
+
+def aim(
+    maps: HeadMaps,
+    scheme: LabelScheme,
+    device: torch.device | str = "cpu",
+    *,
+    learn_fluid: bool = False,
+) -> Heads:
+    """Head maps for the classes of a scheme.
+
+    With `learn_fluid`, all that lies between the brain and the skull is learnt as CSF, so that
+    brain and CSF together are what the skull holds; else it is background. Maps without any of the
+    scheme's structures, or without cerebral white matter, are a DatasetError.
+    """
+    folded = _folded(maps.numbers)
+    targets = _targets(folded, scheme, learn_fluid)
+    if not targets.any():
+        raise DatasetError(f"label maps hold nothing that {scheme.name} names")
+    is_white_matter = maps.numbers == _WHITE_MATTER
+    if not is_white_matter.any():
+        raise DatasetError(
+            f"label maps lack number {_WHITE_MATTER}, cerebral white matter"
+        )
+    mirrored_targets = scheme.partner_permutation[targets].astype(np.uint8)
+    kinds = _kinds(maps.numbers, folded, targets, scheme)
+    is_large_tissue = np.isin(maps.numbers, _LARGE_TISSUES)
+    large_tissues = np.unique(maps.classes[is_large_tissue])
+    learned = np.unique(targets[targets > 0])
+    surveys = [_survey(head, targets, learned) for head in maps.labels]
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        # Of a copy: what is shared may be read-only.
+        return torch.from_numpy(np.array(array)).to(device)
+
+    return Heads(
+        scheme=scheme,
+        labels=tensor(maps.labels),
+        classes=tensor(maps.classes),
+        means=tensor(maps.means.astype(np.float32)),
+        spreads=tensor(maps.spreads.astype(np.float32)),
+        targets=tensor(targets),
+        mirrored_targets=tensor(mirrored_targets),
+        sideless=tensor(_left_partners(maps.numbers)),
+        is_brain=tensor(kinds.is_brain),
+        is_outside=tensor(kinds.is_outside),
+        is_lining=tensor(kinds.is_lining),
+        is_deep=tensor(kinds.is_deep),
+        is_fluid=tensor(kinds.is_fluid),
+        white_matter=int(maps.classes[is_white_matter][0]),
+        large_tissues=tensor(large_tissues),
+        points=tensor(np.stack([survey.points for survey in surveys])),
+        extent=tensor(np.stack([survey.extent for survey in surveys])),
+        centre=tensor(np.stack([survey.centre for survey in surveys])),
+    )
+
+
+def _folded(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """FreeSurfer's numbers in place of private ones, where there are such; (E,)."""
+    return np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in numbers])
+
+
+def _targets(
+    folded: NDArray[np.int64], scheme: LabelScheme, learn_fluid: bool
+) -> NDArray[np.uint8]:
+    """The class of a scheme that each entry is learnt as, (E,)."""
+    class_of = _class_by_number(scheme)
+    fluid_class = 0
+    if learn_fluid:
+        fluid_class = class_of.get(_FLUID, 0)
+    for number in (_FLUID, *GENERATION_BETWEEN):
+        class_of[number] = fluid_class
+    return np.array([class_of.get(int(number), 0) for number in folded], np.uint8)
+
+
+def _class_by_number(scheme: LabelScheme) -> dict[int, int]:
+    classes: dict[int, int] = {}
+    for label in scheme.labels:
+        for number in label.numbers:
+            classes[number] = label.index
+    return classes
+
+
+class _Kinds(NamedTuple):
+    """Flags (E,) of entries: see `Heads`."""
+
+    is_brain: NDArray[np.bool_]
+    is_outside: NDArray[np.bool_]
+    is_lining: NDArray[np.bool_]
+    is_deep: NDArray[np.bool_]
+    is_fluid: NDArray[np.bool_]
+
+
+def _kinds(
+    numbers: NDArray[np.int64],
+    folded: NDArray[np.int64],
+    targets: NDArray[np.uint8],
+    scheme: LabelScheme,
+) -> _Kinds:
+    """What kind of tissue each entry is, by its number, its folded number and its target."""
+    is_structure = (folded > 0) & (folded < GENERATION_FIRST_OUTSIDE)
+    is_around_brain = np.isin(numbers, (_FLUID, *GENERATION_BETWEEN))
+    is_deep_class = np.array([label.group not in _NOT_DEEP for label in scheme.labels])
+    return _Kinds(
+        is_brain=is_structure & (folded != _FLUID),
+        is_outside=numbers >= GENERATION_FIRST_OUTSIDE,
+        is_lining=np.isin(numbers, _LININGS),
+        is_deep=is_deep_class[targets],
+        is_fluid=is_around_brain & (targets > 0),
+    )
+
+
+def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each entry, the entry of its left partner, or its own: both sides look alike."""
+    left_of = _left_numbers()
+    entry_of = {int(number): entry for entry, number in enumerate(numbers)}
+    partners = []
+    for entry, number in enumerate(numbers.tolist()):
+        partner = left_of.get(number, number)
+        partners.append(entry_of.get(partner, entry))
+    return np.array(partners)
+
+
+def _left_numbers() -> Mapping[int, int]:
+    """By the number of a right structure, that of the left one."""
+    scheme = load_scheme("quicknat33")
+    left_of = {right: left for left, right in _PARTNERS.items()}
+    for label in scheme.labels:
+        if label.side == "right" and label.partner is not None:
+            left_of[label.fs_id] = scheme.labels[label.partner].fs_id
+    return left_of
+
+
+class _Survey(NamedTuple):
+    """Where things lie in one head, in voxels.
+
+    `points` (T, P, 3) are some voxels of each class, `extent` (2, 3) the first and the last voxel
+    of the head, `centre` (3,) the middle of the brain.
+    """
+
+    points: NDArray[np.int16]
+    extent: NDArray[np.int16]
+    centre: NDArray[np.float32]
+
+
+def _survey(
+    head: NDArray[np.uint8], targets: NDArray[np.uint8], learned: NDArray[np.uint8]
+) -> _Survey:
+    """Some voxels of each class that is `learned` (T,), and where head and brain lie."""
+    classes = targets[head]
+    points = _points_of_classes(classes, learned)
+    centre = _extent(classes > 0).sum(0) / 2
+    return _Survey(
+        points=points,
+        extent=_extent(head > 0),
+        centre=centre.astype(np.float32),
+    )
+
+
+def _points_of_classes(
+    classes: NDArray[np.uint8], learned: NDArray[np.uint8]
+) -> NDArray[np.int16]:
+    """Voxels spread evenly over each class of a head (X, Y, Z), in the order of memory, (T, P, 3).
+
+    A class that the head lacks gets voxels of its whole brain. Raises DatasetError without brain.
+    """
+    flat = classes.ravel()
+    brain = np.flatnonzero(flat)
+    if not len(brain):
+        raise DatasetError("a label map holds no structure to learn")
+    # Brain voxels class by class, each class in the order of memory.
+    by_class = brain[np.argsort(flat[brain], kind="stable")]
+    first = np.searchsorted(flat[by_class], learned, side="left")
+    end = np.searchsorted(flat[by_class], learned, side="right")
+    chosen = []
+    for start, stop in zip(first, end, strict=True):
+        voxels = by_class[start:stop]
+        if not len(voxels):
+            voxels = brain
+        evenly = np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)
+        chosen.append(voxels[evenly])
+    places = np.unravel_index(np.stack(chosen), classes.shape)
+    return np.stack(places, -1).astype(np.int16)
+
+
+def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
+    """First and last voxel along each axis, (2, 3)."""
+    box = occupied_box(mask)
+    first = [side.start for side in box]
+    last = [side.stop - 1 for side in box]
+    return np.array([first, last], np.int16)
