@@ -17,7 +17,8 @@ from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.scanfiles import find_files
-from trinat.pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
+from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
+from trinat.pipelines.evaluate.pairing import Pair, pair_files
 from trinat.pipelines.models.bundle import load_views
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.inference.fusion_fit import (

@@ -19,7 +19,7 @@ from helpers.miniatures import without_orientation
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.pairing import read_mapping
+from trinat.pipelines.evaluate.mappings import read_mapping
 from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
 from trinat.pipelines.predict.ledger import Entry, Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError
