@@ -16,7 +16,8 @@ import pytest
 from helpers.miniatures import without_orientation
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.cohort import Settings, read_ranges, report
+from trinat.pipelines.evaluate.cohort import Settings, report
+from trinat.pipelines.evaluate.ranges import read_ranges
 from trinat.pipelines.predict.ledger import Entry, Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
