@@ -10,19 +10,28 @@ _UNMEASURED = 0.1
 
 
 class TimeLimit:
-    """The seconds that one call may take, from the end of its first step on."""
+    """The seconds that one call may take, from the end of its first step on.
+
+    `end` is by time.monotonic, and infinite before the first step. `validation_s` is the longest
+    validation so far, with what is written then; None before the first.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.end = math.inf  # by time.monotonic; not known before the first step
-        self.validation_s: float | None = (
-            None  # the longest so far, with what is written then
-        )
+        self.end = math.inf
+        self.validation_s: float | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the call is to stop now."""
         return time.monotonic() >= self.end
+
+    def note_validation(self, seconds: float) -> None:
+        """Remember how long a validation took, if none took longer."""
+        if self.validation_s is None:
+            self.validation_s = seconds
+        else:
+            self.validation_s = max(self.validation_s, seconds)
 
 
 class JobClock:

@@ -21,8 +21,10 @@ from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_latest, read_state
 
 # In a job's folder: when it is finished, and the state that validated best.
-DONE, BEST = "done.json", "best.state"
-# In a run's folder: what it found in its stores.
+DONE = "done.json"
+BEST = "best.state"
+# In a run's folder: its recipe, and what it found in its stores.
+CONFIG = "config.yaml"
 DATA = "data.json"
 
 

@@ -54,7 +54,7 @@ _PRELOADED = (
     "trinat.pipelines.serve.app",
     "trinat.pipelines.web.start",
     "trinat.pipelines.train.launch",
-    "trinat.pipelines.train.log",
+    "trinat.pipelines.train.comparison",
     "trinat.segmentation.report.evaluation",
     "helpers.serial",
 )
