@@ -20,9 +20,11 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_image, head_labels, write_mgz
 
 import trinat.pipelines.data.prepare
+import trinat.pipelines.data.subject_job
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.data.prepare import Outcome, PrepareConfig, run
+from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.pipelines.data.subject_job import Outcome, SubjectJob
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.store import Store
@@ -224,14 +226,14 @@ def test_an_error_that_nobody_foresaw_is_its_subjects_own(
 ) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
-    real = trinat.pipelines.data.prepare.prepare_subject
+    real = trinat.pipelines.data.subject_job.prepare_subject
 
     def stumbles(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
         if subject.id == "a":
             raise KeyError("of all things")
         real(subject, path, cut, fingerprint)
 
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "prepare_subject", stumbles)
+    monkeypatch.setattr(trinat.pipelines.data.subject_job, "prepare_subject", stumbles)
     summary = run(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.made, summary.failed) == (1, 1)
     assert summary.rows[0].reason == "KeyError: 'of all things': a fault of trinat"
@@ -267,14 +269,14 @@ def test_two_runs_do_not_share_a_store(tmp_path: Path) -> None:
         run(config_of(tmp_path / "in"), tmp_path / "out")
 
 
-def _dies_on_s2(job: trinat.pipelines.data.prepare._Job) -> Outcome:
-    """As `_prepare`, but the process that meets s2 is killed, as by a system out of memory."""
+def _dies_on_s2(job: SubjectJob) -> Outcome:
+    """As `make_subject`, but the process that meets s2 is killed, as by a system out of memory."""
     if job.subject.id == "s2":
         os.kill(os.getpid(), signal.SIGKILL)
-    return _really_prepare(job)
+    return _really_make(job)
 
 
-_really_prepare = trinat.pipelines.data.prepare._prepare
+_really_make = trinat.pipelines.data.subject_job.make_subject
 
 
 def test_a_worker_that_dies_takes_its_own_subject_alone(
@@ -282,7 +284,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
 ) -> None:
     for number in range(5):
         freesurfer_subject(tmp_path / "in", f"s{number}")
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "_prepare", _dies_on_s2)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "make_subject", _dies_on_s2)
     # Workers must find this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
@@ -294,9 +296,9 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
     assert summary.made == 4
 
 
-def _dies_once_made(job: trinat.pipelines.data.prepare._Job) -> Outcome:
-    """As `_prepare`, but the first process to have made a subject is killed before it says so."""
-    outcome = _really_prepare(job)
+def _dies_once_made(job: SubjectJob) -> Outcome:
+    """As `make_subject`, but the first process to have made a subject is killed before it says so."""
+    outcome = _really_make(job)
     try:
         (job.path.parent / "died").mkdir()
     except FileExistsError:
@@ -310,7 +312,7 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
 ) -> None:
     for name in ("s0", "s1"):
         freesurfer_subject(tmp_path / "in", name)
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "_prepare", _dies_once_made)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "make_subject", _dies_once_made)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     assert (summary.made, summary.current, summary.failed) == (2, 0, 0)
