@@ -297,7 +297,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
 
 
 def _dies_once_made(job: SubjectJob) -> Outcome:
-    """As `make_subject`, but the first process to have made a subject is killed before it says so."""
+    """As `make_subject`, but the first process to have made one is killed before it says so."""
     outcome = _really_make(job)
     try:
         (job.path.parent / "died").mkdir()

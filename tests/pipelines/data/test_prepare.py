@@ -27,8 +27,9 @@ from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.data.catalogue import load_catalogue
-from trinat.pipelines.data.download import Policy, fetch
+from trinat.pipelines.data.download import fetch
 from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.pipelines.data.transfer import Policy
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.volume import Volume
