@@ -112,7 +112,7 @@ def show(
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from trinat.pipelines.data.report import show_augmented, show_subject
+    from trinat.pipelines.data.show import show_augmented, show_subject
 
     path = out or Path(f"{subject}.png")
     if augment:

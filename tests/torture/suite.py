@@ -50,6 +50,7 @@ _PRELOADED = (
     "trinat.pipelines.evaluate.cohort",
     "trinat.pipelines.data.prepare",
     "trinat.pipelines.data.report",
+    "trinat.pipelines.data.show",
     "trinat.pipelines.models.bundle",
     "trinat.pipelines.serve.app",
     "trinat.pipelines.web.start",

@@ -11,14 +11,10 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
 from PIL import Image
 
+from trinat.pipelines.data.outliers import find_outliers
 from trinat.pipelines.data.prepare import PrepareConfig, run
-from trinat.pipelines.data.report import (
-    find_outliers,
-    read_augmentation,
-    show_augmented,
-    show_subject,
-    write_report,
-)
+from trinat.pipelines.data.report import write_report
+from trinat.pipelines.data.show import read_augmentation, show_augmented, show_subject
 from trinat.segmentation.data.slices import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
