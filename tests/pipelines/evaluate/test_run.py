@@ -200,6 +200,29 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
     summary = json.loads((report / "summary.json").read_text(), parse_constant=refuse)
+    assert set(summary) == {
+        "provenance",
+        "statistics",
+        "comparisons",
+        "agreement",
+        "retest",
+        "not_predicted",
+        "side_swapped",
+        "absences",
+        "pairs",
+    }
+    perfect = [
+        row
+        for row in summary["statistics"]
+        if (row["metric"], row["structure"]) == ("dice", "group:all")
+    ]
+    assert {row["model"] for row in perfect} == {"first", "second"}
+    assert {row["model"] for row in summary["agreement"]} == {"first", "second"}
+    absent = {(row["model"], row["structure"]) for row in summary["absences"]}
+    assert ("second", "Left-Hippocampus") in absent
+    # Nobody was scanned twice, and no ledger says what the models cannot predict.
+    assert summary["retest"] == []
+    assert summary["not_predicted"] == []
     assert summary["pairs"] == {
         "measured": 13,
         "no prediction": 2,
