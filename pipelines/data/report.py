@@ -83,6 +83,7 @@ def _subjects_among(outliers: Sequence[Outlier]) -> int:
 
 
 def _outlier_table(outliers: Sequence[Outlier]) -> Table:
+    """A row for each outlier, in their order."""
     columns: Columns = [
         "Subject",
         "What",

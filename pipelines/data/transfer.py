@@ -276,5 +276,6 @@ class Transfer:
             raise RetryError(f"the connection broke at {have} of {total} bytes")
 
     def _web_page(self) -> DownloadError:
+        """The error for a reply that is a page for people."""
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)

@@ -80,6 +80,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _require_http(url: str) -> None:
+    """Refuse files of this machine, and all else that is no web address."""
     if urlsplit(url).scheme not in {"http", "https"}:
         raise DownloadError("only http and https are fetched", where=url)
 
@@ -106,6 +107,7 @@ def range_total(response: HTTPResponse) -> int | None:
 
 
 def _number(text: str) -> int | None:
+    """The number that a header states; None where it states none."""
     if text.isdigit():
         return int(text)
     return None

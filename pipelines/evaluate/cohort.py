@@ -163,6 +163,7 @@ def _read_known(settings: Settings) -> _Known:
 
 
 def _read_ledger(predictions: Path) -> _Ledger:
+    """The entries of a folder's ledgers; empty where it has none."""
     ledger = _Ledger([], {})
     for folder, entry in entries_in(predictions):
         ledger.entries.append(entry)

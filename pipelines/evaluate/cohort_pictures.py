@@ -60,6 +60,7 @@ def _most_unusual(cohort: Cohort) -> list[int]:
     largest_z = np.nan_to_num(cohort.largest_z())
 
     def order(place: int) -> tuple[int, float]:
+        """Smaller for scans that come first."""
         rank = _RANKS.get(cohort.scans[place].grade, _LAST_RANK)
         return rank, -largest_z[place]
 

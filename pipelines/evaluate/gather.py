@@ -263,6 +263,7 @@ def folder_of(predictions: Path) -> Path:
 
 
 def _read_notes(predictions: Path) -> LedgerNotes:
+    """What the ledgers say of all cases; empty notes where there is no ledger."""
     notes = LedgerNotes()
     for place, entry in entries_in(folder_of(predictions)):
         if entry.status == "failed":

@@ -104,6 +104,7 @@ def measure_all(
 
 
 def _killed(task: Task) -> Done:
+    """The result of a pair whose process died."""
     return Done(task, failure=_KILLED)
 
 
@@ -169,6 +170,7 @@ def read_pair(task: Task) -> AlignedPair:
 
 
 def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
+    """A label map as it is on disk; a store may vouch for its axes."""
     return Volume.read(
         file.path, labels=True, axes=file.axes, trust_affine=trust_affine
     )

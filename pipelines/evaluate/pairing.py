@@ -93,6 +93,7 @@ def pair_files(
 
 
 def _entities(file: ScanFile) -> object:
+    """BIDS entities; empty for other names."""
     return file.identity
 
 
@@ -185,6 +186,7 @@ class _Matching:
             self._take_by_ending(matches, ending)
 
     def _take_by_ending(self, matches: list[_Match], ending: str) -> None:
+        """Take matches of names that are alike but for an ending."""
         is_guess = not says_kind_alone(ending)
         self.take(matches, f"name and {ending}", is_guess=is_guess)
 
@@ -244,6 +246,7 @@ class _Matching:
         self.doubts.setdefault(file.path, why)
 
     def _doubt_for_folder(self, file: ScanFile, other: ScanFile) -> None:
+        """Remember that a file of the same name is of another person by its folder."""
         self._doubt(file, f"{other.shown} has its name, in another folder")
 
 
@@ -274,6 +277,7 @@ def _by_beginning(truths: list[ScanFile], predictions: list[ScanFile]) -> list[_
 
 
 def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
+    """Files by their names; several may have one name."""
     by_name: dict[str, list[ScanFile]] = defaultdict(list)
     for file in files:
         by_name[file.name].append(file)

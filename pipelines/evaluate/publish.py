@@ -128,6 +128,7 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
 
 
 def _row_of_pair(result: Done) -> dict[str, str]:
+    """A pair, what became of it, and the facts of its files."""
     pair = result.task.pair
     status = "measured"
     note = result.note

@@ -67,6 +67,7 @@ def measure_volumes(
 
 
 def _killed(task: _Task) -> MapVolumes:
+    """The result of a label map whose process died."""
     return MapVolumes(task.file, None, _KILLED)
 
 

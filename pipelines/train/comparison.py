@@ -93,6 +93,7 @@ def _jobs(run: Path) -> list[Path]:
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
+    """One job by its folder: its state where it has one, else its last noted step."""
     curves = read_curves(job)
     noted_steps, losses = curves["loss"]
     counters = _counters(job)

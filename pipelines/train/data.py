@@ -74,6 +74,7 @@ def open_data(
 
 
 def _no_scans(view: View) -> Iterator[Scan]:
+    """Where nothing validates."""
     return iter(())
 
 
@@ -119,12 +120,14 @@ def _open_synthetic(
     )
 
     def scans(view: View) -> Iterator[Scan]:
+        """New scans of the heads that are held out, the same at each validation."""
         return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
 
     return source, scans
 
 
 def _read_heads(heads: Path | str) -> HeadMaps:
+    """Label maps of heads: of the phantom, or of a folder."""
     if heads == "phantom":
         return phantom_heads(2)
     return load_heads(Path(heads))
@@ -170,6 +173,7 @@ def _open_store(
     )
 
     def scans(view: View) -> Iterator[Scan]:
+        """The stored scans of the persons for validation."""
         return store_scans(config.path, config.split, view, _most_scans(stage))
 
     return source, scans

@@ -117,6 +117,7 @@ class _JobLoop:
             write_whole(self.run.folder / DONE, json.dumps(asdict(trainer.counters)))
 
     def _step(self) -> StepReport:
+        """One step; where its data cannot be read, the steps before are saved first."""
         try:
             return self.trainer.step()
         except (DatasetError, InputError):
@@ -140,6 +141,7 @@ class _JobLoop:
             clock.start(time.monotonic() - began)
 
     def _save_with_page(self) -> None:
+        """What is written between steps, to be timed."""
         self.scores.save()
         self.run.write_page()
 

@@ -91,6 +91,7 @@ class Metrics:
             self._write_events(means, step)
 
     def _write_events(self, values: Mapping[str, float], step: int) -> None:
+        """Send values to TensorBoard, if there is a writer."""
         if self.events is None:
             return
         for name, value in values.items():
@@ -133,6 +134,7 @@ def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:
 def _write_table(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> None:
+    """A whole table as CSV, in the place of an older one."""
     with atomic_text(path) as file:
         writer = csv.writer(file)
         writer.writerow(columns)

@@ -68,9 +68,8 @@ def trained(
     views = [View(name) for name in folder.name.split("-")]
     state = _best_or_last(folder, say)
     scheme = load_scheme(recipe.scheme)
-    network = ViewsNet(
-        recipe.network, {each: len(scheme.seen_in(each)) for each in views}
-    )
+    classes = {each: len(scheme.seen_in(each)) for each in views}
+    network = ViewsNet(recipe.network, classes)
     weights = state.network
     if stage.ema:
         weights = state.average
@@ -107,14 +106,18 @@ def first_weights(
 
 def _has_finished(recipe: Recipe, stages: Sequence[StageConfig], out: Path) -> bool:
     """Whether any job of some stages is finished."""
-    found = []
     for stage in stages:
-        found += [_finished(out, stage, view) for view in recipe.views]
-    return any(found)
+        for view in recipe.views:
+            if _finished(out, stage, view) is not None:
+                return True
+    return False
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
-    """A finished job's best state, or the last where none was chosen or it is damaged."""
+    """A finished job's best state, or the last where none was chosen or it is damaged.
+
+    TrainingError where no state is sound.
+    """
     if (folder / BEST).is_file():
         try:
             return read_state(folder / BEST)
@@ -182,15 +185,17 @@ def _slices_seen(recipe: Recipe, out: Path) -> int:
 
 def _data_seen(recipe: Recipe) -> str:
     """What a model says of its training data: the kind of scans, and the weights it starts from."""
-    seen = "scans of a slice store"
-    if all(
-        s.data.synthetic is not None and s.data.store is None for s in recipe.stages
-    ):
+    sources = [stage.data for stage in recipe.stages]
+    if all(data.synthetic is not None and data.store is None for data in sources):
         seen = "synthetic scans"
-    starts = [stage.start for stage in recipe.stages if stage.start is not None]
-    # A model is given to others: it must not contain paths of this disk.
-    started = ["/".join(start.parts[-2:]) for start in starts]
-    return ", from the weights of ".join([seen, *started])
+    else:
+        seen = "scans of a slice store"
+    for stage in recipe.stages:
+        if stage.start is not None:
+            # A model is given to others: it must not contain paths of this disk.
+            start = "/".join(stage.start.parts[-2:])
+            seen += f", from the weights of {start}"
+    return seen
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
@@ -209,7 +214,8 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
             untaught.append(set())
         else:
             untaught.append(csf)
-    untaught += [set(found["not_predicted"]) for found in read_data(out).values()]
+    of_stores = read_data(out).values()
+    untaught += [set(of_store["not_predicted"]) for of_store in of_stores]
     if not untaught:
         return set()
     return set.intersection(*untaught)

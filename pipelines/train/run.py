@@ -42,14 +42,18 @@ from trinat.segmentation.training.workers import ALONE, Workers
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or file, with settings from the command line on top."""
+    """A recipe by name or file, with settings from the command line on top.
+
+    One that starts from a model and names no network gets that of the model.
+    """
     path = find_recipe(name_or_path, "train")
     content = with_settings(read_yaml(path), settings)
     recipe = check(Recipe, content, path)
     start = recipe.stages[0].start
-    if start is not None and "network" not in content:
-        recipe = recipe.model_copy(update={"network": _network_of(start, recipe.views)})
-    return recipe
+    if start is None or "network" in content:
+        return recipe
+    network = _network_of(start, recipe.views)
+    return recipe.model_copy(update={"network": network})
 
 
 def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
@@ -182,6 +186,7 @@ def train(
             limit = TimeLimit(seconds)
 
         def stop() -> bool:
+            """Whether a signal, the caller or the limit of time ends the run now."""
             if signalled.is_set() or should_stop():
                 return True
             return limit is not None and limit.is_over
