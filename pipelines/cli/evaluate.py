@@ -102,7 +102,11 @@ def evaluate(
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+    from trinat.pipelines.evaluate.run import (
+        EvaluationSettings,
+        evaluate_predictions,
+        named_models,
+    )
     from trinat.segmentation.errors import ConfigError
 
     if (truth is None) == (store is None):
@@ -115,7 +119,7 @@ def evaluate(
         raise ConfigError(
             "--fold with --store", remedy="leave it out: a store knows its numbers"
         )
-    settings = Settings(
+    settings = EvaluationSettings(
         truth=store or truth,
         part=part if store and not folds else None,
         folds=folds,
@@ -138,7 +142,7 @@ def evaluate(
         command=_command(),
     )
     with batch_progress(quiet) as progress:
-        status = evaluate(
+        status = evaluate_predictions(
             settings, progress=progress, say=partial(typer.echo, err=True)
         )
     if not quiet:
@@ -180,9 +184,9 @@ def report(
     Example: trinat report out/ --participants participants.tsv
     """
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.evaluate.cohort import Settings, report
+    from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
 
-    settings = Settings(
+    settings = CohortSettings(
         predictions=predictions,
         out=out or predictions / "report",
         labels=labels,
@@ -195,7 +199,9 @@ def report(
         command=_command(),
     )
     with batch_progress(quiet) as progress:
-        status = report(settings, progress=progress, say=partial(typer.echo, err=True))
+        status = report_cohort(
+            settings, progress=progress, say=partial(typer.echo, err=True)
+        )
     if not quiet:
         typer.echo(settings.out / "report.html")
     return status

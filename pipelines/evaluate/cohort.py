@@ -46,7 +46,7 @@ _OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
 
 
 @dataclass(frozen=True)
-class Settings:
+class CohortSettings:
     """What `trinat report` was asked to do."""
 
     predictions: Path
@@ -92,8 +92,8 @@ class _Chosen:
     in_part: set[tuple[str, str]] = field(default_factory=set)
 
 
-def report(
-    settings: Settings,
+def report_cohort(
+    settings: CohortSettings,
     *,
     progress: Callable[[MapVolumes, int, int], object] = lambda result, done, total: (
         None
@@ -147,7 +147,7 @@ def report(
         return batch_exit(done=len(chosen.scans), failed=len(failures))
 
 
-def _read_known(settings: Settings) -> _Known:
+def _read_known(settings: CohortSettings) -> _Known:
     """Read the scheme and the tables; a table that the user named and is not there is refused."""
     scheme = load_scheme(settings.labels)
     ranges: list[Range] = []

@@ -30,7 +30,7 @@ from trinat.segmentation.metrics.counted import made_by
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """What `trinat evaluate` was asked to do.
 
     `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
@@ -85,7 +85,7 @@ class Inputs:
     and `mappings` are by model; `unfit` has the predictions that cannot be measured, and why.
     """
 
-    settings: Settings
+    settings: EvaluationSettings
     scheme: LabelScheme
     store: Store | None
     subjects: tuple[str, ...]
@@ -129,7 +129,7 @@ def _names_in_ledgers(predictions: Sequence[Path]) -> list[str]:
     return names
 
 
-def gather(settings: Settings, say: Callable[[str], None]) -> Inputs:
+def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     """Find the files of both sides and pair them; refuse what cannot be measured.
 
     All that a user can get wrong is refused here: before hours of measuring, not after.
@@ -185,7 +185,7 @@ def _subjects(store: Store, part: Part | None) -> tuple[str, ...]:
 
 
 def _truths_and_images(
-    settings: Settings, store: Store | None, subjects: Sequence[str]
+    settings: EvaluationSettings, store: Store | None, subjects: Sequence[str]
 ) -> tuple[list[ScanFile], list[ScanFile]]:
     """The true label maps and their scans: those of a store's subjects, or of the folders given.
 
@@ -231,7 +231,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     return tasks
 
 
-def _mappings(settings: Settings) -> dict[str, Mappings]:
+def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
     """How label numbers are read, by model: the truth's are the same for each."""
     mappings = Mappings()
     if settings.mapping is not None:

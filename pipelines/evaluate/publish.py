@@ -12,7 +12,7 @@ import pandas as pd
 
 from trinat.pipelines.common.ratings import agreement_table, use_of_ratings
 from trinat.pipelines.common.scanfiles import ScanFile
-from trinat.pipelines.evaluate.gather import Inputs, Settings
+from trinat.pipelines.evaluate.gather import EvaluationSettings, Inputs
 from trinat.pipelines.evaluate.measuring import Done, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.worst import worst_cases
@@ -185,7 +185,7 @@ def _write_report(
 
 
 def _provenance(
-    settings: Settings,
+    settings: EvaluationSettings,
     scheme: LabelScheme,
     notices: Sequence[str],
     started: datetime,
@@ -206,7 +206,7 @@ def _provenance(
     return facts
 
 
-def _write_printed(settings: Settings, evaluation: Evaluation) -> None:
+def _write_printed(settings: EvaluationSettings, evaluation: Evaluation) -> None:
     """The table of structures as it is printed in papers, where it was asked for."""
     if not settings.csv and not settings.latex:
         return

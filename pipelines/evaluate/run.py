@@ -9,8 +9,8 @@ from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed, refuse_foreign
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.evaluate.gather import (
+    EvaluationSettings,
     Inputs,
-    Settings,
     gather,
     named_models,
     plan_tasks,
@@ -19,13 +19,13 @@ from trinat.pipelines.evaluate.measuring import Done, measure_all
 from trinat.pipelines.evaluate.publish import OUTPUTS, publish
 from trinat.segmentation.errors import ConfigError
 
-__all__ = ["Settings", "evaluate", "named_models"]
+__all__ = ["EvaluationSettings", "evaluate_predictions", "named_models"]
 
 Progress = Callable[[Done, int, int], object]
 
 
-def evaluate(
-    settings: Settings,
+def evaluate_predictions(
+    settings: EvaluationSettings,
     *,
     progress: Progress = lambda result, done, total: None,
     say: Callable[[str], None] = lambda line: None,

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trinat.pipelines.common.scanfiles import ScanFile
-from trinat.pipelines.evaluate.gather import Settings
+from trinat.pipelines.evaluate.gather import EvaluationSettings
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.segmentation.errors import TrinatError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def worst_cases(
-    settings: Settings,
+    settings: EvaluationSettings,
     scheme: LabelScheme,
     frame: pd.DataFrame,
     measured: Sequence[Done],
@@ -71,7 +71,7 @@ def _find_images(
     return image_of, notices
 
 
-def _read_image(file: ScanFile, truth: Volume, settings: Settings) -> Volume:
+def _read_image(file: ScanFile, truth: Volume, settings: EvaluationSettings) -> Volume:
     """A scan on the grid of its true label map."""
     image = Volume.read(file.path, axes=file.axes, trust_affine=settings.trust_affine)
     return on_grid_of(image, truth)[0]
