@@ -208,7 +208,7 @@ def prepare(
     """
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.data.prepare import read_config, run
+    from trinat.pipelines.data.prepare import prepare_store, read_config
     from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store
 
@@ -231,7 +231,7 @@ def prepare(
             "require_checksum": require_checksum,
         }
         settings = read_config(config, given)
-        summary = run(settings, out, jobs=jobs, say=say, finished=finished)
+        summary = prepare_store(settings, out, jobs=jobs, say=say, finished=finished)
     for row in summary.rows:
         if row.status == "failed" or (row.reason and not quiet):
             typer.echo(

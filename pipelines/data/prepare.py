@@ -118,7 +118,7 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> PrepareConfi
     return check(PrepareConfig, values, path or "command line", typed=given)
 
 
-def run(
+def prepare_store(
     config: PrepareConfig,
     out: Path,
     *,
