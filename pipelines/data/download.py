@@ -44,6 +44,9 @@ def fetch(
 ) -> Fetched:
     """Bring `remote` to `folder` under its own name, complete and checked, or raise.
 
+    What has come of it stays in a hidden file, from which the next call goes on.
+    `progress(done, total)` is called with bytes, and None for a total that is not known.
+
     LockedError where another process fetches it; DownloadError for all that is wrong with
     servers, the network, the disk, or a file that is there already.
     """

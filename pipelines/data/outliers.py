@@ -1,4 +1,8 @@
-"""Values of a store's subjects that are far from those of the others."""
+"""Values of a store's subjects that are far from those of the others.
+
+Those are the volumes of structures and the brightness of what is labelled: a label map that does
+not belong to its image, a side that is missing, or another contrast shows in them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped."""
+"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped.
+
+A store has a file a subject, with its image and labels on the working grid, in slices of each
+view. store.json says what they are of, participants.tsv who the subjects are, and ledger.tsv what
+became of each. The same command makes what is new or has changed, and leaves the rest as it is.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +96,10 @@ class PrepareConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Summary:
-    """How many subjects were made, current, failed and skipped, and the rows of the ledger."""
+    """How many subjects were made, current, failed and skipped, and the rows of the ledger.
+
+    The four add up to the number of rows.
+    """
 
     made: int
     current: int
@@ -126,7 +134,12 @@ def prepare_store(
     say: Say = lambda line: None,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
-    """Bring the store at `out` up to date with its source; what is current stays as it is."""
+    """Bring the store at `out` up to date with its source; what is current stays as it is.
+
+    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome,
+    how many there are so far, and of how many. DatasetError where no subject can be used, and
+    what opening the source raises; whatever is wrong with a single subject is in its row.
+    """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
@@ -326,4 +339,5 @@ def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[Ledg
             status = "failed"
         row = LedgerRow(subject=exclusion.name, status=status, reason=exclusion.reason)
         rows.append(row)
-    return natsorted(rows, key=lambda row: row.subject)
+    ordered: list[LedgerRow] = natsorted(rows, key=lambda row: row.subject)
+    return ordered

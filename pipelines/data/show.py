@@ -105,7 +105,11 @@ def show_augmented(
     config: Path | None = None,
     seed: int = 0,
 ) -> None:
-    """`count` augmented slices of each view, labels laid over, cropped to the brain."""
+    """`count` augmented slices of each view, labels laid over, cropped to the brain.
+
+    `config` is a YAML file of augmentation settings. The same seed gives the same picture.
+    DatasetError for a subject without a labelled voxel.
+    """
     store = Store(root)
     settings = read_augmentation(config)
     rows: dict[str, list[Picture]] = {}

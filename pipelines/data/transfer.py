@@ -50,7 +50,7 @@ class Policy:
 
     def wait_s(self, failures: int, asked_s: float) -> float:
         """How long to wait after this number of failures, or longer if the server asks for it."""
-        doubled_s = self.first_wait_s * 2 ** (failures - 1)
+        doubled_s = self.first_wait_s * 2.0 ** (failures - 1)
         return min(max(doubled_s, asked_s), self.longest_wait_s)
 
 
@@ -136,7 +136,11 @@ class Transfer:
         raise DownloadError(what, where=self.remote.name, remedy=remedy)
 
     def fill(self, url: str) -> None:
-        """Append to the part until it is as long as the server says the file is."""
+        """Append to the part until it is as long as the server says the file is.
+
+        Attempts that fail for a time are repeated, with longer and longer waits, as often as the
+        policy has it; then, and for all else that is wrong, DownloadError.
+        """
         policy = self.policy
         failures = 0
         since = time.monotonic()
@@ -164,7 +168,10 @@ class Transfer:
             policy.pause(policy.wait_s(failures, asked_wait_s))
 
     def attempt(self, url: str) -> None:
-        """One request: from the end of what we have, or from the start if the server insists."""
+        """One request: from the end of what we have, or from the start if the server insists.
+
+        What has come is dropped where it cannot belong to what the server has now.
+        """
         have = self.have()
         size = self.remote.size
         if size is not None and have > size:

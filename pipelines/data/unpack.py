@@ -144,7 +144,10 @@ def extract(
 
 
 class _Tar(tarfile.TarFile):
-    """Holds one member at a time; all that is wrong with a header is a TarError."""
+    """A tar archive that holds one member at a time.
+
+    All that is wrong with a header is a TarError.
+    """
 
     def next(self) -> tarfile.TarInfo | None:
         """The next member; None at the end."""
@@ -158,7 +161,11 @@ class _Tar(tarfile.TarFile):
 
 
 class _Unpacked(io.BufferedIOBase):
-    """An unpacked stream that is read no further than `end`."""
+    """An unpacked stream that is read no further than `end`.
+
+    `end` moves with the members: to behind the content of the present one, and some more for the
+    next one's header.
+    """
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, archive: Path) -> None:
         self._stream = stream

@@ -1,4 +1,9 @@
-"""trinat report: a folder of label maps without a truth, as tables and as a page."""
+"""trinat report: a folder of label maps without a truth, as tables and as a page.
+
+volumes.csv has the volumes of all structures, and how unusual each is in the group. The page also
+shows failures, and pictures of the most unusual scans. Ledgers of trinat predict beside the label
+maps add grades, uncertainty, and which structures the model knows.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +52,11 @@ _OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
 
 @dataclass(frozen=True)
 class CohortSettings:
-    """What `trinat report` was asked to do."""
+    """What `trinat report` was asked to do.
+
+    `predictions` is a folder of label maps. `participants` is a table of age, sex and site,
+    `reference` one of expected volumes, and `images` a folder of the maps' scans for pictures.
+    """
 
     predictions: Path
     out: Path
@@ -103,6 +112,7 @@ def report_cohort(
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
+    EvaluationError where no label map is left: all failed or were rejected.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -178,7 +188,10 @@ def _choose(
     ledger: _Ledger,
     say: Callable[[str], None],
 ) -> _Chosen:
-    """The label maps that were measured and not rejected as a whole; of the latter, say so."""
+    """The label maps that were measured and not rejected as a whole; of the latter, say so.
+
+    Structures that were rejected, or that the model does not know, have no volume.
+    """
     scheme = known.scheme
     rejected = rejections(known.ratings)
     rated = rejected_structures(known.ratings)

@@ -1,4 +1,8 @@
-"""The files of an evaluation: found, paired, and refused before hours of measuring."""
+"""The files of an evaluation: found, paired, and refused before hours of measuring.
+
+Truths are label maps in a folder, or a part of a store. Of predictions that trinat made, the
+ledger beside them says which scans they are of, which failed, and what the model can predict.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,13 @@ class EvaluationSettings:
 
     `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
     test parts of a cross-validation. `models` has the place of each model's predictions.
-    `fold` is the truth's numbering (a folding table's name or file), and `fold_pred` that of the
-    predictions: one for all, or one for each model.
+
+    `labels` is the label scheme that measures. `mapping` is a table of label numbers of the
+    dataset's own. `fold` is the truth's numbering (a folding table's name or file), and
+    `fold_pred` that of the predictions: one for all, or one for each model.
+
+    `not_predicted` names structures that the models cannot predict, and `ratings` a file of what
+    people said of the predictions; what was rejected there does not count.
     """
 
     truth: Path

@@ -77,6 +77,9 @@ def pair_files(
     A rule looks at all files, not only at those that are left: taking some away does not make
     the others unique. The looser readings of names are tried where no stricter one has found a
     pair. With `guess` they include what is left of names whose beginnings and endings differ.
+
+    Two files whose names or folders say that they are of two sessions or persons never become a
+    pair, by whatever rule.
     """
     matching = _Matching(list(truths), list(predictions))
     for how, key in _RULES:

@@ -1,4 +1,8 @@
-"""The tables and the report of an evaluation."""
+"""The tables and the report of an evaluation.
+
+pairs.csv has every file of both sides and what became of it, metrics.csv every value that was
+measured. From these follow summary.json, the tables for papers, the figures and report.html.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def evaluate_predictions(
     """Measure every pair, write the tables and the report; failures are in both.
 
     `progress(result, done, total)` is called after each pair, `say` with a line for each file
-    that was not measured.
+    that was not measured. A truth without a prediction counts as a failure in the exit status.
     """
     started = datetime.now(UTC)
     if settings.jobs is not None and settings.jobs < 1:

@@ -53,7 +53,8 @@ def measure_volumes(
 ) -> list[MapVolumes]:
     """Results in the order of files; `finished(result, done, total)` is called with each.
 
-    Without a number of `jobs` there are as many as processors.
+    `scheme` is the name or file of a label scheme. Without a number of `jobs` there are as many
+    as processors. A file that cannot be read gives a result with its failure.
     """
     tasks = [_Task(file, scheme, trust_affine) for file in files]
     return isolated(

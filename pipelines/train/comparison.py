@@ -53,7 +53,11 @@ def summarise(run: Path) -> list[JobSummary]:
 def compare(
     runs: Sequence[Path], out: Path | None
 ) -> tuple[list[str], dict[str, list[JobSummary]]]:
-    """Differences of settings to the first run, and each run's jobs; `out` gets a page of it."""
+    """Differences of settings to the first run, and each run's jobs by the run's path.
+
+    Each difference is one line, that begins with the path of its run. `out`, if it is given,
+    gets a page of both, with the curves of all jobs.
+    """
     summaries = {str(run): summarise(run) for run in runs}
     configs = [read_yaml(run / CONFIG) for run in runs]
     changed = []

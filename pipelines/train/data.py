@@ -53,7 +53,10 @@ def open_data(
     """A source of batches for these views, and the scans that validate each of them.
 
     With synthetic scans and a store, batches are mixed, and the store's scans validate.
-    `processes` is the number of those that train together.
+    `processes` is the number of those that train together: they share this machine's cores for
+    reading. Within the block slices are read ahead.
+
+    Raises ConfigError where the stage names no source, and what opening a source raises.
     """
     synthetic: SyntheticSource | None = None
     real: StoreSource | None = None
@@ -107,7 +110,10 @@ def _open_synthetic(
     scheme: LabelScheme,
     device: torch.device,
 ) -> tuple[SyntheticSource, ScansOf]:
-    """Slices of synthetic scans, and synthetic scans of heads that are held out."""
+    """Slices of synthetic scans, and synthetic scans of heads that are held out.
+
+    The label maps stay on the device; slices of the recipe's size are made when they are asked for.
+    """
     maps = _read_heads(config.heads)
     seen, unseen = _divide(maps, config.held_out, most=max(1, _most_scans(stage)))
     source = SyntheticSource(
@@ -157,7 +163,11 @@ def _open_store(
     device: torch.device,
     processes: int,
 ) -> tuple[StoreSource, ScansOf]:
-    """Slices of a store's persons for training, and scans of those for validation."""
+    """Slices of a store's persons for training, and scans of those for validation.
+
+    The number of readers is the recipe's, or that of `usual_readers` for this process's share of
+    the cores.
+    """
     readers = config.workers
     if readers is None:
         sharing = max(1, min(processes, count_gpus()))

@@ -35,7 +35,11 @@ _LONG_HOURS = 48
 
 
 def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
-    """Refuse what a stage lacks now, and not after hours of the stages before it."""
+    """Refuse what a stage lacks now, and not after hours of the stages before it.
+
+    That is the model it starts from, label maps of heads, and the subjects of its store. What is
+    raised is what opening them raises.
+    """
     for stage in stages:
         if stage.start is not None:
             find_model(stage.start)
@@ -68,7 +72,11 @@ def uses_bfloat16(stage: StageConfig, device: torch.device) -> bool:
 
 
 def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Refuse a step that this machine has no memory for: the kernel ends such runs silently."""
+    """Refuse a step that this machine has no memory for: the kernel ends such runs silently.
+
+    The DeviceError proposes a smaller batch; where none fits, other settings. Each of the
+    `processes` has a part of a batch.
+    """
     free = free_memory()
     device = torch.device("cpu")
     stages = {job.stage.name: job.stage for job in jobs}
@@ -96,7 +104,11 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
 def say_how_long(
     recipe: Recipe, jobs: Sequence[Job], processes: int, say: Callable[[str], None]
 ) -> None:
-    """Say how many hours the jobs will take on processors, and what takes less."""
+    """Say how many hours the jobs will take on processors, and what takes less.
+
+    It is the time of one slice, measured here, by the number of slices. Shorter runs than an hour
+    are not spoken of.
+    """
     seconds = 0.0
     timed: dict[tuple[int, int], float] = {}
     for job in jobs:
@@ -114,7 +126,7 @@ def say_how_long(
 
 
 def slices_of(job: Job) -> int:
-    """How many slices a job trains on."""
+    """How many slices a job trains on, by the steps or the epochs of its schedule."""
     schedule = job.stage.schedule
     if schedule.steps is not None:
         return schedule.steps * job.stage.batch * job.stage.accumulate
@@ -123,7 +135,10 @@ def slices_of(job: Job) -> int:
 
 
 def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:
-    """Seconds forward and backward through one slice, by the quickest of some smaller ones."""
+    """Seconds forward and backward through one slice of `size`, (rows, columns), on processors.
+
+    By the quickest of some smaller slices. The run's own random numbers stay as they are.
+    """
     rows = max(32, size[0] // _PART)
     columns = max(32, size[1] // _PART)
     # Random weights take numbers that the run itself wants.

@@ -21,7 +21,11 @@ from trinat.segmentation.training.workers import Workers
 
 @dataclass(frozen=True)
 class Job:
-    """One training: a stage for one view, or for several together."""
+    """One training: a stage for one view, or for several together.
+
+    Jobs of a run are trained one after the other. Each ends with a state of its own, from which
+    the next stage of the same view starts.
+    """
 
     stage: StageConfig
     views: tuple[View, ...]
@@ -45,7 +49,11 @@ class Watcher:
 
 @dataclass(frozen=True, eq=False)
 class JobRun:
-    """One job at work in its folder; `out` is the folder of the run."""
+    """One job at work in its folder, by this process.
+
+    `out` is the folder of the run. `workers` are the processes that share the job's batches; the
+    one that leads writes all files.
+    """
 
     recipe: Recipe
     job: Job
@@ -70,7 +78,10 @@ class JobRun:
         return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:
-        """What must be the same for a job to be resumed; `data` is the data's fingerprint."""
+        """What must be the same for a job to be resumed; `data` is the data's fingerprint.
+
+        It is kept in each state.
+        """
         return {
             "stage": self.job.stage.model_dump(mode="json"),
             "network": self.recipe.network.model_dump(mode="json"),

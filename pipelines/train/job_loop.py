@@ -1,4 +1,7 @@
-"""One training job from its start to its end: steps, and between them states, scores, reports."""
+"""One training job from its start to its end: steps, and between them states, scores, reports.
+
+A job can be killed at any moment: what is due next is in the state that was saved before it.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,9 @@ def _share_state(workers: Workers, trainer: Trainer) -> None:
 class _JobLoop:
     """The loop of a job.
 
-    `saved_at` is the step of the newest state. Without a limit of time there is no clock.
+    `saved_at` is the step of the newest state. Without a limit of time there is no clock. All
+    processes of a job go through the loop in the same way; what one alone knows, as that a signal
+    came, is shared before it changes the way.
     """
 
     def __init__(

@@ -1,4 +1,10 @@
-"""Several processes train as one, started from here, or by torchrun on any number of machines."""
+"""Several processes train as one, started from here, or by torchrun on any number of machines.
+
+From here they are started by torchrun's agent, which runs in this process. All train the same
+run; the one of rank 0 leads, writes and reports. After a death all start again from the last
+state, some times over. An error that would come again ends them all: the process that has it
+writes it down, and the agent raises it with its traceback.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +75,9 @@ def launch(
     Several devices, as "cuda:0,cuda:1", train a view each at once.
     `watching` is opened in the process that leads; for several processes it must be picklable.
     A process that torchrun has started trains together with the others.
+
+    `view` is one of the recipe's, or "all". ConfigError for a view that does not exist, and for
+    numbers of processes and devices that do not fit each other.
     """
     training = partial(
         train,
@@ -116,7 +125,10 @@ def _take_part(
     restarts: int,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Train as one of several processes; an error that a restart would repeat is written down."""
+    """Train as one of several processes; an error that a restart would repeat is written down.
+
+    The death of another process is none of these: torchrun, or the agent here, starts all again.
+    """
     verdict = _verdict_file()
     if restarts and verdict is not None and verdict.is_file():
         # The process with the error has printed it. torchrun restarts after any error.
@@ -247,7 +259,11 @@ def _own_device(device: str, local_rank: int, local_count: int) -> str:
 
 
 def _lead(training: Training, watching: Watching, processes: int) -> Path:
-    """Run torchrun's agent in this process; after a death start all processes again."""
+    """Run torchrun's agent in this process; after a death start all processes again.
+
+    Raises the error that a process has written down, or TrainingError after too many deaths.
+    Signals to this process stop all, once they have saved.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 

@@ -185,7 +185,7 @@ def read_curves(job: Path) -> dict[str, Curve]:
     """The curves of one job over its steps, from the tables in its folder.
 
     They are "loss", "rate", and for each view that was validated "<view> dice" and "<view> iou",
-    means over structures.
+    means over structures. A curve may be empty: of a job whose steps all had no loss.
     """
     curves: dict[str, Curve] = {}
     metrics = read_rows(job / METRICS)

@@ -35,7 +35,11 @@ _MOST_STEP_LABELS = 6
 
 
 def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
-    """progress.png and run.html of one job, as it stands."""
+    """progress.png and run.html of one job, as it stands.
+
+    The page has the curves, and once there is a validation also each structure's scores through
+    time, the last scores as a table, and the pictures of examples.
+    """
     picture = draw_curves([("", read_curves(job))])
     write_whole(job / "progress.png", picture)
     pictures = [("curves of training", picture)]
@@ -77,7 +81,10 @@ def _read_examples(job: Path) -> list[tuple[str, bytes]]:
 def write_examples(
     job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
 ) -> None:
-    """Validation slices, the same at each step: image, truth and prediction."""
+    """Validation slices, the same at each step: image, truth and prediction, as one PNG.
+
+    It is examples/<view>-<step>.png in the job's folder.
+    """
     from matplotlib.image import imsave
 
     colors = label_colors(scheme)

@@ -1,4 +1,8 @@
-"""What the finished jobs of a run have left: weights to start from, and the model made of them."""
+"""What the finished jobs of a run have left: weights to start from, and the model made of them.
+
+A finished job has done.json and its states. The weights that count are those of the state that
+validated best, or of the last one where nothing was validated.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +64,11 @@ def trained(
     out: Path,
     say: Callable[[str], None],
 ) -> tuple[Network, View]:
-    """A view's network after the last of some stages that trained it: the best state, or the last.
+    """A view's network after the last of some stages that trained it, and the view it is of.
 
-    A view that none has trained gets another view's network; returns that view.
+    Its weights are the moving average where the stage has one. A view that none has trained gets
+    another view's network. TrainingError where no view is trained; `say` gets a line for each
+    state that is damaged.
     """
     stage, folder, view = _last_finished(recipe, stages, view, out)
     views = [View(name) for name in folder.name.split("-")]
@@ -84,7 +90,11 @@ def first_weights(
     out: Path,
     say: Callable[[str], None],
 ) -> tuple[Network, LabelScheme] | None:
-    """The network that a stage starts a view from, and its classes; None for random weights."""
+    """The network that a stage starts a view from, and its classes; None for random weights.
+
+    That is the stage's own `start`, a model, or what the stages before left of this view, else
+    of another. `say` gets a line where a later stage starts from random weights after all.
+    """
     if stage.start is not None:
         model = load_model(stage.start)
         other = view
@@ -138,7 +148,11 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
 def save_run(
     recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Write the model folder of all views that are finished so far; returns their names."""
+    """Write the model folder of all views that are finished so far; returns their names.
+
+    A view is finished once the last of its stages is. The model takes along a label scheme of the
+    user's own, what its training data were, and which structures they never showed.
+    """
     scheme = load_scheme(recipe.scheme)
     networks = {}
     for view in recipe.views:
@@ -231,7 +245,10 @@ def read_data(out: Path) -> dict[str, Any]:
 
 
 def pseudo_labels(recipe: Recipe, out: Path) -> str:
-    """Which models made labels that the weights saw, in this run or before it."""
+    """Which models made labels that the weights saw, in this run or before it.
+
+    In words, for the model's description; empty where people made all of them.
+    """
     made = {found["pseudo_labels"] for found in read_data(out).values()}
     for stage in recipe.stages:
         if stage.start is not None:

@@ -1,4 +1,9 @@
-"""A training run: a recipe becomes networks, job by job."""
+"""A training run: a recipe becomes networks, job by job.
+
+A run has a folder: its recipe (config.yaml), what it took from stores (data.json), a folder for
+each job (<stage>/<view>), and at the end the model. The same command with `resume` goes on where
+a run was stopped, at the step, with the same numbers as if it had not been.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +139,10 @@ def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """All trainings of a run, in order: stage by stage, and view by view unless together."""
+    """All trainings of a run, in order: stage by stage, and view by view unless together.
+
+    A stage without any of the views has no job.
+    """
     jobs = []
     for stage in recipe.stages:
         own_views = tuple(view for view in views if view in (stage.views or views))
@@ -160,9 +168,15 @@ def train(
 ) -> Path:
     """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
 
+    `views` are trained of those that the recipe has; all of them without it. A folder that holds
+    a run is refused without `resume`, and with it where recipe or data differ.
+
     With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
     Several processes share each batch, and only the leader writes; or, `apart`, each has views of
     its own.
+
+    The run is saved and ends with InterruptedRunError at a signal, once `should_stop` says so, or
+    when its time is over and a job is left.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
@@ -266,7 +280,10 @@ def _train_stages(
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; DeviceError where this machine has none."""
+    """The device of that name; DeviceError where this machine has none.
+
+    "auto" is the fastest one that there is.
+    """
     if name.startswith("cuda") and not count_gpus():
         raise DeviceError(
             "there is no CUDA device", where=name, remedy="use --device cpu"

@@ -1,4 +1,8 @@
-"""A job's weights scored on the scans that validate it; the best are kept, and patience may end."""
+"""A job's weights scored on the scans that validate it; the best are kept, and patience may end.
+
+Scores are mean Dice and IoU over structures, of whole scans, a view at a time. They decide which
+state becomes the model; with `patience` they also end a stage that no longer gains.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,10 @@ class TrainScores:
 
     @property
     def are_due(self) -> bool:
-        """Whether the recipe has the weights scored at the end of this epoch, or of the job."""
+        """Whether the recipe has the weights scored at the end of this epoch, or of the job.
+
+        Every n-th epoch, as it says, and always at the end; never where it does not validate.
+        """
         if self.config is None:
             return False
         trainer = self.trainer
@@ -126,7 +133,10 @@ class TrainScores:
             self.metrics.add_scores(scores, step)
 
     def _score(self, view: View) -> Scores:
-        """Scores of one view; InterruptedRunError where the run is to stop."""
+        """Scores of one view, by the averaged weights where there are such.
+
+        InterruptedRunError where the run is to stop.
+        """
         network = self.trainer.best_weights.extract(view).to(self.trainer.device)
 
         def check_for_stop(*_: object) -> None:

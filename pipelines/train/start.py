@@ -16,7 +16,9 @@ from trinat.segmentation.training.network import ViewsNet, copy_matching
 
 
 def first_network(run: JobRun) -> ViewsNet:
-    """A network with its first weights: of the stage before, of a model, or random.
+    """A network for the job's views with its first weights.
+
+    They are those of the stage before, of a model, or random by the recipe's seed.
 
     Only the leader's has them; the others get the leader's state before their first step.
     """
