@@ -57,7 +57,7 @@ class RemoteFile(_Strict):
 
 
 class Archive(_Strict):
-    """One archive, or a numbered series of them: `{disc}` stands for 1..discs.
+    """One archive, or a numbered series of them: `{disc}` is replaced by 1 to discs.
 
     Sizes and checksums are by the number of the disc, where they are published.
     """

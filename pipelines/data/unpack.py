@@ -25,7 +25,7 @@ from trinat.segmentation.errors import DatasetError, IntegrityError, TrinatError
 from trinat.segmentation.io.files import open_regular
 from trinat.segmentation.io.volume import Volume
 
-# Between the contents of two files may stand long names and attributes. tarfile holds them in
+# Between the contents of two files there may be long names and attributes. tarfile holds them in
 # memory, and a record that states a wrong length many times over: up to the square of their size.
 _MOST_HEADER_BYTES = 32 << 10
 _MOST_PADDING_BYTES = 16 << 20

@@ -162,10 +162,11 @@ def read_pair(task: Task) -> AlignedPair:
         mappings.prediction,
         mappings.prediction_fold,
     )
-    drawn = drawn_slices(true, truth.spacing_mm)
-    if drawn is not None:
-        notes.append(drawn.note)
-        predicted = drawn.blank_between(predicted)
+    slices = drawn_slices(true, truth.spacing_mm)
+    if slices is not None:
+        # The truth has labels on some slices only: between them nothing is known.
+        notes.append(slices.note)
+        predicted = slices.blank_between(predicted)
     return AlignedPair(truth, true, predicted, facts, "; ".join(notes))
 
 

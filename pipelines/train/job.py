@@ -93,7 +93,7 @@ class JobRun:
         }
 
     def write_page(self) -> None:
-        """run.html and progress.png of the job, as it stands."""
+        """run.html and progress.png of the job, as it is now."""
         title = self.job.name
         labels_of_models = pseudo_labels(self.recipe, self.out)
         if labels_of_models:

@@ -35,7 +35,7 @@ _MOST_STEP_LABELS = 6
 
 
 def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
-    """progress.png and run.html of one job, as it stands.
+    """progress.png and run.html of one job, as it is now.
 
     The page has the curves, and once there is a validation also each structure's scores through
     time, the last scores as a table, and the pictures of examples.
