@@ -50,7 +50,7 @@ def run_demo(
     say: Callable[[str], None] = lambda _: None,
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
-    from trinat.pipelines.evaluate.run import Settings, evaluate
+    from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.run import predict
@@ -77,8 +77,8 @@ def run_demo(
         return outcome.exit
     say("comparing with the truth")
     models, command = {model: labels}, "trinat demo"
-    return evaluate(
-        Settings(truth, models, report, images=scans, jobs=1, command=command)
+    return evaluate_predictions(
+        EvaluationSettings(truth, models, report, images=scans, jobs=1, command=command)
     )
 
 

@@ -111,7 +111,7 @@ def show(
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from trinat.pipelines.data.report import show_augmented, show_subject
+    from trinat.pipelines.data.show import show_augmented, show_subject
 
     path = Path(f"{subject}.png") if out is None else out
     if augment:
@@ -207,7 +207,7 @@ def prepare(
     """
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.data.prepare import read_config, run
+    from trinat.pipelines.data.prepare import prepare_store, read_config
 
     prepare_process()
     given = {
@@ -228,7 +228,7 @@ def prepare(
     say = say_nothing if quiet else typer.echo
     with batch_progress(quiet) as finished:
         settings = read_config(config, given)
-        summary = run(settings, out, jobs=jobs, say=say, finished=finished)
+        summary = prepare_store(settings, out, jobs=jobs, say=say, finished=finished)
     for row in summary.rows:
         has_failed = row.status == "failed"
         if has_failed or (row.reason and not quiet):

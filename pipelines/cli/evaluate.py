@@ -102,13 +102,17 @@ def evaluate(
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+    from trinat.pipelines.evaluate.run import (
+        EvaluationSettings,
+        evaluate_predictions,
+        named_models,
+    )
 
     _check_truth(truth, store, fold, folds=folds)
     part_of_store = None
     if store is not None and not folds:
         part_of_store = part
-    settings = Settings(
+    settings = EvaluationSettings(
         truth=truth if store is None else store,
         part=part_of_store,
         folds=folds,
@@ -131,7 +135,7 @@ def evaluate(
         command=_command(),
     )
     with batch_progress(quiet) as progress:
-        status = evaluate(
+        status = evaluate_predictions(
             settings, progress=progress, say=partial(typer.echo, err=True)
         )
     if not quiet:
@@ -192,9 +196,9 @@ def report(
     Example: trinat report out/ --participants participants.tsv
     """
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.evaluate.cohort import Settings, report
+    from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
 
-    settings = Settings(
+    settings = CohortSettings(
         predictions=predictions,
         out=predictions / "report" if out is None else out,
         labels=labels,
@@ -207,7 +211,9 @@ def report(
         command=_command(),
     )
     with batch_progress(quiet) as progress:
-        status = report(settings, progress=progress, say=partial(typer.echo, err=True))
+        status = report_cohort(
+            settings, progress=progress, say=partial(typer.echo, err=True)
+        )
     if not quiet:
         typer.echo(settings.out / "report.html")
     return status

@@ -157,7 +157,7 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from trinat.pipelines.train.log import HEAD, compare
+    from trinat.pipelines.train.comparison import HEAD, compare
 
     changed, summaries = compare(runs, out)
     table = Table("Run", *HEAD)

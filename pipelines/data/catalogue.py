@@ -27,11 +27,16 @@ _PLAUSIBLE_BYTES = (1, 10**11)
 
 
 class _Strict(BaseModel):
+    """A value that does not change, without unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RemoteFile(_Strict):
-    """One file to fetch: mirrors in order of preference, and how a good copy is known."""
+    """One file to fetch: mirrors in order of preference, and how a good copy is known.
+
+    By its MD5 and size, where these are published; else its size must be plausible.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     urls: tuple[str, ...] = Field(min_length=1)
@@ -40,15 +45,22 @@ class RemoteFile(_Strict):
     plausible_bytes: tuple[int, int] = _PLAUSIBLE_BYTES
 
     def problem_of(self, size: int) -> str:
-        """What is wrong with so many bytes; empty if nothing is."""
-        low, high = self.plausible_bytes
+        """What is wrong with a file of `size` bytes; empty if nothing is."""
         if self.size is not None:
-            return "" if size == self.size else f"the file has {self.size}"
-        return "" if low <= size <= high else f"and {low} to {high} are plausible"
+            if size != self.size:
+                return f"the file has {self.size}"
+            return ""
+        low, high = self.plausible_bytes
+        if not low <= size <= high:
+            return f"and {low} to {high} are plausible"
+        return ""
 
 
 class Archive(_Strict):
-    """One archive, or a numbered series of them: `{disc}` stands for 1..discs."""
+    """One archive, or a numbered series of them: `{disc}` is replaced by 1 to discs.
+
+    Sizes and checksums are by the number of the disc, where they are published.
+    """
 
     part: str
     name: str
@@ -60,9 +72,11 @@ class Archive(_Strict):
     limits: ArchiveLimits
 
     def disc(self, number: int) -> RemoteFile:
+        """The file of one disc, counted from 1."""
+        urls = tuple(url.format(disc=number) for url in self.urls)
         return RemoteFile(
             name=self.name.format(disc=number),
-            urls=tuple(url.format(disc=number) for url in self.urls),
+            urls=urls,
             size=self.size.get(number),
             md5=self.md5.get(number),
             plausible_bytes=self.plausible_bytes,
@@ -70,6 +84,11 @@ class Archive(_Strict):
 
 
 class Dataset(_Strict):
+    """A public dataset: what it holds, on what terms, and its archives.
+
+    `get` says how to come by one that has no archives for download.
+    """
+
     title: str
     holds: str
     size: str
@@ -77,43 +96,51 @@ class Dataset(_Strict):
     terms: str
     citation: str
     archives: tuple[Archive, ...] = ()
-    get: str = ""  # how to come by what has no archives
+    get: str = ""
 
     def files(self, *, part: str, discs: tuple[int, ...]) -> list[RemoteFile]:
-        """The files of one part; without disc numbers, all of them."""
+        """The files of one part; without disc numbers, all of them.
+
+        Raises ConfigError where there is no such part or disc, or no download at all.
+        """
         if not self.archives:
             raise ConfigError(
                 f"{self.title}: there is no public download", remedy=self.get
             )
-        found = next(
-            (archive for archive in self.archives if archive.part == part), None
-        )
-        if found is None:
-            parts = ", ".join(archive.part for archive in self.archives)
-            raise ConfigError(
-                f"{self.title} has no part {part!r}", remedy=f"name one of {parts}"
-            )
+        found = self._archive(part)
         wrong = [number for number in discs if not 1 <= number <= found.discs]
         if wrong:
             what = f"{self.title} ({part}) has no disc {wrong[0]}"
             raise ConfigError(what, remedy=f"its discs are 1 to {found.discs}")
-        return [found.disc(number) for number in discs or range(1, found.discs + 1)]
+        numbers = discs or range(1, found.discs + 1)
+        return [found.disc(number) for number in numbers]
+
+    def _archive(self, part: str) -> Archive:
+        """The archive of one part."""
+        for archive in self.archives:
+            if archive.part == part:
+                return archive
+        parts = ", ".join(archive.part for archive in self.archives)
+        raise ConfigError(
+            f"{self.title} has no part {part!r}", remedy=f"name one of {parts}"
+        )
 
 
 @cache
 def load_catalogue() -> dict[str, Dataset]:
-    text = (resources.files("trinat.configs") / "datasets.yaml").read_text("utf-8")
-    return {
-        name: Dataset.model_validate(entry)
-        for name, entry in yaml.safe_load(text).items()
-    }
+    """The datasets of configs/datasets.yaml, by their names."""
+    path = resources.files("trinat.configs") / "datasets.yaml"
+    entries = yaml.safe_load(path.read_text("utf-8"))
+    return {name: Dataset.model_validate(entry) for name, entry in entries.items()}
 
 
 def archives_of(dataset: str) -> dict[str, ArchiveLimits]:
     """Archive file name -> what it may hold at most, for one dataset ({} for a private one)."""
     entry = load_catalogue().get(dataset)
-    return {
-        archive.disc(number).name: archive.limits
-        for archive in (entry.archives if entry else ())
-        for number in range(1, archive.discs + 1)
-    }
+    if entry is None:
+        return {}
+    limits = {}
+    for archive in entry.archives:
+        for number in range(1, archive.discs + 1):
+            limits[archive.disc(number).name] = archive.limits
+    return limits

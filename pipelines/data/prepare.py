@@ -1,11 +1,16 @@
-"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped."""
+"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped.
+
+A store has a file a subject, with its image and labels on the working grid, in slices of each
+view. store.json says what they are of, participants.tsv who the subjects are, and ledger.tsv what
+became of each. The same command makes what is new or has changed, and leaves the rest as it is.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,26 +19,21 @@ from typing import Annotated, Any, Literal
 from natsort import natsorted
 from pydantic import BaseModel, ConfigDict, Field
 
-from trinat.pipelines.common.cases import Case, Found
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.common.process import isolated
-from trinat.pipelines.data.unpack import unpack_archives
-from trinat.pipelines.predict.ledger import ledgers_in, read_entries
-from trinat.pipelines.predict.outputs import CaseNames
-from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.run import predict
-from trinat.pipelines.predict.settings import OutputSettings
-from trinat.segmentation.data.preparing import (
-    Cut,
-    digest_of,
-    fingerprint,
-    prepare_subject,
+from trinat.pipelines.data.labelling import label_with_model
+from trinat.pipelines.data.subject_job import (
+    Outcome,
+    SubjectJob,
+    killed,
+    make_subject,
 )
-from trinat.segmentation.data.slices import SubjectFile, scheme_table
+from trinat.pipelines.data.unpack import unpack_archives
+from trinat.segmentation.data.preparing import Cut
+from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
-    Exclusion,
     Listing,
     SourceOptions,
     Subject,
@@ -42,9 +42,7 @@ from trinat.segmentation.data.sources.base import (
 )
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.data.store import (
-    FileStamp,
     LedgerRow,
-    Original,
     Pseudo,
     Store,
     StoredSubject,
@@ -53,31 +51,18 @@ from trinat.segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from trinat.segmentation.errors import (
-    ConfigError,
-    DatasetError,
-    FormatError,
-    InterruptedRunError,
-    TrinatError,
-    is_disk_full,
-    reason_of,
-)
-from trinat.segmentation.io.files import read_bytes, sha256_of
+from trinat.segmentation.errors import ConfigError, DatasetError, TrinatError
+from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.orientation import TrustAffine
-from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.models.checkpoint import Model, load_model
-from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 Say = Callable[[str], None]
-Finished = Callable[
-    ["Outcome", int, int], None
-]  # what became of it, how many are, of how many
-
+# Called with what became of a subject, how many are made, and of how many.
+Finished = Callable[[Outcome, int, int], None]
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
@@ -91,44 +76,31 @@ class PrepareConfig(BaseModel):
     root: Path
     labels: str = "quicknat33"  # the label scheme: a name or a TSV file
     views: tuple[View, ...] | None = None  # default: all that the scheme can have
-    grid: tuple[Side, Side, Side] = (
-        256,
-        256,
-        256,
-    )  # of the working grid, in voxels of 1 mm
+    # of the working grid, in voxels of 1 mm
+    grid: tuple[Side, Side, Side] = (256, 256, 256)
     image: str | None = None  # which of a dataset's images
     label_maps: str | None = None  # which of a dataset's label maps
     subjects_dir: Path | None = None
     label_with: str | None = None  # a model that makes the labels
     participants: Path | None = None  # a table of age, sex and family by person
-    extra: dict[int, int] = Field(
-        default_factory=dict
-    )  # label number -> FreeSurfer number
+    # label number -> FreeSurfer number
+    extra: dict[int, int] = Field(default_factory=dict)
     ignore: tuple[int, ...] = ()  # label numbers that are background
-    fold: str | None = (
-        None  # the label maps' numbering: a folding table's name or TSV file
-    )
+    # the label maps' numbering: a folding table's name or TSV file
+    fold: str | None = None
     trust_affine: TrustAffine | None = None  # what to believe where headers do not say
     fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
-    require_checksum: bool = (
-        False  # of every scan and label map; see segmentation/io/streams.py
-    )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    subject: str
-    status: Literal["done", "failed"]
-    reason: str = ""
-    stored: StoredSubject | None = None  # of what is done
-
-    @property
-    def failure(self) -> str:
-        return self.reason if self.status == "failed" else ""
+    # of every scan and label map; see segmentation/io/streams.py
+    require_checksum: bool = False
 
 
 @dataclass(frozen=True)
 class Summary:
+    """How many subjects were made, current, failed and skipped, and the rows of the ledger.
+
+    The four add up to the number of rows.
+    """
+
     made: int
     current: int
     failed: int
@@ -137,81 +109,24 @@ class Summary:
 
     @property
     def exit(self) -> Exit:
+        """The exit status of the command."""
         return batch_exit(done=self.made + self.current, failed=self.failed)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """All that a worker process needs for one subject."""
+def read_config(path: Path | None, overrides: Mapping[str, Any]) -> PrepareConfig:
+    """The settings of a YAML file, with those of the command line in front.
 
-    subject: Subject
-    path: Path
-    cut: Cut
-    require_checksum: bool
-    pseudo: Pseudo | None
-    known: StoredSubject | None  # what the store said before
-
-    def bring_up_to_date(self) -> StoredSubject:
-        """Make the subject's file unless it is current; what the store is to say of it."""
-        subject = self.subject
-        image, labels = digest_of(subject.image), digest_of(subject.labels)
-        wanted = fingerprint(subject, self.cut, image, labels)
-        stamp = self._current(wanted)
-        if stamp is None:
-            prepare_subject(subject, self.path, self.cut, wanted)
-            stamp = FileStamp.of(self.path)
-        return StoredSubject(
-            fingerprint=wanted,
-            file=stamp,
-            has_image=subject.image is not None,
-            has_labels=subject.labels is not None,
-            image=_original(subject.image, image, subject.image_axes),
-            labels=_original(subject.labels, labels, subject.labels_axes),
-            extra=subject.extra,
-            ignore=subject.ignore,
-            pseudo=self.pseudo,
-            licence=subject.licence,
-        )
-
-    def _current(self, wanted: str) -> FileStamp | None:
-        """The file's, if it is of these inputs and settings, and still as it was written."""
-        if not self.path.exists():
-            return None
-        file = SubjectFile(self.path)
-        try:
-            stored = file.fingerprint
-        except (TrinatError, OSError, KeyError):
-            return None  # of an older format, or damaged
-        finally:
-            file.close()
-        if stored != wanted:
-            return None
-        if self.known is None or self.known.fingerprint != wanted:
-            return FileStamp.of(
-                self.path
-            )  # made by a run that was stopped before its end
-        return self.known.file.renewed(self.path)
-
-
-def _original(
-    path: Path | None, digest: str | None, axes: str | None
-) -> Original | None:
-    """A file's place, for whoever has another current folder; links are not followed."""
-    if path is None or digest is None:
-        return None
-    return Original(path=path.absolute(), sha256=digest, axes=axes)
-
-
-def read_config(path: Path | None, overrides: dict[str, Any]) -> PrepareConfig:
-    """The settings of a YAML file, with those of the command line in front."""
-    values = {} if path is None else read_yaml(path)
+    An override of None is none.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        values = read_yaml(path)
     given = {key: value for key, value in overrides.items() if value is not None}
-    return check(
-        PrepareConfig, {**values, **given}, path or "command line", typed=given
-    )
+    values.update(given)
+    return check(PrepareConfig, values, path or "command line", typed=given)
 
 
-def run(
+def prepare_store(
     config: PrepareConfig,
     out: Path,
     *,
@@ -219,7 +134,12 @@ def run(
     say: Say = lambda line: None,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
-    """Bring the store at `out` up to date with its source; what is current stays as it is."""
+    """Bring the store at `out` up to date with its source; what is current stays as it is.
+
+    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome,
+    how many there are so far, and of how many. DatasetError where no subject can be used, and
+    what opening the source raises; whatever is wrong with a single subject is in its row.
+    """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
@@ -229,39 +149,23 @@ def run(
         listing = _listing(config)
         pseudo = None
         if config.label_with is not None:
-            listing, pseudo = _label(
+            listing, pseudo = label_with_model(
                 listing, config.label_with, out / "labels", cut, say
             )
         elif listing.advice:
             say(listing.advice)
-        table = out / f"{scheme.name}.tsv"
-        if Path(config.labels).resolve() != table.resolve():
-            table.unlink(missing_ok=True)
-            if config.labels != scheme.name:  # one's own
-                shutil.copyfile(config.labels, table)
-        known: dict[str, StoredSubject] = {}
-        with suppress(DatasetError):  # there is none yet, or none of this version
-            known = Store(out).info.subjects
-        todo = [
-            _Job(
-                s,
-                subject_path(out, s.id),
-                cut,
-                config.require_checksum,
-                pseudo,
-                known.get(s.id),
-            )
-            for s in listing.subjects
-        ]
-        before = [_stamp(job.path) for job in todo]
-        made = isolated(_prepare, todo, jobs, killed=_killed, finished=finished)
+        _keep_scheme(config.labels, scheme, out)
+        todo = _plan(listing, out, cut, pseudo, config.require_checksum)
+        stamps_before = [_stamp(job.path) for job in todo]
+        made = isolated(make_subject, todo, jobs, killed=killed, finished=finished)
         outcomes = {outcome.subject: outcome for outcome in made}
         # By the files, not by what workers say: one that dies takes along what its neighbour has
         # just made, and whoever tries that subject again finds it current.
-        current = sum(
-            outcomes[job.subject.id].status == "done" and _stamp(job.path) == stamp
-            for job, stamp in zip(todo, before, strict=True)
-        )
+        current = 0
+        for job, stamp in zip(todo, stamps_before, strict=True):
+            is_done = outcomes[job.subject.id].status == "done"
+            if is_done and _stamp(job.path) == stamp:
+                current += 1
         return _conclude(config.source, out, listing, outcomes, cut, current)
 
 
@@ -274,6 +178,41 @@ def _is_store(out: Path) -> bool:
         return False
 
 
+def _keep_scheme(labels: str, scheme: LabelScheme, out: Path) -> None:
+    """Copy a label scheme of the user's own into the store; an older copy goes."""
+    table = out / f"{scheme.name}.tsv"
+    if Path(labels).resolve() == table.resolve():
+        return
+    table.unlink(missing_ok=True)
+    is_users_own = labels != scheme.name
+    if is_users_own:
+        shutil.copyfile(labels, table)
+
+
+def _plan(
+    listing: Listing,
+    out: Path,
+    cut: Cut,
+    pseudo: Pseudo | None,
+    require_checksum: bool,
+) -> list[SubjectJob]:
+    """A job for each subject, with what the store said of it before."""
+    known: Mapping[str, StoredSubject] = {}
+    with suppress(DatasetError):  # there is no store yet, or none of this version
+        known = Store(out).info.subjects
+    return [
+        SubjectJob(
+            subject=subject,
+            path=subject_path(out, subject.id),
+            cut=cut,
+            require_checksum=require_checksum,
+            pseudo=pseudo,
+            known=known.get(subject.id),
+        )
+        for subject in listing.subjects
+    ]
+
+
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Identifies one state of a file, which is always replaced, never changed."""
     if path.exists():
@@ -283,18 +222,22 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
+    """The views to cut, in trinat's order: those asked for, else all that the scheme can have."""
     if config.views is None:
-        return tuple(
-            v
-            for v in View
-            if v is not View.SAGITTAL or not scheme.has_unpartnered_sides
-        )
+        views = list(View)
+        if scheme.has_unpartnered_sides:
+            views.remove(View.SAGITTAL)
+        return tuple(views)
     if View.SAGITTAL in config.views:
         _ = scheme.merged  # refuses where sides cannot be merged
     return tuple(view for view in View if view in config.views)
 
 
 def _listing(config: PrepareConfig) -> Listing:
+    """The source's subjects and exclusions, with what a table of participants says of persons."""
+    fold = None
+    if config.fold is not None:
+        fold = load_folding(config.fold)
     options = SourceOptions(
         scheme=config.labels,
         image=config.image,
@@ -302,154 +245,99 @@ def _listing(config: PrepareConfig) -> Listing:
         subjects_dir=config.subjects_dir,
         extra=config.extra,
         ignore=config.ignore,
-        fold=None if config.fold is None else load_folding(config.fold),
+        fold=fold,
     )
     keep = config.label_with is not None
     listing = list_subjects(config.source, config.root, options, keep_unlabelled=keep)
     if config.participants is None:
         return listing
-    if not config.participants.is_file():
-        raise ConfigError("no such table", where=config.participants)
-    people = read_participants(config.participants)
+    return replace(listing, subjects=_with_facts(listing.subjects, config.participants))
+
+
+def _with_facts(subjects: Sequence[Subject], table: Path) -> tuple[Subject, ...]:
+    """Subjects with age, sex and family of a table, where it has them."""
+    if not table.is_file():
+        raise ConfigError("no such table", where=table)
+    people = read_participants(table)
     known = []
-    for subject in listing.subjects:
+    for subject in subjects:
         facts = people.get(subject.person) or facts_of(people, subject.id)
-        family, sex = facts.family or subject.family, facts.sex or subject.sex
-        age = subject.age if facts.age is None else facts.age
+        age = facts.age
+        if age is None:
+            age = subject.age
+        family = facts.family or subject.family
+        sex = facts.sex or subject.sex
         known.append(replace(subject, family=family, age=age, sex=sex))
-    return replace(listing, subjects=tuple(known))
-
-
-def _label(
-    listing: Listing, name: str, out: Path, cut: Cut, say: Callable[[str], None]
-) -> tuple[Listing, Pseudo]:
-    """The same scans with label maps of the model `name`, written to `out` as by trinat predict."""
-    model = load_model(name)
-    digest, unknown = sha256_of(model.folder / MODEL_FILE), _unknown(cut.scheme, model)
-    pseudo = Pseudo(model=model.name, sha256=digest, not_predicted=unknown)
-    output = OutputSettings(
-        picture=False, trust_affine=cut.trust_affine, fill_nonfinite=cut.fill_nonfinite
-    )
-    cases = [
-        Case(s.id, s.image, s.id, axes=s.image_axes)
-        for s in listing.subjects
-        if s.image
-    ]
-    plan = PredictRequest(
-        inputs=(), found=Found(tuple(cases)), out=out, model=name, output=output
-    )
-    outcome = predict(
-        plan, on_entry=lambda entry: say(f"{entry.case}: {entry.reason or pseudo}")
-    )
-    if outcome.interrupted:
-        remedy = "the same command goes on"
-        raise InterruptedRunError(
-            "stopped while labels were made", where=out, remedy=remedy
-        )
-    entries, scans = (
-        read_entries(ledgers_in(out)),
-        {case.id: case.path for case in cases},
-    )
-
-    def labelled(subject: Subject) -> Subject | Exclusion:
-        entry = entries.get(subject.id)
-        if entry is None or entry.status == "failed":
-            reason = entry.reason if entry else "no image"
-            return Exclusion(subject.id, reason, broken=True)
-        return replace(
-            subject,
-            labels=CaseNames(out, subject.id, {}, bids=False).labels(
-                output, scans[subject.id]
-            ),
-            labels_axes=None,
-            extra={},
-            ignore=(),
-            fold=None,
-            note="; ".join(filter(None, (subject.note, str(pseudo)))),
-        )
-
-    return Listing.of([*map(labelled, listing.subjects), *listing.exclusions]), pseudo
-
-
-def _unknown(scheme: LabelScheme, model: Model) -> tuple[str, ...]:
-    """Classes of a scheme that the model's labels never hold: no structure in them is predicted."""
-    absent = model.info.not_predicted
-    known = [label.numbers for label in model.scheme.labels if label.name not in absent]
-    predicted = set().union(*known)
-    return tuple(
-        unknown.name
-        for unknown in scheme.labels
-        if unknown.rim_of is None and not predicted & set(unknown.numbers)
-    )
-
-
-def _killed(job: _Job) -> Outcome:
-    job.path.unlink(missing_ok=True)
-    reason = "its process was killed (out of memory?): try again with fewer --jobs"
-    return Outcome(job.subject.id, "failed", reason)
-
-
-def _prepare(job: _Job) -> Outcome:
-    """Prepare one subject unless it is current; whatever is wrong with it stays its own matter."""
-    name = job.subject.id
-    try:
-        files = [path for path in (job.subject.image, job.subject.labels) if path]
-        if job.require_checksum and (
-            bad := next((p for p in files if not has_checksum(p)), None)
-        ):
-            raise FormatError(NO_CHECKSUM, where=bad)
-        return Outcome(name, "done", stored=job.bring_up_to_date())
-    except Exception as error:
-        if is_disk_full(error):
-            raise  # No other subject has room either, and what is there stays.
-        # An older state of a subject that cannot be made any more would pass for the new one.
-        job.path.unlink(missing_ok=True)
-        return Outcome(name, "failed", reason_of(error))
+    return tuple(known)
 
 
 def _conclude(
     source: str,
     out: Path,
     listing: Listing,
-    outcomes: dict[str, Outcome],
+    outcomes: Mapping[str, Outcome],
     cut: Cut,
     current: int,
 ) -> Summary:
-    """Write what the subjects have in common; store.json, which opens the store, comes last."""
-    done = [s for s in listing.subjects if outcomes[s.id].status == "done"]
-    rows = [
-        LedgerRow(
-            subject=s.id,
-            status=outcomes[s.id].status,
-            reason=outcomes[s.id].reason
-            or ("" if s.labels else "no labels: for prediction only"),
-        )
-        for s in listing.subjects
-    ]
-    rows += [
-        LedgerRow(
-            subject=e.name, status="failed" if e.broken else "skipped", reason=e.reason
-        )
-        for e in listing.exclusions
-    ]
-    rows = natsorted(rows, key=lambda row: row.subject)
+    """Write what the subjects have in common; store.json, which opens the store, comes last.
+
+    `current` is how many of the subjects were there before.
+    """
+    rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)
     if not listing.subjects:
         raise DatasetError("no subject can be used", where=out / "ledger.tsv")
-    stored = {s.id: made for s in done if (made := outcomes[s.id].stored)}
+    done = []
+    stored = {}
+    for subject in listing.subjects:
+        outcome = outcomes[subject.id]
+        if outcome.status != "done":
+            continue
+        done.append(subject)
+        if outcome.stored is not None:
+            stored[subject.id] = outcome.stored
     for path in (out / "subjects").glob("*.h5"):
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     write_participants(out, done)
-    StoreInfo(
+    fold = None
+    if done:
+        fold = done[0].fold  # All come from one source.
+    info = StoreInfo(
         source=source,
         scheme=scheme_table(cut.scheme),
         views=cut.views,
         trust_affine=cut.trust_affine,
         fill_nonfinite=cut.fill_nonfinite,
-        fold=done[0].fold if done else None,  # All come from one source.
+        fold=fold,
         subjects=stored,
-    ).write(out)
+    )
+    info.write(out)
     counts = Counter(row.status for row in rows)
-    new = len(done) - current
-    return Summary(new, current, counts["failed"], counts["skipped"], tuple(rows))
+    return Summary(
+        made=len(done) - current,
+        current=current,
+        failed=counts["failed"],
+        skipped=counts["skipped"],
+        rows=tuple(rows),
+    )
+
+
+def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
+    """A row for each subject and exclusion, in natural order."""
+    rows = []
+    for subject in listing.subjects:
+        outcome = outcomes[subject.id]
+        reason = outcome.reason
+        if not reason and not subject.labels:
+            reason = "no labels: for prediction only"
+        row = LedgerRow(subject=subject.id, status=outcome.status, reason=reason)
+        rows.append(row)
+    for exclusion in listing.exclusions:
+        status: Literal["failed", "skipped"] = "skipped"
+        if exclusion.broken:
+            status = "failed"
+        row = LedgerRow(subject=exclusion.name, status=status, reason=exclusion.reason)
+        rows.append(row)
+    ordered: list[LedgerRow] = natsorted(rows, key=lambda row: row.subject)
+    return ordered

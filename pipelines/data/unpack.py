@@ -25,7 +25,7 @@ from trinat.segmentation.errors import DatasetError, IntegrityError, TrinatError
 from trinat.segmentation.io.files import open_regular
 from trinat.segmentation.io.volume import Volume
 
-# Between the contents of two files may stand long names and attributes. tarfile holds them in
+# Between the contents of two files there may be long names and attributes. tarfile holds them in
 # memory, and a record that states a wrong length many times over: up to the square of their size.
 _MOST_HEADER_BYTES = 32 << 10
 _MOST_PADDING_BYTES = 16 << 20
@@ -33,8 +33,13 @@ _DRAIN_BYTES = 1 << 20
 
 
 def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
-    """Unpack what is needed of the dataset's archives in `root`, each beside itself, once."""
-    source, limits = SOURCES.get(name), archives_of(name)
+    """Unpack what is needed of the dataset's archives in `root`, each beside itself, once.
+
+    Of a dataset without known archives there is nothing to unpack. An archive without anything
+    that is needed is a DatasetError.
+    """
+    source = SOURCES.get(name)
+    limits = archives_of(name)
     if source is None or not root.is_dir():
         return
     for archive in natsorted(root.iterdir()):
@@ -44,21 +49,30 @@ def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
         if folder.exists():
             continue
         say(f"unpacking what is needed of {archive.name}")
-        partial = archive.with_name(f".{folder.name}.unpacking")
+        _unpack(archive, folder, limits[archive.name], source)
+
+
+def _unpack(archive: Path, folder: Path, limits: ArchiveLimits, source: Source) -> None:
+    """Unpack what a source needs of one archive to `folder`, which appears whole or not at all."""
+
+    def convert(path: Path) -> None:
+        _convert_analyze(path, source)
+
+    partial = archive.with_name(f".{folder.name}.unpacking")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        extract(
+            archive,
+            partial,
+            limits=limits,
+            wanted=source.wanted_member,
+            received=convert,
+        )
+        if not any(partial.iterdir()):
+            raise DatasetError("holds nothing that this source uses", where=archive)
+        partial.rename(folder)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        try:
-            extract(
-                archive,
-                partial,
-                limits=limits[archive.name],
-                wanted=source.wanted_member,
-                received=lambda path: _convert_analyze(path, source),
-            )
-            if not any(partial.iterdir()):
-                raise DatasetError("holds nothing that this source uses", where=archive)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _convert_analyze(path: Path, source: Source) -> None:
@@ -67,7 +81,8 @@ def _convert_analyze(path: Path, source: Source) -> None:
     A pair that cannot be read stays: its subject's own turn will say why.
     """
     axes = source.member_axes(path)
-    header, voxels = path.with_suffix(".hdr"), path.with_suffix(".img")
+    header = path.with_suffix(".hdr")
+    voxels = path.with_suffix(".img")
     if axes is None or not (header.is_file() and voxels.is_file()):
         return
     is_labels = path.parent.name == "FSL_SEG"
@@ -90,8 +105,9 @@ def extract(
 ) -> list[Path]:
     """Write the wanted files of a tar archive under `destination`, one at a time, each atomically.
 
-    Every member is checked, wanted or not: one bad name or type refuses the whole archive.
-    `received` is called with each file once it is there, and may replace it by another.
+    Every member is checked, wanted or not: one bad name or type refuses the whole archive, and
+    leaves none of its files. `received` is called with each file once it is there, and may
+    replace it by another. Returns the paths as they are in the archive, in its order.
     """
     destination.mkdir(parents=True, exist_ok=True)
     root = destination.resolve()
@@ -108,9 +124,11 @@ def extract(
                     raise DatasetError(f"holds {member.name} twice", where=archive)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.parent.resolve().is_relative_to(root):
-                    what = f"{member.name} would be written through a link out of the folder"
-                    remedy = f"remove the link under {destination}"
-                    raise DatasetError(what, where=archive, remedy=remedy)
+                    raise DatasetError(
+                        f"{member.name} would be written through a link out of the folder",
+                        where=archive,
+                        remedy=f"remove the link under {destination}",
+                    )
                 tar.extract(member, scratch, filter="data")
                 written.append(target)
                 (scratch / PurePosixPath(member.name)).replace(target)
@@ -126,9 +144,13 @@ def extract(
 
 
 class _Tar(tarfile.TarFile):
-    """Holds one member at a time; all that is wrong with a header is a TarError."""
+    """A tar archive that holds one member at a time.
+
+    All that is wrong with a header is a TarError.
+    """
 
     def next(self) -> tarfile.TarInfo | None:
+        """The next member; None at the end."""
         # Attributes set for all members would pile up, and each member keep a copy of them.
         self.members: list[tarfile.TarInfo] = []
         self.pax_headers = {}
@@ -139,14 +161,23 @@ class _Tar(tarfile.TarFile):
 
 
 class _Unpacked(io.BufferedIOBase):
-    """An unpacked stream that is read no further than `end`."""
+    """An unpacked stream that is read no further than `end`.
+
+    `end` moves with the members: to behind the content of the present one, and some more for the
+    next one's header.
+    """
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, archive: Path) -> None:
-        self._stream, self._archive = stream, archive
-        self._position, self.end = 0, _MOST_HEADER_BYTES
+        self._stream = stream
+        self._archive = archive
+        self._position = 0
+        self.end = _MOST_HEADER_BYTES
 
     def read(self, count: int | None = -1, /) -> bytes:
-        block = self._stream.read(-1 if count is None else count)
+        """The next bytes, all without a count; refuses the archive where they pass `end`."""
+        if count is None:
+            count = -1
+        block = self._stream.read(count)
         self._position += len(block)
         if self._position > self.end:
             raise _refused(self._archive, "holds too much that is no file's content")
@@ -157,11 +188,16 @@ def _checked_members(
     tar: tarfile.TarFile, stream: _Unpacked, archive: Path, limits: ArchiveLimits
 ) -> Iterator[tarfile.TarInfo]:
     """The members in order; raises before it yields one that must not be written."""
-    count = content_bytes = 0
-    while (member := tar.next()) is not None:
+    count = 0
+    content_bytes = 0
+    while True:
+        member = tar.next()
+        if member is None:
+            return
         # `offset` is where the next header starts; a sparse file is larger than what is stored.
         stream.end = tar.offset + _MOST_HEADER_BYTES
-        count, content_bytes = count + 1, content_bytes + member.size
+        count += 1
+        content_bytes += member.size
         if count > limits.members:
             raise _refused(
                 archive, f"holds more than the {limits.members} members declared"
@@ -170,21 +206,30 @@ def _checked_members(
             raise _refused(
                 archive, f"holds more than the {limits.bytes} bytes declared"
             )
-        name = member.name
-        if "\0" in name:
-            raise _refused(archive, f"member {name!r} has no possible name")
-        if name.startswith(("/", "\\")) or PurePosixPath(name).is_absolute():
-            raise _refused(archive, f"member {name!r} has an absolute name")
-        if ".." in PurePosixPath(name.replace("\\", "/")).parts:
-            raise _refused(archive, f"member {name!r} climbs out of the folder")
-        if member.issym() or member.islnk():
-            raise _refused(archive, f"member {name!r} is a link")
-        if not (member.isreg() or member.isdir()):
-            raise _refused(archive, f"member {name!r} is neither a file nor a folder")
+        problem = _problem_of(member)
+        if problem:
+            raise _refused(archive, f"member {member.name!r} {problem}")
         yield member
 
 
+def _problem_of(member: tarfile.TarInfo) -> str:
+    """Why a member must not be written; empty for a sound one."""
+    name = member.name
+    if "\0" in name:
+        return "has no possible name"
+    if name.startswith(("/", "\\")) or PurePosixPath(name).is_absolute():
+        return "has an absolute name"
+    if ".." in PurePosixPath(name.replace("\\", "/")).parts:
+        return "climbs out of the folder"
+    if member.issym() or member.islnk():
+        return "is a link"
+    if not (member.isreg() or member.isdir()):
+        return "is neither a file nor a folder"
+    return ""
+
+
 def _refused(archive: Path, what: str) -> DatasetError:
+    """The error for an archive that is not to be trusted."""
     return DatasetError(
         what, where=archive, remedy="do not unpack it; download it again"
     )

@@ -1,20 +1,23 @@
-"""trinat report: a folder of label maps without a truth, as tables and as a page."""
+"""trinat report: a folder of label maps without a truth, as tables and as a page.
+
+volumes.csv has the volumes of all structures, and how unusual each is in the group. The page also
+shows failures, and pictures of the most unusual scans. Ledgers of trinat predict beside the label
+maps add grades, uncertainty, and which structures the model knows.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed, refuse_foreign
-from trinat.pipelines.common.process import cpu_count, isolated
 from trinat.pipelines.common.ratings import (
+    Rating,
     agreement_table,
     read_given,
     rejected_structures,
@@ -22,34 +25,36 @@ from trinat.pipelines.common.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.common.scanfiles import ScanFile, find_files
-from trinat.pipelines.evaluate.pairing import pair_files
-from trinat.pipelines.predict.entry import taught_by_models
+from trinat.pipelines.evaluate.cohort_pictures import cohort_pictures
+from trinat.pipelines.evaluate.gather import folder_of
+from trinat.pipelines.evaluate.ranges import read_ranges
+from trinat.pipelines.evaluate.volumes import MapVolumes, measure_volumes
+from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
 from trinat.segmentation.data.sources.base import Facts, facts_of, read_participants
-from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
-from trinat.segmentation.io.files import read_rows, write_whole
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
-from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
-from trinat.segmentation.report.case_view import far_from_brain
-from trinat.segmentation.report.cohort import (
-    Cohort,
-    Range,
-    Scan,
-    cohort_of,
-)
+from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
+from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.page import provenance
-from trinat.segmentation.report.pictures import draw_mosaic, encoded
 
-_MOST_PICTURES = 12
+_OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
 
 
 @dataclass(frozen=True)
-class Settings:
+class CohortSettings:
+    """What `trinat report` was asked to do.
+
+    `predictions` is a folder of label maps. `participants` is a table of age, sex and site,
+    `reference` one of expected volumes, and `images` a folder of the maps' scans for pictures.
+    """
+
     predictions: Path
     out: Path
     labels: str = "quicknat33"
@@ -63,27 +68,40 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    file: ScanFile
-    volumes_mm3: Mapping[str, float] | None
-    failure: str = ""
-    sha256: str = ""
+class _Known:
+    """What is read beside the label maps."""
 
-    @property
-    def subject(self) -> str:
-        return self.file.name
+    scheme: LabelScheme
+    ranges: list[Range]
+    people: Mapping[str, Facts]
+    ratings: list[Rating]
 
 
-_KILLED = "its process was killed (out of memory?): use fewer --jobs"
-_OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
-# A file, the scheme of its labels, and what to trust of its orientation.
-_Task = tuple[ScanFile, str, TrustAffine | None]
+@dataclass(frozen=True)
+class _Ledger:
+    """What the ledgers beside the label maps say: all entries, and the result of each map."""
+
+    entries: list[Entry]
+    results: dict[Path, Mapping[str, Any]]
 
 
-def report(
-    settings: Settings,
+@dataclass(frozen=True)
+class _Chosen:
+    """The label maps that count, and a scan for each.
+
+    `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
+    of another structure.
+    """
+
+    files: list[ScanFile] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
+    in_part: set[tuple[str, str]] = field(default_factory=set)
+
+
+def report_cohort(
+    settings: CohortSettings,
     *,
-    progress: Callable[[_Measured, int, int], object] = lambda result, done, total: (
+    progress: Callable[[MapVolumes, int, int], object] = lambda result, done, total: (
         None
     ),
     say: Callable[[str], None] = lambda line: None,
@@ -91,212 +109,176 @@ def report(
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
+    EvaluationError where no label map is left: all failed or were rejected.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
-    scheme = load_scheme(settings.labels)
-    ranges = read_ranges(settings.reference, scheme) if settings.reference else []
-    table = settings.participants or settings.predictions / "participants.tsv"
-    if settings.participants and not table.is_file():
-        raise ConfigError("no such table", where=table)
-    people = read_participants(table)
-    ratings = read_given(settings.ratings)
-    rejected = rejections(ratings)
+    known = _read_known(settings)
     found = find_files(settings.predictions)
-    folder = settings.predictions
     unfit = unfit_results(
-        folder if folder.is_dir() else folder.parent, [file.path for file in found]
+        folder_of(settings.predictions), [file.path for file in found]
     )
-    files = [file for file in found if file.path not in unfit]
-    measured = isolated(
-        _measure,
-        [(file, settings.labels, settings.trust_affine) for file in files],
-        settings.jobs or cpu_count(),
-        killed=lambda task: _Measured(task[0], None, _KILLED),
-        finished=progress,
-        torch_threads=None,
+    fit = [file for file in found if file.path not in unfit]
+    measured = measure_volumes(
+        fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    told = list(entries_in(settings.predictions))
-    entries = [entry for _, entry in told]
-    results = {
-        folder / name: entry.result for folder, entry in told for name in entry.outputs
-    }
-    rated = rejected_structures(ratings)
-    in_part: set[tuple[str, str]] = (
-        set()
-    )  # rejected, but measured as a part of another structure
-    sound: list[ScanFile] = []
-    scans: list[Scan] = []
-    for result in measured:
-        bad = rejected.get(result.sha256, {})
-        if "" in bad:
-            say(f"{result.subject}: left out, rejected by {bad['']}")
-        elif not result.failure:
-            sound.append(result.file)
-            facts = results.get(result.file.path, {})
-            made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
-            left_out = made.left_out(scheme, bad)
-            scans.append(_scan(result, left_out, people, facts))
-            for structure in made.measured_though_rejected(scheme, bad):
-                in_part.add((result.sha256, structure))
-    failures = [(file.name, unfit[file.path]) for file in found if file.path in unfit]
-    failures += [(r.subject, r.failure) for r in measured if r.failure]
-    failures += [
-        (entry.case, entry.reason) for entry in entries if entry.status == "failed"
-    ]
+    ledger = _read_ledger(settings.predictions)
+    chosen = _choose(measured, known, ledger, say)
+    failures = _failures(found, unfit, measured, ledger)
     for name, reason in failures:
         say(f"{name}: {reason}")
-    if not scans:
+    if not chosen.scans:
+        first = failures[0][1] if failures else "rejected"
         raise EvaluationError(
-            f"none of {len(found)} label maps could be measured; the first: "
-            f"{failures[0][1] if failures else 'rejected'}",
+            f"none of {len(found)} label maps could be measured; the first: {first}",
             where=settings.predictions,
         )
-    count = Counter(scan.name for scan in scans)
-    distinct = [
-        # Scans of equal names are named after their files.
-        replace(scan, session=file.name) if count[scan.name] > 1 else scan
-        for scan, file in zip(scans, sound, strict=True)
-    ]
-    cohort = cohort_of(distinct, scheme, ranges)
+    cohort = cohort_of(_distinct(chosen), known.scheme, known.ranges)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        write_table(settings.out / "volumes.csv", cohort.frame.drop(columns="scan"))
-        drawings = cohort_drawings(cohort)
-        for drawing in drawings:
-            drawing.save(settings.out / "figures")
-        done = provenance(started, settings.command, scheme.name)
-        done["predictions"] = str(settings.predictions)
+        drawings = _write_figures(settings.out, cohort)
+        facts = provenance(started, settings.command, known.scheme.name)
+        facts["predictions"] = str(settings.predictions)
         if settings.ratings:
-            done["ratings"] = use_of_ratings(
-                ratings, {result.sha256 for result in measured}, in_part
-            )
-            write_table(settings.out / "raters.csv", agreement_table(ratings))
-            say(done["ratings"])
-        if taught := taught_by_models(entries):
-            done["training"] = " ".join(taught)
-        pictures = _pictures(cohort, sound, scheme, settings)
-        page = cohort_page(cohort, drawings, pictures, done, failures=failures)
-        write_whole(settings.out / "report.html", page)
-        return batch_exit(done=len(scans), failed=len(failures))
-
-
-def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
-    """Columns structure (name or FreeSurfer number), low_mm3, high_mm3; maybe sex, age_from,
-    age_to."""
-    by_number = {str(label.fs_id): label.name for label in scheme.labels}
-    ranges = []
-    for line, row in enumerate(
-        read_rows(path, required=("structure", "low_mm3", "high_mm3")), 2
-    ):
-        name = by_number.get(row["structure"], row["structure"])
-        if name not in scheme.names:
-            raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
-        try:
-            low_high = float(row["low_mm3"]), float(row["high_mm3"])
-            ages = (
-                float(row.get("age_from") or -np.inf),
-                float(row.get("age_to") or np.inf),
-            )
-            limits = Range(name, *low_high, row.get("sex", "")[:1].upper(), *ages)
-        except ValueError:
-            raise ConfigError(
-                f"line {line}: not a number among the limits", where=path
-            ) from None
-        if not limits.low_mm3 <= limits.high_mm3:
-            raise ConfigError(f"line {line}: low_mm3 is above high_mm3", where=path)
-        ranges.append(limits)
-    return ranges
-
-
-def _measure(task: _Task) -> _Measured:
-    """Volumes of the structures that are there; 0 for one of the scheme's that is not."""
-    file, scheme_name, trust_affine = task
-    scheme = load_scheme(scheme_name)
-    try:
-        labels = Volume.read(file.path, labels=True, trust_affine=trust_affine)
-        indices = scheme.from_freesurfer(
-            labels.data, spacing_mm=labels.spacing_mm, where=file.path
+            digests = {result.sha256 for result in measured}
+            facts["ratings"] = use_of_ratings(known.ratings, digests, chosen.in_part)
+            write_table(settings.out / "raters.csv", agreement_table(known.ratings))
+            say(facts["ratings"])
+        taught = taught_by_models(ledger.entries)
+        if taught:
+            facts["training"] = " ".join(taught)
+        pictures = cohort_pictures(
+            cohort, chosen.files, known.scheme, settings.images, settings.trust_affine
         )
-    except (TrinatError, OSError) as error:
-        return _Measured(file, None, str(error))
-    counts = np.bincount(indices.ravel(), minlength=len(scheme))
-    volumes = {
-        label.name: float(counts[label.index] * labels.grid.voxel_mm3)
-        for label in scheme.labels[1:]
-    }
-    return _Measured(file, volumes, sha256=labels.source_sha256 or "")
+        page = cohort_page(cohort, drawings, pictures, facts, failures=failures)
+        write_whole(settings.out / "report.html", page)
+        return batch_exit(done=len(chosen.scans), failed=len(failures))
+
+
+def _read_known(settings: CohortSettings) -> _Known:
+    """Read the scheme and the tables; a table that the user named and is not there is refused."""
+    scheme = load_scheme(settings.labels)
+    ranges: list[Range] = []
+    if settings.reference is not None:
+        ranges = read_ranges(settings.reference, scheme)
+    participants = settings.participants
+    if participants is None:
+        participants = settings.predictions / "participants.tsv"
+    elif not participants.is_file():
+        raise ConfigError("no such table", where=participants)
+    people = read_participants(participants)
+    return _Known(scheme, ranges, people, read_given(settings.ratings))
+
+
+def _read_ledger(predictions: Path) -> _Ledger:
+    """The entries of a folder's ledgers; empty where it has none."""
+    ledger = _Ledger([], {})
+    for folder, entry in entries_in(predictions):
+        ledger.entries.append(entry)
+        for name in entry.outputs:
+            ledger.results[folder / name] = entry.result
+    return ledger
+
+
+def _choose(
+    measured: Iterable[MapVolumes],
+    known: _Known,
+    ledger: _Ledger,
+    say: Callable[[str], None],
+) -> _Chosen:
+    """The label maps that were measured and not rejected as a whole; of the latter, say so.
+
+    Structures that were rejected, or that the model does not know, have no volume.
+    """
+    scheme = known.scheme
+    rejected = rejections(known.ratings)
+    rated = rejected_structures(known.ratings)
+    chosen = _Chosen()
+    for result in measured:
+        rejected_here = rejected.get(result.sha256, {})
+        if "" in rejected_here:
+            say(f"{result.subject}: left out, rejected by {rejected_here['']}")
+            continue
+        if result.failure:
+            continue
+        facts = ledger.results.get(result.file.path, {})
+        made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
+        left_out = made.left_out(scheme, rejected_here)
+        chosen.files.append(result.file)
+        chosen.scans.append(_scan(result, left_out, known.people, facts))
+        for structure in made.measured_though_rejected(scheme, rejected_here):
+            chosen.in_part.add((result.sha256, structure))
+    return chosen
 
 
 def _scan(
-    result: _Measured,
+    result: MapVolumes,
     left_out: Collection[str],
     people: Mapping[str, Facts],
     facts: Mapping[str, Any],
 ) -> Scan:
-    """Of structures that count; `facts` are those of the ledger."""
+    """The scan of a label map, without the structures that do not count.
+
+    `facts` are those of the ledger.
+    """
     file = result.file
     person = facts_of(people, file.subject)
-    volumes = result.volumes_mm3 or {}
-    doubts = {k: v for k, v in facts.get("volume_cv", {}).items() if v is not None}
+    volumes_mm3 = {
+        structure: volume_mm3
+        for structure, volume_mm3 in (result.volumes_mm3 or {}).items()
+        if structure not in left_out
+    }
+    uncertainty = {
+        structure: variation
+        for structure, variation in facts.get("volume_cv", {}).items()
+        if variation is not None
+    }
     return Scan(
-        file.subject,
-        file.scan,
-        {k: v for k, v in volumes.items() if k not in left_out},
+        subject=file.subject,
+        session=file.scan,
+        volumes_mm3=volumes_mm3,
         sex=person.sex or "",
         age=person.age,
         site=person.site,
         grade=facts.get("grade", ""),
         notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
-        uncertainty=doubts or None,
+        uncertainty=uncertainty or None,
     )
 
 
-def _pictures(
-    cohort: Cohort, files: Sequence[ScanFile], scheme: LabelScheme, settings: Settings
-) -> list[tuple[str, str, bytes]]:
-    """Of the most unusual scans: the picture made with the prediction, or one drawn now."""
-    grades = {"reject": 0, "look": 1}
-    unusual = cohort.largest_z()
-    order = sorted(
-        range(len(files)),
-        key=lambda n: (
-            grades.get(cohort.scans[n].grade, 2),
-            -np.nan_to_num(unusual[n]),
-        ),
-    )
-    images: dict[str, Path] = {}
-    if settings.images:
-        pairing = pair_files(files, find_files(settings.images, suffix="T1w"))
-        images = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
-    pictures = []
-    for n in order[:_MOST_PICTURES]:
-        file, scan = files[n], cohort.scans[n]
-        stem, ending, _ = file.path.name.rpartition("_dseg")
-        drawn, png = file.path.with_name(f"{stem}_qc.png"), None
-        if ending and drawn.is_file():
-            png = drawn.read_bytes()
-        elif file.name in images:
-            png = _drawn_picture(
-                images[file.name], file.path, scheme, settings.trust_affine
-            )
-        if png:
-            pictures.append((scan.name, scan.notes or scan.grade, png))
-    return pictures
+def _failures(
+    found: Iterable[ScanFile],
+    unfit: Mapping[Path, str],
+    measured: Iterable[MapVolumes],
+    ledger: _Ledger,
+) -> list[tuple[str, str]]:
+    """Names and reasons: label maps that are unfit or could not be read, scans without one."""
+    failures = [(file.name, unfit[file.path]) for file in found if file.path in unfit]
+    failures += [
+        (result.subject, result.failure) for result in measured if result.failure
+    ]
+    failures += [
+        (entry.case, entry.reason)
+        for entry in ledger.entries
+        if entry.status == "failed"
+    ]
+    return failures
 
 
-def _drawn_picture(
-    image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
-) -> bytes | None:
-    """A mosaic on the working grid; None where the scan cannot be read."""
-    from trinat.segmentation.space.conform import conform
+def _distinct(chosen: _Chosen) -> list[Scan]:
+    """The scans; those of equal names are named after their files."""
+    times = Counter(scan.name for scan in chosen.scans)
+    scans = []
+    for scan, file in zip(chosen.scans, chosen.files, strict=True):
+        if times[scan.name] > 1:
+            scan = replace(scan, session=file.name)
+        scans.append(scan)
+    return scans
 
-    try:
-        scan = conform(Volume.read(image, trust_affine=trust_affine))
-        drawn = Volume.read(labels, labels=True, trust_affine=trust_affine)
-        numbers = conform(drawn, labels=True, plan=scan.plan).volume
-    except (TrinatError, OSError):
-        return None
-    indices = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
-    gray = np.where(far_from_brain(indices.data > 0), 0, scan.volume.data)
-    brain = Volume(gray, scan.volume.affine)
-    return encoded(draw_mosaic(brain, indices, scheme), "PNG")
+
+def _write_figures(out: Path, cohort: Cohort) -> list[Drawing]:
+    """volumes.csv and the figures; returns these for the page."""
+    write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
+    drawings = cohort_drawings(cohort)
+    for drawing in drawings:
+        drawing.save(out / "figures")
+    return drawings

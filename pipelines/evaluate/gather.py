@@ -1,4 +1,8 @@
-"""The files of an evaluation: found, paired, and refused before hours of measuring."""
+"""The files of an evaluation: found, paired, and refused before hours of measuring.
+
+Truths are label maps in a folder, or a part of a store. Of predictions that trinat made, the
+ledger beside them says which scans they are of, which failed, and what the model can predict.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,9 @@ from trinat.pipelines.common.ratings import (
 )
 from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
 from trinat.pipelines.common.stored import stored_files
-from trinat.pipelines.evaluate.pairing import (
-    Mappings,
-    Pairing,
-    Task,
-    pair_files,
-    read_mapping,
-)
+from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
+from trinat.pipelines.evaluate.measuring import Task
+from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.predict.entry import taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
@@ -36,20 +36,29 @@ from trinat.segmentation.metrics.counted import made_by
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What `trinat evaluate` was asked to do."""
+class EvaluationSettings:
+    """What `trinat evaluate` was asked to do.
 
-    truth: Path  # label maps, or with `part` or `folds` a store
-    models: Mapping[str, Path]  # by name, their predictions
+    `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
+    test parts of a cross-validation. `models` has the place of each model's predictions.
+
+    `labels` is the label scheme that measures. `mapping` is a table of label numbers of the
+    dataset's own. `fold` is the truth's numbering (a folding table's name or file), and
+    `fold_pred` that of the predictions: one for all, or one for each model.
+
+    `not_predicted` names structures that the models cannot predict, and `ratings` a file of what
+    people said of the predictions; what was rejected there does not count.
+    """
+
+    truth: Path
+    models: Mapping[str, Path]
     out: Path
     part: Part | None = None
-    folds: bool = False  # the test parts of a cross-validation
+    folds: bool = False
     labels: str = "quicknat33"
     mapping: Path | None = None
-    fold: str | None = None  # the truth's numbering: a folding table's name or file
-    fold_pred: tuple[
-        str, ...
-    ] = ()  # the predictions': one for all, or one for each model
+    fold: str | None = None
+    fold_pred: tuple[str, ...] = ()
     images: Path | None = None
     resample: bool = False
     trust_affine: TrustAffine | None = None
@@ -65,44 +74,53 @@ class Settings:
 
 @dataclass(frozen=True)
 class LedgerNotes:
-    """What the ledger beside predictions, if there is one, says of them."""
+    """What the ledger beside predictions, if there is one, says of them.
+
+    `structures` are those with a volume: the model knows them. `scans` has the scan of each label
+    map, `taught` what reports say of models that learnt other models' labels, and `failed` the
+    reason by case.
+    """
 
     models: set[str] = field(default_factory=set)
-    structures: set[str] = field(
-        default_factory=set
-    )  # with a volume: the model knows them
-    scans: dict[Path, Path] = field(default_factory=dict)  # label map -> its scan
+    structures: set[str] = field(default_factory=set)
+    scans: dict[Path, Path] = field(default_factory=dict)
     taught: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)  # case -> reason
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What is read before anything is measured. `settings` are completed from the store."""
+    """What is read before anything is measured.
 
-    settings: Settings
+    `settings` are completed from the store, and `subjects` are the store's. `notes`, `pairings`
+    and `mappings` are by model; `unfit` has the predictions that cannot be measured, and why.
+    """
+
+    settings: EvaluationSettings
     scheme: LabelScheme
     store: Store | None
-    subjects: tuple[str, ...]  # of the store
+    subjects: tuple[str, ...]
     images: list[ScanFile]
-    notes: dict[str, LedgerNotes]  # by model
-    pairings: dict[str, Pairing]  # by model
-    mappings: dict[str, Mappings]  # by model
-    unfit: dict[Path, str]  # predictions that cannot be measured, and why
+    notes: dict[str, LedgerNotes]
+    pairings: dict[str, Pairing]
+    mappings: dict[str, Mappings]
+    unfit: dict[Path, str]
     ratings: list[Rating]
 
 
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """Models by the names given, else as the ledgers beside the predictions name them, else by
-    folder."""
+    """The place of each model's predictions, by the model's name.
+
+    Models have the names given, else those in the ledgers beside the predictions, else those of
+    the folders. Two of one name are a ConfigError.
+    """
     if names and len(names) != len(predictions):
         raise ConfigError(
             f"{len(names)} --model-name for {len(predictions)} --pred: give one for each"
         )
     chosen = list(names)
     if not chosen:
-        of_ledgers = [sorted(_read_notes(place).models) for place in predictions]
-        chosen = [models[0] for models in of_ledgers if len(models) == 1 and models[0]]
+        chosen = _names_in_ledgers(predictions)
         if len(set(chosen)) != len(predictions):
             chosen = [place.resolve().name for place in predictions]
     for name in chosen:
@@ -112,7 +130,17 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     return dict(zip(chosen, predictions, strict=True))
 
 
-def gather(settings: Settings, say: Callable[[str], None]) -> Inputs:
+def _names_in_ledgers(predictions: Sequence[Path]) -> list[str]:
+    """The models' names, without those of places whose ledger names none or several."""
+    names = []
+    for place in predictions:
+        models = sorted(_read_notes(place).models)
+        if len(models) == 1 and models[0]:
+            names.append(models[0])
+    return names
+
+
+def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     """Find the files of both sides and pair them; refuse what cannot be measured.
 
     All that a user can get wrong is refused here: before hours of measuring, not after.
@@ -126,45 +154,37 @@ def gather(settings: Settings, say: Callable[[str], None]) -> Inputs:
         settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
     scheme = load_scheme(settings.labels)
     mappings = _mappings(settings)
-    images: list[ScanFile] = []
-    if store is not None:
-        truths = stored_files(store, subjects, "labels")
-        images = stored_files(store, subjects, "image")
-    else:
-        truths = find_files(settings.truth)
-        if settings.images:
-            images = find_files(settings.images, suffix="T1w")
-    notes = {model: _read_notes(place) for model, place in settings.models.items()}
-    predictions = {
-        model: _predictions(place, notes[model])
-        for model, place in settings.models.items()
-    }
-    pairings = {
-        model: pair_files(truths, files, guess=True)
-        for model, files in predictions.items()
-    }
+    truths, images = _truths_and_images(settings, store, subjects)
+    notes: dict[str, LedgerNotes] = {}
+    for model, place in settings.models.items():
+        notes[model] = _read_notes(place)
+    predictions: dict[str, list[ScanFile]] = {}
+    for model, place in settings.models.items():
+        predictions[model] = _predictions(place, notes[model])
+    pairings: dict[str, Pairing] = {}
+    for model, files in predictions.items():
+        pairings[model] = pair_files(truths, files, guess=True)
     unfit: dict[Path, str] = {}
     for model, place in settings.models.items():
         paths = [file.path for file in predictions[model]]
-        unfit.update(unfit_results(_folder_of(place), paths))
+        unfit.update(unfit_results(folder_of(place), paths))
         for case, reason in notes[model].failed.items():
             say(f"{case}, {model}: failed in trinat predict: {reason}")
     for pairing in pairings.values():
-        _one_map_a_scan(pairing, settings.truth)
+        _refuse_two_maps_of_a_scan(pairing, settings.truth)
         for guess in pairing.guesses:
             say(f"check it: {guess}")
-    ratings = read_given(settings.ratings)
     return Inputs(
-        settings,
-        scheme,
-        store,
-        subjects,
-        images,
-        notes,
-        pairings,
-        mappings,
-        unfit,
-        ratings,
+        settings=settings,
+        scheme=scheme,
+        store=store,
+        subjects=subjects,
+        images=images,
+        notes=notes,
+        pairings=pairings,
+        mappings=mappings,
+        unfit=unfit,
+        ratings=read_given(settings.ratings),
     )
 
 
@@ -175,8 +195,24 @@ def _subjects(store: Store, part: Part | None) -> tuple[str, ...]:
     return store.tested()
 
 
+def _truths_and_images(
+    settings: EvaluationSettings, store: Store | None, subjects: Sequence[str]
+) -> tuple[list[ScanFile], list[ScanFile]]:
+    """The true label maps and their scans: those of a store's subjects, or of the folders given.
+
+    Without a store or a folder of images there are no scans.
+    """
+    if store is not None:
+        truths = stored_files(store, subjects, "labels")
+        return truths, stored_files(store, subjects, "image")
+    truths = find_files(settings.truth)
+    if settings.images is None:
+        return truths, []
+    return truths, find_files(settings.images, suffix="T1w")
+
+
 def plan_tasks(inputs: Inputs) -> list[Task]:
-    """One measurement for each pair of each model."""
+    """One measurement for each pair of each model; an EvaluationError where there is no pair."""
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
@@ -185,9 +221,18 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
         known = inputs.notes[model].structures
         made = made_by(known, rated, inputs.scheme, settings.not_predicted)
         made.left_out(inputs.scheme)  # refuses a wrong name before anything is measured
-        mapping = inputs.mappings[model]
-        how = (settings.labels, mapping, settings.resample, settings.trust_affine)
-        tasks += [Task(model, pair, *how, made, rejected) for pair in pairing.pairs]
+        for pair in pairing.pairs:
+            task = Task(
+                model=model,
+                pair=pair,
+                scheme=settings.labels,
+                mappings=inputs.mappings[model],
+                resample=settings.resample,
+                trust_affine=settings.trust_affine,
+                made=made,
+                rejected=rejected,
+            )
+            tasks.append(task)
     if not tasks:
         raise EvaluationError(
             f"no prediction has a truth: {_why_none(inputs.pairings.values())}",
@@ -197,58 +242,64 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     return tasks
 
 
-def _mappings(settings: Settings) -> dict[str, Mappings]:
+def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
     """How label numbers are read, by model: the truth's are the same for each."""
-    mappings = read_mapping(settings.mapping) if settings.mapping else Mappings()
+    mappings = Mappings()
+    if settings.mapping is not None:
+        mappings = read_mapping(settings.mapping)
     if settings.fold is not None:
         mappings = replace(mappings, truth_fold=load_folding(settings.fold))
-    names = settings.fold_pred
-    if not names:
-        return dict.fromkeys(settings.models, mappings)
-    if len(names) == 1:
-        names = names * len(settings.models)
-    if len(names) != len(settings.models):
+    tables = settings.fold_pred
+    models = settings.models
+    if not tables:
+        return dict.fromkeys(models, mappings)
+    if len(tables) == 1:
+        tables = tables * len(models)
+    if len(tables) != len(models):
         raise ConfigError(
-            f"{len(names)} --fold-pred for {len(settings.models)} --pred",
+            f"{len(tables)} --fold-pred for {len(models)} --pred",
             remedy="give one for all, or one for each --pred (freesurfer where no table is needed)",
         )
-    return {
-        model: replace(mappings, prediction_fold=load_folding(name))
-        for model, name in zip(settings.models, names, strict=True)
-    }
+    by_model = {}
+    for model, table in zip(models, tables, strict=True):
+        by_model[model] = replace(mappings, prediction_fold=load_folding(table))
+    return by_model
 
 
-def _folder_of(predictions: Path) -> Path:
+def folder_of(predictions: Path) -> Path:
+    """The folder of predictions that were given as a folder, or as one file in it."""
     if predictions.is_dir():
         return predictions
     return predictions.parent
 
 
 def _read_notes(predictions: Path) -> LedgerNotes:
+    """What the ledgers say of all cases; empty notes where there is no ledger."""
     notes = LedgerNotes()
-    for place, entry in entries_in(_folder_of(predictions)):
+    for place, entry in entries_in(folder_of(predictions)):
         if entry.status == "failed":
             notes.failed[entry.case] = entry.reason
         if entry.outputs:
             notes.models.add(entry.result.get("model", ""))
         notes.structures.update(entry.result.get("volumes_mm3", ()))
-        notes.scans.update(
-            {place / output: Path(entry.input) for output in entry.outputs}
-        )
+        for output in entry.outputs:
+            notes.scans[place / output] = Path(entry.input)
         notes.taught.update(taught_by_models([entry]))
     return notes
 
 
 def _predictions(place: Path, notes: LedgerNotes) -> list[ScanFile]:
-    """Label maps; those of a run whose names had to be made safe, under their scans' own names."""
+    """The label maps in a place.
 
-    def own_name(file: ScanFile) -> ScanFile:
+    Those of a run whose names had to be made safe get back the names of their scans.
+    """
+    files = []
+    for file in find_files(place):
         scan = notes.scans.get(file.path)
-        if scan is None or safe_component(without_suffix(scan)) != file.name:
-            return file
-        return as_scan(file, scan)
-
-    return [own_name(file) for file in find_files(place)]
+        if scan is not None and safe_component(without_suffix(scan)) == file.name:
+            file = as_scan(file, scan)
+        files.append(file)
+    return files
 
 
 def _why_none(pairings: Iterable[Pairing]) -> str:
@@ -260,7 +311,7 @@ def _why_none(pairings: Iterable[Pairing]) -> str:
     return "no names match"
 
 
-def _one_map_a_scan(pairing: Pairing, truth: Path) -> None:
+def _refuse_two_maps_of_a_scan(pairing: Pairing, truth: Path) -> None:
     """Two maps of one scan would count as one person's two scans without names."""
     seen: dict[tuple[str, str], Path] = {}
     for pair in pairing.pairs:

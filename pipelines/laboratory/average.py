@@ -13,7 +13,8 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.models import check_out, find_source
 from trinat.pipelines.train.data import open_data
-from trinat.pipelines.train.run import CONFIG, read_recipe
+from trinat.pipelines.train.result import CONFIG
+from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.base import Network

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.inference.network import thick
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.base import Network

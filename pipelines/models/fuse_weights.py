@@ -20,13 +20,15 @@ from pydantic import JsonValue
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import load_views
 from trinat.pipelines.common.scanfiles import find_files
-from trinat.pipelines.evaluate.pairing import Mappings, Pair, pair_files, read_mapping
+from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
+from trinat.pipelines.evaluate.pairing import Pair, pair_files
 from trinat.pipelines.models.fusion_scans import SegmentedScan, segment_pair
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     fit_weights,
 )
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.scheme import LabelScheme

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trinat.pipelines.evaluate.pairing import Mappings, Pair
+from trinat.pipelines.evaluate.mappings import Mappings
+from trinat.pipelines.evaluate.pairing import Pair
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import Box
 from trinat.segmentation.inference.fusion_fit import (

@@ -1,4 +1,8 @@
-"""Training within a wall time: the time of a call, and each job's part of it."""
+"""Training within a wall time: the time of a call, and each job's part of it.
+
+A stage that is trained by time has no fixed number of steps. What is done of its schedule, from 0
+to 1, is the share of its time that is spent; learning rate and progress follow that share.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,28 @@ _UNMEASURED = 0.1
 
 
 class TimeLimit:
-    """The seconds that one call may take, from the end of its first step on."""
+    """The seconds that one call may take, from the end of its first step on.
+
+    `end` is by time.monotonic, and infinite before the first step. `validation_s` is the longest
+    validation so far, with what is written then; None before the first.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.end = math.inf  # by time.monotonic; not known before the first step
-        self.validation_s: float | None = (
-            None  # the longest so far, with what is written then
-        )
+        self.end = math.inf
+        self.validation_s: float | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the call is to stop now."""
         return time.monotonic() >= self.end
+
+    def note_validation(self, seconds: float) -> None:
+        """Remember how long a validation took, if none took longer."""
+        if self.validation_s is None:
+            self.validation_s = seconds
+        else:
+            self.validation_s = max(self.validation_s, seconds)
 
 
 class JobClock:
@@ -49,7 +62,11 @@ class JobClock:
         self.longest_s = 0.0
 
     def start(self, writing_s: float) -> None:
-        """After the first step and the `writing_s` that its state then took."""
+        """Begin to count, after the first step and the `writing_s` that its state then took.
+
+        The first job's clock also sets the end of the call. Where writing alone takes longer than
+        the call may, the end is now.
+        """
         self.has_started = True
         self.began = time.monotonic()
         limit = self.limit
@@ -61,7 +78,11 @@ class JobClock:
             limit.end = self.began
 
     def tick(self, step_s: float) -> float:
-        """After a step; returns the share of the schedule that is done."""
+        """Count a step that took `step_s`; returns the share of the schedule that is done.
+
+        The share never falls. It is 1 once another step as long as the longest of late would pass
+        the end.
+        """
         self.longest_s = max(step_s, 0.9 * self.longest_s)
         whole = self._for_steps() - self.longest_s
         spent = time.monotonic() - self.began

@@ -53,7 +53,10 @@ def open_data(
     """A source of batches for these views, and the scans that validate each of them.
 
     With synthetic scans and a store, batches are mixed, and the store's scans validate.
-    `processes` is the number of those that train together.
+    `processes` is the number of those that train together: they share this machine's cores for
+    reading. Within the block slices are read ahead.
+
+    Raises ConfigError where the stage names no source, and what opening a source raises.
     """
     synthetic: SyntheticSource | None = None
     real: StoreSource | None = None
@@ -74,6 +77,7 @@ def open_data(
 
 
 def _no_scans(view: View) -> Iterator[ValidationScan]:
+    """Where nothing validates."""
     return iter(())
 
 
@@ -106,7 +110,10 @@ def _open_synthetic(
     scheme: LabelScheme,
     device: torch.device,
 ) -> tuple[SyntheticSource, ScansOf]:
-    """Slices of synthetic scans, and synthetic scans of heads that are held out."""
+    """Slices of synthetic scans, and synthetic scans of heads that are held out.
+
+    The label maps stay on the device; slices of the recipe's size are made when they are asked for.
+    """
     maps = _read_heads(config.heads)
     seen, unseen = _divide(maps, config.held_out, most=max(1, _most_scans(stage)))
     source = SyntheticSource(
@@ -119,12 +126,14 @@ def _open_synthetic(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
+        """New scans of the heads that are held out, the same at each validation."""
         return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
 
     return source, scans
 
 
 def _read_heads(heads: Path | str) -> HeadMaps:
+    """Label maps of heads: of the phantom, or of a folder."""
     if heads == "phantom":
         return phantom_heads(2)
     return load_heads(Path(heads))
@@ -154,7 +163,11 @@ def _open_store(
     device: torch.device,
     processes: int,
 ) -> tuple[StoreSource, ScansOf]:
-    """Slices of a store's persons for training, and scans of those for validation."""
+    """Slices of a store's persons for training, and scans of those for validation.
+
+    The number of readers is the recipe's, or that of `usual_readers` for this process's share of
+    the cores.
+    """
     readers = config.workers
     if readers is None:
         sharing = max(1, min(processes, count_gpus()))
@@ -170,6 +183,7 @@ def _open_store(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
+        """The stored scans of the persons for validation."""
         return store_scans(config.path, config.split, view, _most_scans(stage))
 
     return source, scans

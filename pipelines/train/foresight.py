@@ -1,57 +1,101 @@
-"""What a run on a processor will take, said before it is taken: memory of a step, hours of all."""
+"""What is known of a run before its first step: what it lacks, and what it will take.
+
+On a processor it takes memory for a step, and hours for all.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import torch
 
 from trinat.pipelines.train.job import Job
-from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.data.splits import read_split
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError, DeviceError
 from trinat.segmentation.io.memory import free_memory
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
-from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.synthetic.heads import load_heads
+from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig
 from trinat.segmentation.training.memory import StepMemory, smaller_batch
 
 _GIB = 2**30
-# A slice of this part of its rows and columns is timed, and the quickest of so many counts: the
-# first prepares, and others are slow where other work comes between.
+# A slice of this part of its rows and columns is timed this number of times, and the quickest
+# counts: the first prepares, and others are slow where other work comes between.
 _PART = 2
 _TIMES = 3
-_TOLD_HOURS = 1
-# Beyond this, another recipe is proposed.
+# Shorter runs are not spoken of; beyond the other, another recipe is proposed.
+_REPORTED_HOURS = 1
 _LONG_HOURS = 48
 
 
+def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
+    """Refuse what a stage lacks now, and not after hours of the stages before it.
+
+    That is the model it starts from, label maps of heads, and the subjects of its store. What is
+    raised is what opening them raises.
+    """
+    for stage in stages:
+        if stage.start is not None:
+            find_model(stage.start)
+        if stage.data.synthetic is not None:
+            heads = stage.data.synthetic.heads
+            if isinstance(heads, Path) and not heads.exists():
+                load_heads(heads)  # Raises.
+        if stage.data.store is not None:
+            _refuse_unfit_store(
+                stage.data.store, validates=stage.validation is not None
+            )
+
+
+def _refuse_unfit_store(config: StoreConfig, *, validates: bool) -> None:
+    """Refuse a store whose files are not those it knows, or that cannot validate and should."""
+    store = Store(config.path)
+    validation = read_split(config.split).validation
+    store.check([*store.part("train", config.split), *validation])
+    if validates and not validation:
+        remedy = "add some (trinat split --ratios 8 1 1), or use --set validation=null"
+        what = "has no subject for validation"
+        raise DatasetError(what, where=config.split, remedy=remedy)
+
+
 def uses_bfloat16(stage: StageConfig, device: torch.device) -> bool:
+    """Whether a stage computes in bfloat16 on a device."""
     if stage.precision == "auto":
         return bool(bfloat16_hardware(device))
     return stage.precision == "bfloat16"
 
 
 def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Refuse a step that this machine has no memory for: the kernel ends such runs unsaid."""
-    there = free_memory()
+    """Refuse a step that this machine has no memory for: the kernel ends such runs silently.
+
+    The DeviceError proposes a smaller batch; where none fits, other settings. Each of the
+    `processes` has a part of a batch.
+    """
+    free = free_memory()
     device = torch.device("cpu")
-    for stage in {job.stage.name: job.stage for job in jobs}.values():
-        size = stage.data.rows, stage.data.columns
+    stages = {job.stage.name: job.stage for job in jobs}
+    for stage in stages.values():
+        size = (stage.data.rows, stage.data.columns)
         step = StepMemory.of(
             recipe.network, size, bfloat16=uses_bfloat16(stage, device)
         )
         slices = max(1, stage.batch // processes)
         needed = step.needed(slices) * processes
-        if needed <= there:
+        if needed <= free:
             continue
-        fits = step.largest_batch(slices, there // processes)
+        fits = step.largest_batch(slices, free // processes)
         remedy = "set data.rows and data.columns, or network.filters, lower"
         if fits:
             remedy = smaller_batch(stage.batch, stage.accumulate, fits * processes)
         raise DeviceError(
             f"a step of {stage.batch} slices of {size[0]}x{size[1]} needs about "
-            f"{needed / _GIB:.1f} GiB of memory, and {there / _GIB:.1f} GiB are free",
+            f"{needed / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} GiB are free",
             where=stage.name,
             remedy=remedy,
         )
@@ -60,16 +104,20 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
 def say_how_long(
     recipe: Recipe, jobs: Sequence[Job], processes: int, say: Callable[[str], None]
 ) -> None:
-    """Say how many hours the jobs will take on processors, and what takes less."""
+    """Say how many hours the jobs will take on processors, and what takes less.
+
+    It is the time of one slice, measured here, by the number of slices. Shorter runs than an hour
+    are not spoken of.
+    """
     seconds = 0.0
     timed: dict[tuple[int, int], float] = {}
     for job in jobs:
-        size = job.stage.data.rows, job.stage.data.columns
+        size = (job.stage.data.rows, job.stage.data.columns)
         if size not in timed:
             timed[size] = slice_seconds(recipe.network, size)
         seconds += timed[size] * slices_of(job)
     hours = seconds / processes / 3600
-    if hours < _TOLD_HOURS:
+    if hours < _REPORTED_HOURS:
         return
     instead = ""
     if hours > _LONG_HOURS:
@@ -78,7 +126,7 @@ def say_how_long(
 
 
 def slices_of(job: Job) -> int:
-    """How many slices a job trains on."""
+    """How many slices a job trains on, by the steps or the epochs of its schedule."""
     schedule = job.stage.schedule
     if schedule.steps is not None:
         return schedule.steps * job.stage.batch * job.stage.accumulate
@@ -87,8 +135,12 @@ def slices_of(job: Job) -> int:
 
 
 def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:
-    """Seconds forward and backward through one slice, by the quickest of some smaller ones."""
-    rows, columns = (max(32, side // _PART) for side in size)
+    """Seconds forward and backward through one slice of `size`, (rows, columns), on processors.
+
+    By the quickest of some smaller slices. The run's own random numbers stay as they are.
+    """
+    rows = max(32, size[0] // _PART)
+    columns = max(32, size[1] // _PART)
     # Random weights take numbers that the run itself wants.
     with torch.random.fork_rng([]):
         network = build(config).train()

@@ -1,4 +1,10 @@
-"""Several processes train as one, started from here, or by torchrun on any number of machines."""
+"""Several processes train as one, started from here, or by torchrun on any number of machines.
+
+From here they are started by torchrun's agent, which runs in this process. All train the same
+run; the one of rank 0 leads, writes and reports. After a death all start again from the last
+state, some times over. An error that would come again ends them all: the process that has it
+writes it down, and the agent raises it with its traceback.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +37,15 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.workers import Workers
 
+# How often processes are started again after one has died.
 RESTARTS = 3
 # The error after which no process of this machine is started again: in the folder that torch keeps
 # for the processes of one machine, for all of their restarts.
 VERDICT = "verdict"
 # The others wait while the leader validates whole scans. A dead process is noticed at once.
 _PATIENCE = timedelta(hours=6)
-# Where they have views apart, until another's view is done.
-_A_VIEW = timedelta(days=365)
+# Processes that have views apart wait until another's view is done.
+_PATIENCE_APART = timedelta(days=365)
 # "[/.../gloo/transport/tcp/pair.cc:537] Read error ..."
 _OF_GLOO = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 _SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
@@ -46,8 +53,10 @@ _SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None
 # What torchrun sets in the environment of a process.
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
+# Opens a watcher; for several processes it must be picklable.
 Watching = Callable[[], AbstractContextManager[Watcher]]
-Job = partial[Path]  # `train` with its recipe and folder; called with a watcher
+# `train` with its recipe and folder; called with a watcher.
+Training = partial[Path]
 
 
 def launch(
@@ -66,56 +75,104 @@ def launch(
     Several devices, as "cuda:0,cuda:1", train a view each at once.
     `watching` is opened in the process that leads; for several processes it must be picklable.
     A process that torchrun has started trains together with the others.
+
+    `view` is one of the recipe's, or "all". ConfigError for a view that does not exist, and for
+    numbers of processes and devices that do not fit each other.
     """
-    known = {v.value: (v,) for v in View}
-    if view != "all" and view not in known:
-        raise ConfigError(f"{view!r} is no view", remedy=f"all, {', '.join(known)}")
-    views = known.get(view)
-    job = partial(
-        train, recipe, out, views=views, resume=resume, seconds=seconds, device=device
+    training = partial(
+        train,
+        recipe,
+        out,
+        views=_views_of(view),
+        resume=resume,
+        seconds=seconds,
+        device=device,
     )
-    apart = device.count(",")
-    if apart and processes > 1:
+    more_devices = device.count(",")
+    if more_devices and processes > 1:
         remedy = "give --device cuda and --nproc for several GPUs a view"
         raise ConfigError(
             "--nproc with several devices, which have a view each", remedy=remedy
         )
+    is_several = processes > 1 or more_devices > 0
     if all(name in os.environ for name in _PLACE):
-        if processes > 1 or apart:
+        if is_several:
             remedy = "leave --nproc out, and give one device"
             raise ConfigError("torchrun has started the processes", remedy=remedy)
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return _take_part(job, watching, restarts)
-    if processes > 1 or apart:
-        return _lead(job, watching, processes + apart)
+        return _take_part(training, watching, restarts)
+    if is_several:
+        return _lead(training, watching, processes + more_devices)
     prepare_process()
     with watching() as watcher:
-        return job(watcher)
+        return training(watcher)
 
 
-def _take_part(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
-    """Train as one of several processes; an error that a restart would repeat is written down."""
-    # .../attempt_0/RANK/error.json is torch's own, and of this attempt alone.
-    above = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
-    verdict = above[2] / VERDICT if len(above) > 2 else None
+def _views_of(name: str) -> tuple[View, ...] | None:
+    """The view of that name; None for "all": those of the recipe."""
+    if name == "all":
+        return None
+    for view in View:
+        if view.value == name:
+            return (view,)
+    known = ", ".join(view.value for view in View)
+    raise ConfigError(f"{name!r} is no view", remedy=f"all, {known}")
+
+
+def _take_part(
+    training: Training,
+    watching: Watching,
+    restarts: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Train as one of several processes; an error that a restart would repeat is written down.
+
+    The death of another process is none of these: torchrun, or the agent here, starts all again.
+    """
+    verdict = _verdict_file()
     if restarts and verdict is not None and verdict.is_file():
         # The process with the error has printed it. torchrun restarts after any error.
         raise SystemExit(Exit.ALL_FAILED)
     try:
-        return _train_together(job, watching, restarts, **how)
+        return _train_together(training, watching, restarts, should_stop)
     except Exception as error:
-        # gloo has no type of its own for the death of another process.
-        of_gloo = isinstance(error, RuntimeError) and _OF_GLOO.search(str(error))
-        if of_gloo or isinstance(error, distributed.DistError):
+        if _is_death_of_another(error):
             remedy = (
                 "torchrun says which; with --max-restarts all go on from the last state"
             )
             raise TrainingError(
-                "another process has died", where=job.args[1], remedy=remedy
+                "another process has died", where=_folder_of(training), remedy=remedy
             ) from error
         if verdict is not None:
             write_whole(verdict, _pickled(error))
         raise
+
+
+def _verdict_file() -> Path | None:
+    """Where the processes of this machine write the error that ends them all.
+
+    None where torchrun gives them no folder.
+    """
+    # .../attempt_0/RANK/error.json is torch's own, and of this attempt alone.
+    above = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
+    if len(above) <= 2:
+        return None
+    return above[2] / VERDICT
+
+
+def _is_death_of_another(error: Exception) -> bool:
+    """Whether an error only says that another process is gone."""
+    if isinstance(error, distributed.DistError):
+        return True
+    # gloo has no type of its own for it.
+    return isinstance(error, RuntimeError) and bool(_OF_GLOO.search(str(error)))
+
+
+def _folder_of(training: Training) -> Path:
+    """The folder of the run."""
+    _, out = training.args
+    assert isinstance(out, Path)
+    return out
 
 
 def _pickled(error: Exception) -> bytes:
@@ -126,46 +183,65 @@ def _pickled(error: Exception) -> bytes:
         pickle.loads(content)
     # Of any kind: both run code of the error's own class.
     except Exception:
-        told = RuntimeError(f"{type(error).__name__}: {error}")
-        told.__notes__ = error.__notes__
-        content = pickle.dumps(told)
+        as_text = RuntimeError(f"{type(error).__name__}: {error}")
+        as_text.__notes__ = error.__notes__
+        content = pickle.dumps(as_text)
     return content
 
 
-def _train_together(job: Job, watching: Watching, restarts: int, **how: Any) -> Path:
-    """The leader alone writes and reports."""
+def _train_together(
+    training: Training,
+    watching: Watching,
+    restarts: int,
+    should_stop: Callable[[], bool],
+) -> Path:
+    """Join the other processes and train; the leader alone writes and reports."""
     rank, count, local_rank, local_count = (int(os.environ[name]) for name in _PLACE)
-    device = _own_device(job.keywords["device"], local_rank, local_count)
-    apart = "," in job.keywords["device"]
+    devices = training.keywords["device"]
+    device = _own_device(devices, local_rank, local_count)
+    is_cuda = device.startswith("cuda")
+    apart = "," in devices
     # On a CPU mostly one thread each: see workers.py.
     prepare_process(threads=max(1, cpu_count() // local_count))
-    if device.startswith("cuda"):
+    if is_cuda:
         use_gpu(device)
-    backend = "nccl" if device.startswith("cuda") and not apart else "gloo"
-    distributed.init_process_group(backend, timeout=_A_VIEW if apart else _PATIENCE)
+    backend = "gloo"
+    if is_cuda and not apart:
+        backend = "nccl"
+    timeout = _PATIENCE_APART if apart else _PATIENCE
+    distributed.init_process_group(backend, timeout=timeout)
     workers = Workers(rank, count)
     # torchrun counts restarts by machine: the leader's machine may have had none.
     restarts = int(workers.largest(restarts))
-    if apart and not workers.leads:
+    watched: AbstractContextManager[Watcher] = nullcontext(_SILENT)
+    if workers.leads:
+        watched = watching()
+    elif apart:
         os.environ["TTY_COMPATIBLE"] = "0"  # rich: lines beside the leader's bar
-    with watching() if workers.leads or apart else nullcontext(_SILENT) as watcher:
+        watched = watching()
+    with watched as watcher:
         if restarts:
             watcher.say(
                 f"a process died: all go on from the last state (restart {restarts})"
             )
-        resume = job.keywords["resume"] or restarts > 0
-        model = job(
-            watcher, device=device, resume=resume, workers=workers, apart=apart, **how
+        model = training(
+            watcher,
+            device=device,
+            resume=training.keywords["resume"] or restarts > 0,
+            workers=workers,
+            apart=apart,
+            should_stop=should_stop,
         )
     distributed.destroy_process_group()
     return model
 
 
 def _own_device(device: str, local_rank: int, local_count: int) -> str:
-    """One device for each process of a machine."""
+    """One device for each process of a machine; refused where there are not enough."""
     if "," in device:
         return device.split(",")[local_rank]
-    device = find_device(device).type if device == "auto" else device
+    if device == "auto":
+        device = find_device(device).type
     if not device.startswith("cuda"):
         return device
     if device != "cuda" and local_count > 1:
@@ -177,18 +253,23 @@ def _own_device(device: str, local_rank: int, local_count: int) -> str:
         what = f"there are {found} CUDA devices for {local_count} processes"
         remedy = "give each process its own: fewer processes on this machine, or --device cpu"
         raise DeviceError(what, remedy=remedy)
-    return f"cuda:{local_rank}" if device == "cuda" else device
+    if device == "cuda":
+        return f"cuda:{local_rank}"
+    return device
 
 
-def _lead(job: Job, watching: Watching, processes: int) -> Path:
-    """Run torchrun's agent in this process; after a death start all processes again."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+def _lead(training: Training, watching: Watching, processes: int) -> Path:
+    """Run torchrun's agent in this process; after a death start all processes again.
+
+    Raises the error that a process has written down, or TrainingError after too many deaths.
+    Signals to this process stop all, once they have saved.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     # A device that cannot be used is refused before any process starts.
     for place in range(processes):
-        find_device(_own_device(job.keywords["device"], place, processes))
+        find_device(_own_device(training.keywords["device"], place, processes))
     # Without a lock, which a killed process could take with it.
     stop = RawValue("b", 0)
     with ExitStack() as stack:
@@ -198,43 +279,61 @@ def _lead(job: Job, watching: Watching, processes: int) -> Path:
         # torchrun reports each death in forty lines; one line of ours is enough.
         stack.callback(logging.disable, logging.NOTSET)
         logging.disable()
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id="trinat",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            # Its restarts follow errors, too.
-            max_restarts=0,
-            # Other signals are handled here: torchrun kills its processes after thirty seconds.
-            signals_to_handle="SIGQUIT",
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )
+        config = _torchrun_config(processes, folder)
         for restarts in range(RESTARTS + 1):
             began = time.monotonic()
             try:
-                models = elastic_launch(config, _work)(job, watching, restarts, stop)
+                models = elastic_launch(config, _work)(
+                    training, watching, restarts, stop
+                )
+                return models[0]  # type: ignore[no-any-return]
             except ChildFailedError as error:
                 for verdict in Path(folder).glob(f"*/{VERDICT}"):
                     raise pickle.loads(verdict.read_bytes()) from None
                 rank, failure = error.get_first_failure()
-                if seconds := job.keywords["seconds"]:
-                    job = partial(
-                        job, seconds=max(1.0, seconds - (time.monotonic() - began))
-                    )
-            else:
-                return models[0]  # type: ignore[no-any-return]
+                training = _with_time_left(training, time.monotonic() - began)
     what = f"process {rank} died {RESTARTS + 1} times, the last time of {failure.signal_name()}"
     remedy = "the same command with --resume goes on from the last state"
-    raise TrainingError(what, where=job.args[1], remedy=remedy)
+    raise TrainingError(what, where=_folder_of(training), remedy=remedy)
 
 
-def _work(job: Job, watching: Watching, restarts: int, stop: Any) -> Path:
-    """What each process does."""
+def _torchrun_config(processes: int, folder: str) -> Any:
+    """What torchrun is to start on this machine; its logs go to a folder."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id="trinat",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        # Its restarts follow errors, too.
+        max_restarts=0,
+        # Other signals are handled here: torchrun kills its processes after thirty seconds.
+        signals_to_handle="SIGQUIT",
+        logs_specs=DefaultLogsSpecs(log_dir=folder),
+    )
+
+
+def _with_time_left(training: Training, spent_s: float) -> Training:
+    """The same training, with what is left of its seconds if they are limited."""
+    seconds = training.keywords["seconds"]
+    if not seconds:
+        return training
+    return partial(training, seconds=max(1.0, seconds - spent_s))
+
+
+def _work(training: Training, watching: Watching, restarts: int, stop: Any) -> Path:
+    """What each process does; `stop` is a value that all share, not 0 once they are to stop."""
+
+    def should_stop() -> bool:
+        return bool(stop.value)
+
     logging.disable()
-    model = _take_part(job, watching, restarts, should_stop=lambda: bool(stop.value))
+    model = _take_part(training, watching, restarts, should_stop)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         # Killed, which stopped this process, too: there is nobody to return the result to.

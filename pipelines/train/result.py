@@ -1,4 +1,8 @@
-"""What the finished jobs of a run have left: weights to start from, and the model made of them."""
+"""What the finished jobs of a run have left: weights to start from, and the model made of them.
+
+A finished job has done.json and its states. The weights that count are those of the state that
+validated best, or of the last one where nothing was validated.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,10 @@ from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_latest, read_state
 
 # In a job's folder: when it is finished, and the state that validated best.
-DONE, BEST = "done.json", "best.state"
-# In a run's folder: what it found in its stores.
+DONE = "done.json"
+BEST = "best.state"
+# In a run's folder: its recipe, and what it found in its stores.
+CONFIG = "config.yaml"
 DATA = "data.json"
 
 
@@ -58,17 +64,18 @@ def trained(
     out: Path,
     say: Callable[[str], None],
 ) -> tuple[Network, View]:
-    """A view's network after the last of some stages that trained it: the best state, or the last.
+    """A view's network after the last of some stages that trained it, and the view it is of.
 
-    A view that none has trained gets another view's network; returns that view.
+    Its weights are the moving average where the stage has one. A view that none has trained gets
+    another view's network. TrainingError where no view is trained; `say` gets a line for each
+    state that is damaged.
     """
     stage, folder, view = _last_finished(recipe, stages, view, out)
     views = [View(name) for name in folder.name.split("-")]
     state = _best_or_last(folder, say)
     scheme = load_scheme(recipe.scheme)
-    network = ViewsNet(
-        recipe.network, {each: len(scheme.seen_in(each)) for each in views}
-    )
+    classes = {each: len(scheme.seen_in(each)) for each in views}
+    network = ViewsNet(recipe.network, classes)
     weights = state.network
     if stage.ema:
         weights = state.average
@@ -83,7 +90,11 @@ def first_weights(
     out: Path,
     say: Callable[[str], None],
 ) -> tuple[Network, LabelScheme] | None:
-    """The network that a stage starts a view from, and its classes; None for random weights."""
+    """The network that a stage starts a view from, and its classes; None for random weights.
+
+    That is the stage's own `start`, a model, or what the stages before left of this view, else
+    of another. `say` gets a line where a later stage starts from random weights after all.
+    """
     if stage.start is not None:
         model = load_model(stage.start)
         other = view
@@ -105,14 +116,18 @@ def first_weights(
 
 def _has_finished(recipe: Recipe, stages: Sequence[StageConfig], out: Path) -> bool:
     """Whether any job of some stages is finished."""
-    found = []
     for stage in stages:
-        found += [_finished(out, stage, view) for view in recipe.views]
-    return any(found)
+        for view in recipe.views:
+            if _finished(out, stage, view) is not None:
+                return True
+    return False
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
-    """A finished job's best state, or the last where none was chosen or it is damaged."""
+    """A finished job's best state, or the last where none was chosen or it is damaged.
+
+    TrainingError where no state is sound.
+    """
     if (folder / BEST).is_file():
         try:
             return read_state(folder / BEST)
@@ -133,7 +148,11 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
 def save_run(
     recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Write the model folder of all views that are finished so far; returns their names."""
+    """Write the model folder of all views that are finished so far; returns their names.
+
+    A view is finished once the last of its stages is. The model takes along a label scheme of the
+    user's own, what its training data were, and which structures they never showed.
+    """
     scheme = load_scheme(recipe.scheme)
     networks = {}
     for view in recipe.views:
@@ -180,15 +199,17 @@ def _slices_seen(recipe: Recipe, out: Path) -> int:
 
 def _data_seen(recipe: Recipe) -> str:
     """What a model says of its training data: the kind of scans, and the weights it starts from."""
-    seen = "scans of a slice store"
-    if all(
-        s.data.synthetic is not None and s.data.store is None for s in recipe.stages
-    ):
+    sources = [stage.data for stage in recipe.stages]
+    if all(data.synthetic is not None and data.store is None for data in sources):
         seen = "synthetic scans"
-    starts = [stage.start for stage in recipe.stages if stage.start is not None]
-    # A model is given to others: it must not contain paths of this disk.
-    started = ["/".join(start.parts[-2:]) for start in starts]
-    return ", from the weights of ".join([seen, *started])
+    else:
+        seen = "scans of a slice store"
+    for stage in recipe.stages:
+        if stage.start is not None:
+            # A model is given to others: it must not contain paths of this disk.
+            start = "/".join(stage.start.parts[-2:])
+            seen += f", from the weights of {start}"
+    return seen
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
@@ -207,7 +228,8 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
             untaught.append(set())
         else:
             untaught.append(csf)
-    untaught += [set(found["not_predicted"]) for found in read_data(out).values()]
+    of_stores = read_data(out).values()
+    untaught += [set(of_store["not_predicted"]) for of_store in of_stores]
     if not untaught:
         return set()
     return set.intersection(*untaught)
@@ -223,7 +245,10 @@ def read_data(out: Path) -> dict[str, Any]:
 
 
 def pseudo_labels(recipe: Recipe, out: Path) -> str:
-    """Which models made labels that the weights saw, in this run or before it."""
+    """Which models made labels that the weights saw, in this run or before it.
+
+    In words, for the model's description; empty where people made all of them.
+    """
     made = {found["pseudo_labels"] for found in read_data(out).values()}
     for stage in recipe.stages:
         if stage.start is not None:

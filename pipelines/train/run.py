@@ -1,64 +1,64 @@
-"""A training run: a recipe becomes networks, job by job."""
+"""A training run: a recipe becomes networks, job by job.
+
+A run has a folder: its recipe (config.yaml), what it took from stores (data.json), a folder for
+each job (<stage>/<view>), and at the end the model. The same command with `resume` goes on where
+a run was stopped, at the step, with the same numbers as if it had not been.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from trinat.pipelines.common.lock import refuse_foreign, run_lock
+from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.common.process import prepare_training, stop_signals
+from trinat.pipelines.train.claim import claimed_run
 from trinat.pipelines.train.clock import TimeLimit
-from trinat.pipelines.train.foresight import refuse_too_large, say_how_long
+from trinat.pipelines.train.foresight import (
+    refuse_missing_inputs,
+    refuse_too_large,
+    say_how_long,
+)
 from trinat.pipelines.train.job import Job, JobRun, Watcher
-from trinat.pipelines.train.result import DATA, DONE, read_data, save_run
+from trinat.pipelines.train.job_loop import train_job
+from trinat.pipelines.train.result import DONE, save_run
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
-from trinat.segmentation.errors import (
-    ConfigError,
-    DatasetError,
-    DeviceError,
-    InterruptedRunError,
-    TrainingError,
-)
-from trinat.segmentation.io.files import remove_leftovers, write_whole
+from trinat.segmentation.errors import ConfigError, DeviceError, InterruptedRunError
+from trinat.segmentation.io.files import remove_leftovers
 from trinat.segmentation.models.architectures import PUBLISHED
 from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import choose_device, count_gpus
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.heads import load_heads
 from trinat.segmentation.training.config import (
     Recipe,
     StageConfig,
     StoreConfig,
     ValidationConfig,
 )
-from trinat.segmentation.training.state import check_identity, has_state
 from trinat.segmentation.training.workers import ALONE, Workers
-
-CONFIG = "config.yaml"
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or file, with settings from the command line on top."""
+    """A recipe by name or file, with settings from the command line on top.
+
+    One that starts from a model and names no network gets that of the model.
+    """
     path = find_recipe(name_or_path, "train")
     content = with_settings(read_yaml(path), settings)
     recipe = check(Recipe, content, path)
     start = recipe.stages[0].start
-    if start is not None and "network" not in content:
-        recipe = recipe.model_copy(update={"network": _network_of(start, recipe.views)})
-    return recipe
+    if start is None or "network" in content:
+        return recipe
+    network = _network_of(start, recipe.views)
+    return recipe.model_copy(update={"network": network})
 
 
 def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
@@ -71,41 +71,65 @@ def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
     views = tuple(view for view in recipe.views if view in store.views)
     if not views:
         raise ConfigError(f"holds no slices of the views of {recipe.name}", where=root)
-    split = split or root / SPLIT
-    validation = ValidationConfig() if read_split(split).validation else None
+    if split is None:
+        split = root / SPLIT
+    validation = None
+    if read_split(split).validation:
+        validation = ValidationConfig()
     place = StoreConfig(path=root, split=split)
     stages = []
     for stage in recipe.stages:
-        own, known = tuple(v for v in stage.views or () if v in views), stage.data.store
-        if stage.views and not own:
-            continue
-        held = (
-            known.model_copy(update={"path": place.path, "split": place.split})
-            if known
-            else place
+        own_views = None
+        if stage.views is not None:
+            own_views = tuple(view for view in stage.views if view in views)
+            if not own_views:
+                continue
+        changed = _stage_on_store(
+            stage, place, validation, can_flip=not store.scheme.has_unpartnered_sides
         )
-        if (
-            store.scheme.has_unpartnered_sides
-        ):  # flipped slices would show what it has no class for
-            unflipped = held.augmentation.model_copy(update={"flip": 0.0})
-            held = held.model_copy(update={"augmentation": unflipped})
-        source = {"store": held, "synthetic": stage.data.synthetic if known else None}
-        changes = {
-            "views": own or None,
-            "data": stage.data.model_copy(update=source),
-            "validation": stage.validation if known else stage.validation or validation,
-        }
-        stages.append(stage.model_copy(update=changes))
+        stages.append(changed.model_copy(update={"views": own_views}))
     whole = {"scheme": store.scheme_name, "views": views, "stages": tuple(stages)}
     return recipe.model_copy(update=whole)
 
 
+def _stage_on_store(
+    stage: StageConfig,
+    place: StoreConfig,
+    validation: ValidationConfig | None,
+    *,
+    can_flip: bool,
+) -> StageConfig:
+    """A stage on the slices of a store; `validation` is that of a stage which has none.
+
+    `can_flip`: flipped slices show only what the store's label scheme has a class for.
+    """
+    known = stage.data.store
+    if known is None:
+        store = place
+        synthetic = None
+        validation = stage.validation or validation
+    else:
+        store = known.model_copy(update={"path": place.path, "split": place.split})
+        synthetic = stage.data.synthetic
+        validation = stage.validation
+    if not can_flip:
+        unflipped = store.augmentation.model_copy(update={"flip": 0.0})
+        store = store.model_copy(update={"augmentation": unflipped})
+    data = stage.data.model_copy(update={"store": store, "synthetic": synthetic})
+    return stage.model_copy(update={"data": data, "validation": validation})
+
+
 def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
-    """The configuration that a model's networks share, all but the number of classes."""
+    """The configuration that a model's networks share, all but the number of classes.
+
+    Of networks for these views, if the model has any. Several configurations are a ConfigError.
+    """
     architectures = read_info(find_model(model)).architectures
     chosen = [architectures[view] for view in views if view in architectures]
+    if not chosen:
+        chosen = list(architectures.values())
     classes = {"classes": PUBLISHED.classes}
-    shapes = {c.model_copy(update=classes) for c in chosen or architectures.values()}
+    shapes = {config.model_copy(update=classes) for config in chosen}
     if len(shapes) > 1:
         remedy = "say in the recipe which `network` to train"
         raise ConfigError(
@@ -115,12 +139,17 @@ def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """All trainings of a run, in order: stage by stage, and view by view unless together."""
+    """All trainings of a run, in order: stage by stage, and view by view unless together.
+
+    A stage without any of the views has no job.
+    """
     jobs = []
     for stage in recipe.stages:
-        own = tuple(view for view in views if view in (stage.views or views))
-        groups = [own] if stage.together and own else [(view,) for view in own]
-        jobs += [Job(stage, group) for group in groups]
+        own_views = tuple(view for view in views if view in (stage.views or views))
+        if stage.together and own_views:
+            jobs.append(Job(stage, own_views))
+        else:
+            jobs += [Job(stage, (view,)) for view in own_views]
     return jobs
 
 
@@ -139,67 +168,46 @@ def train(
 ) -> Path:
     """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
 
+    `views` are trained of those that the recipe has; all of them without it. A folder that holds
+    a run is refused without `resume`, and with it where recipe or data differ.
+
     With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
     Several processes share each batch, and only the leader writes; or, `apart`, each has views of
     its own.
+
+    The run is saved and ends with InterruptedRunError at a signal, once `should_stop` says so, or
+    when its time is over and a job is left.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
-    target, jobs = find_device(device), plan_jobs(recipe, chosen)
+    target = find_device(device)
+    jobs = plan_jobs(recipe, chosen)
     together = ALONE if apart else workers
     prepare_training(target)
     with ExitStack() as stack:
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
         if workers.leads:
-            out.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(run_lock(out / ".lock"))
-            folders = [out / job.name for job in jobs]
-            remove_leftovers(
-                out, *folders, *(folder / "examples" for folder in folders)
-            )
-            _look_ahead(
-                job.stage for job in jobs if not (out / job.name / DONE).is_file()
-            )
-            stack.enter_context(_claimed(recipe, out, resume=resume))
-        left = [job for job in jobs if not (out / job.name / DONE).is_file()]
+            stack.enter_context(_prepared(recipe, out, jobs, resume=resume))
         if target.type == "cpu":
+            left = _left(jobs, out)
             refuse_too_large(recipe, left, together.count)
             if workers.leads and seconds is None:
                 say_how_long(recipe, left, workers.count, watcher.say)
-        limit = None if seconds is None else TimeLimit(seconds)
+        limit = None
+        if seconds is not None:
+            limit = TimeLimit(seconds)
 
         def stop() -> bool:
-            return (
-                signalled.is_set()
-                or should_stop()
-                or (limit is not None and limit.is_over)
-            )
+            """Whether a signal, the caller or the limit of time ends the run now."""
+            if signalled.is_set() or should_stop():
+                return True
+            return limit is not None and limit.is_over
 
         runs = [JobRun(recipe, job, out, watcher, target, together) for job in jobs]
-        # As the leader finds it: a view that is done meanwhile changes nobody's share.
-        places = workers.share(
-            lambda: [place for place, run in enumerate(runs) if not run.is_done]
-        )
-        stages = [
-            [runs[n] for n in places if jobs[n].stage == stage]
-            for stage in recipe.stages
-        ]
-        if apart:
-            stages = [left[workers.rank :: workers.count] for left in stages]
-        count, begun = sum(map(len, stages)), 0
-        for runs_left in stages:
-            for run in runs_left:
-                if begun and together.largest(float(stop())):
-                    what = f"stopped before {run.job.name}"
-                    remedy = "the same command with --resume goes on"
-                    raise InterruptedRunError(what, where=out, remedy=remedy)
-                begun += 1
-                run.go(stop, limit, others=count - begun)
-            if apart:
-                # A stage starts from what the stage before it left of any view.
-                workers.share(lambda: None)
+        stages = _by_stage(recipe, runs, workers, apart=apart)
+        _train_stages(stages, workers, stop, limit, apart=apart)
         model = out / "model"
         saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
         watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
@@ -207,76 +215,75 @@ def train(
 
 
 @contextmanager
-def _claimed(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
-    """Write down the recipe and what its stores hold; refuse to mix two runs in one folder."""
-    path = out / CONFIG
-    content, data = recipe.model_dump(mode="json"), _data_of(recipe)
-    if path.is_file():
-        # The same that was killed before its first state begins again.
-        if not resume and (_has_begun(out) or read_yaml(path) != content):
-            remedy = "go on with --resume, or give another --out"
-            raise TrainingError("a run is there already", where=out, remedy=remedy)
-        check_identity(read_yaml(path), content, out)
-        check_identity(read_data(out), data, out)
-        yield
-        return
-    folders = [*(stage.name for stage in recipe.stages), "model"]
-    refuse_foreign(out, [CONFIG, *folders, DATA])
-    if data:
-        write_whole(out / DATA, json.dumps(data, indent=1))
-    write_whole(path, yaml.safe_dump(content, sort_keys=False))
-    try:
-        yield
-    finally:
-        # A start that was refused is no run.
-        if not _has_begun(out):
-            path.unlink()
-            (out / DATA).unlink(missing_ok=True)
-            for name in folders:
-                shutil.rmtree(out / name, ignore_errors=True)
+def _prepared(
+    recipe: Recipe, out: Path, jobs: Sequence[Job], *, resume: bool
+) -> Iterator[None]:
+    """Hold the folder of the run, without what a killed run left half-written.
+
+    What a stage lacks is refused before the run is written down.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with run_lock(out / ".lock"):
+        folders = [out / job.name for job in jobs]
+        examples = [folder / "examples" for folder in folders]
+        remove_leftovers(out, *folders, *examples)
+        refuse_missing_inputs(job.stage for job in _left(jobs, out))
+        with claimed_run(recipe, out, resume=resume):
+            yield
 
 
-def _data_of(recipe: Recipe) -> dict[str, Any]:
-    """By store, what a run takes from it."""
-    data = {}
-    for config in filter(None, (stage.data.store for stage in recipe.stages)):
-        store = Store(config.path)
-        known, train = store.info.subjects, store.part("train", config.split)
-        used = sorted({*train, *read_split(config.split).validation})
-        files = json.dumps([(subject, known[subject].file.sha256) for subject in used])
-        made = (known[subject].pseudo for subject in train)
-        untaught = [set(model.not_predicted) if model else set() for model in made]
-        data[str(config.path)] = {
-            "sha256": hashlib.sha256(files.encode()).hexdigest(),
-            "pseudo_labels": store.pseudo_labels(train),
-            "not_predicted": sorted(set.intersection(*untaught)),
-        }
-    return data
+def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
+    """The jobs that are not finished."""
+    return [job for job in jobs if not (out / job.name / DONE).is_file()]
 
 
-def _has_begun(out: Path) -> bool:
-    return any(has_state(job) or (job / DONE).is_file() for job in out.glob("*/*/"))
+def _by_stage(
+    recipe: Recipe, runs: Sequence[JobRun], workers: Workers, *, apart: bool
+) -> list[list[JobRun]]:
+    """By stage, the jobs left for this process: all, or if processes work `apart` its share."""
+    # As the leader finds it: a view that is done meanwhile changes nobody's share.
+    places = workers.share(
+        lambda: [place for place, run in enumerate(runs) if not run.is_done]
+    )
+    left = [runs[place] for place in places]
+    stages = []
+    for stage in recipe.stages:
+        of_stage = [run for run in left if run.job.stage == stage]
+        if apart:
+            of_stage = of_stage[workers.rank :: workers.count]
+        stages.append(of_stage)
+    return stages
 
 
-def _look_ahead(stages: Iterable[StageConfig]) -> None:
-    """Refuse what a stage lacks now, and not after hours of the stages before it."""
-    for stage in stages:
-        if stage.start is not None:
-            find_model(stage.start)
-        synthetic, store = stage.data.synthetic, stage.data.store
-        heads = synthetic.heads if synthetic is not None else None
-        if isinstance(heads, Path) and not heads.exists():
-            load_heads(heads)  # Raises.
-        if store is not None:
-            opened, validation = Store(store.path), read_split(store.split).validation
-            opened.check([*opened.part("train", store.split), *validation])
-            if not validation and stage.validation is not None:
-                remedy = "add some (trinat split --ratios 8 1 1), or use --set validation=null"
-                what = "has no subject for validation"
-                raise DatasetError(what, where=store.split, remedy=remedy)
+def _train_stages(
+    stages: Sequence[Sequence[JobRun]],
+    workers: Workers,
+    stop: Callable[[], bool],
+    limit: TimeLimit | None,
+    *,
+    apart: bool,
+) -> None:
+    """Train job by job; InterruptedRunError where the run is to stop between two of them."""
+    count = sum(len(runs) for runs in stages)
+    begun = 0
+    for runs in stages:
+        for run in runs:
+            if begun and run.workers.largest(float(stop())):
+                what = f"stopped before {run.job.name}"
+                remedy = "the same command with --resume goes on"
+                raise InterruptedRunError(what, where=run.out, remedy=remedy)
+            begun += 1
+            train_job(run, stop, limit, others=count - begun)
+        if apart:
+            # A stage starts from what the stage before it left of any view.
+            workers.share(lambda: None)
 
 
 def find_device(name: str) -> torch.device:
+    """The device of that name; DeviceError where this machine has none.
+
+    "auto" is the fastest one that there is.
+    """
     if name.startswith("cuda") and not count_gpus():
         raise DeviceError(
             "there is no CUDA device", where=name, remedy="use --device cpu"

@@ -10,7 +10,7 @@ import pytest
 from helpers.disks import Disk, may_have_mounts, own_mounts
 from helpers.serial import run_serially, write_scans
 
-from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.pipelines.data.prepare import PrepareConfig, prepare_store
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.outputs import WORK
 from trinat.segmentation.errors import DiskFullError
@@ -80,7 +80,7 @@ def _prepared(folder: Path, disk: Disk) -> None:
         freesurfer_subject(folder / "in", name)
     config = PrepareConfig(source="freesurfer", root=folder / "in", grid=(96, 96, 96))
     out = disk.folder / "out"
-    run(config, out)
+    prepare_store(config, out)
     whole = {path: sha256_of(path) for path in out.rglob("*") if path.is_file()}
     # Of the lock.
     disk.leave_room(4096)
@@ -88,10 +88,10 @@ def _prepared(folder: Path, disk: Disk) -> None:
     with pytest.raises(
         DiskFullError, match=r"a\.h5: cannot be written \(No space left"
     ):
-        run(other, out)
+        prepare_store(other, out)
     assert {path: sha256_of(path) for path in out.rglob("*") if path.is_file()} == whole
     disk.resize()
-    assert run(other, out).made == 2
+    assert prepare_store(other, out).made == 2
 
 
 def test_a_store_stays_as_it_is_where_there_is_no_room_for_another(

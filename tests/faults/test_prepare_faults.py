@@ -20,9 +20,11 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_image, head_labels, write_mgz
 
 import trinat.pipelines.data.prepare
+import trinat.pipelines.data.subject_job
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.data.prepare import Outcome, PrepareConfig, run
+from trinat.pipelines.data.prepare import PrepareConfig, prepare_store
+from trinat.pipelines.data.subject_job import Outcome, SubjectJob
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.store import Store
@@ -95,7 +97,7 @@ def test_six_broken_of_twenty_take_nothing_with_them(tmp_path: Path, jobs: int) 
         folder = freesurfer_subject(tmp_path / "in", name)
         if name in BREAKS:
             BREAKS[name][0](folder)
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=jobs)
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=jobs)
     assert summary.exit is Exit.SOME_FAILED == 3
     assert (summary.made, summary.failed, summary.skipped) == (14, 6, 0)
     assert len(list((tmp_path / "out/subjects").iterdir())) == 14
@@ -115,9 +117,9 @@ def test_six_broken_of_twenty_take_nothing_with_them(tmp_path: Path, jobs: int) 
 def test_a_subject_that_broke_later_loses_its_old_slices(tmp_path: Path) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
-    run(config_of(tmp_path / "in"), tmp_path / "out")
+    prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     truncate(tmp_path / "in/a")
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.current, summary.failed) == (1, 1)
     assert [p.name for p in (tmp_path / "out/subjects").iterdir()] == ["b.h5"]
 
@@ -125,11 +127,11 @@ def test_a_subject_that_broke_later_loses_its_old_slices(tmp_path: Path) -> None
 def test_damaged_slices_are_made_anew(tmp_path: Path) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
-    run(config_of(tmp_path / "in"), tmp_path / "out")
+    prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     whole = contents(tmp_path / "out")
     damaged = tmp_path / "out/subjects/a.h5"
     damaged.write_bytes(damaged.read_bytes()[:5000])
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.made, summary.current) == (1, 1)
     assert contents(tmp_path / "out") == whole
 
@@ -137,18 +139,18 @@ def test_damaged_slices_are_made_anew(tmp_path: Path) -> None:
 def test_all_broken_is_another_status_and_still_told(tmp_path: Path) -> None:
     for name in ("a", "b"):
         truncate(freesurfer_subject(tmp_path / "in", name))
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     assert summary.exit is Exit.ALL_FAILED
     for name in ("a", "b"):
         (tmp_path / "in" / name / "mri/orig.mgz").unlink()
     with pytest.raises(DatasetError, match="no subject can be used"):
-        run(config_of(tmp_path / "in"), tmp_path / "out")
+        prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     ledger = (tmp_path / "out/ledger.tsv").read_text()
     assert ledger.count("failed\tnone of these in mri/") == 2
 
 
 def _prepare(root: Path, out: Path, jobs: int) -> None:
-    run(config_of(root), out, jobs=jobs)
+    prepare_store(config_of(root), out, jobs=jobs)
 
 
 def _start(root: Path, out: Path, jobs: int = 1) -> multiprocessing.Process:
@@ -175,7 +177,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     root, out = tmp_path / "in", tmp_path / "out"
     for number in range(6):
         freesurfer_subject(root, f"s{number}")
-    run(config_of(root), tmp_path / "undisturbed")
+    prepare_store(config_of(root), tmp_path / "undisturbed")
 
     def halves() -> list[Path]:
         return list(out.glob("subjects/.trinat-*.tmp"))
@@ -193,13 +195,13 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
         ),  # before or while the tables are written
     ]
     assert killed[:2] == [True, True]
-    run(config_of(root), out)
+    prepare_store(config_of(root), out)
     assert contents(out) == contents(tmp_path / "undisturbed")
 
 
 def _with_little_space(root: Path, out: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-    summary = run(config_of(root), out)
+    summary = prepare_store(config_of(root), out)
     reasons = {row.reason for row in summary.rows}
     left = [path.name for path in (out / "subjects").iterdir()]
     os._exit(0 if all("cannot be written" in r for r in reasons) and not left else 1)
@@ -224,15 +226,15 @@ def test_an_error_that_nobody_foresaw_is_its_subjects_own(
 ) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
-    real = trinat.pipelines.data.prepare.prepare_subject
+    real = trinat.pipelines.data.subject_job.prepare_subject
 
     def stumbles(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
         if subject.id == "a":
             raise KeyError("of all things")
         real(subject, path, cut, fingerprint)
 
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "prepare_subject", stumbles)
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    monkeypatch.setattr(trinat.pipelines.data.subject_job, "prepare_subject", stumbles)
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.made, summary.failed) == (1, 1)
     assert summary.rows[0].reason == "KeyError: 'of all things': a fault of trinat"
 
@@ -264,17 +266,17 @@ def test_two_runs_do_not_share_a_store(tmp_path: Path) -> None:
     freesurfer_subject(tmp_path / "in", "s")
     (tmp_path / "out").mkdir()
     with run_lock(tmp_path / "out/.lock"), pytest.raises(LockedError):
-        run(config_of(tmp_path / "in"), tmp_path / "out")
+        prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
 
 
-def _dies_on_s2(job: trinat.pipelines.data.prepare._Job) -> Outcome:
-    """As `_prepare`, but the process that meets s2 is killed, as by a system out of memory."""
+def _dies_on_s2(job: SubjectJob) -> Outcome:
+    """As `make_subject`, but the process that meets s2 is killed, as by a system out of memory."""
     if job.subject.id == "s2":
         os.kill(os.getpid(), signal.SIGKILL)
-    return _really_prepare(job)
+    return _really_make(job)
 
 
-_really_prepare = trinat.pipelines.data.prepare._prepare
+_really_make = trinat.pipelines.data.subject_job.make_subject
 
 
 def test_a_worker_that_dies_takes_its_own_subject_alone(
@@ -282,10 +284,10 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
 ) -> None:
     for number in range(5):
         freesurfer_subject(tmp_path / "in", f"s{number}")
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "_prepare", _dies_on_s2)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "make_subject", _dies_on_s2)
     # Workers must find this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     reasons = {
         row.subject: row.reason for row in summary.rows if row.status == "failed"
     }
@@ -294,9 +296,9 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
     assert summary.made == 4
 
 
-def _dies_once_made(job: trinat.pipelines.data.prepare._Job) -> Outcome:
-    """As `_prepare`, but the first process to have made a subject is killed before it says so."""
-    outcome = _really_prepare(job)
+def _dies_once_made(job: SubjectJob) -> Outcome:
+    """As `make_subject`, but the first process to have made one is killed before it says so."""
+    outcome = _really_make(job)
     try:
         (job.path.parent / "died").mkdir()
     except FileExistsError:
@@ -310,11 +312,11 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
 ) -> None:
     for name in ("s0", "s1"):
         freesurfer_subject(tmp_path / "in", name)
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "_prepare", _dies_once_made)
+    monkeypatch.setattr(trinat.pipelines.data.prepare, "make_subject", _dies_once_made)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     assert (summary.made, summary.current, summary.failed) == (2, 0, 0)
-    again = run(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
+    again = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     assert (again.made, again.current, again.failed) == (0, 2, 0)
 
 
@@ -331,5 +333,5 @@ def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(
     with pytest.raises(gzip.BadGzipFile):
         gzip.decompress(bytes(raw))
     assert np.asarray(nib.load(path).dataobj).any()
-    summary = run(config_of(tmp_path / "in"), tmp_path / "out")
+    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     assert [row.subject for row in summary.rows if row.status == "failed"] == ["s"]

@@ -16,7 +16,7 @@ from helpers.miniatures import (
     oasis_session,
     write_nifti,
 )
-from trinat.pipelines.data.prepare import PrepareConfig, Summary, run
+from trinat.pipelines.data.prepare import PrepareConfig, Summary, prepare_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.space.views import View, from_slices
 
@@ -27,7 +27,7 @@ def prepare(
     source: str, root: Path, out: Path, **settings: object
 ) -> tuple[Summary, Store]:
     config = PrepareConfig(source=source, root=root, grid=GRID, **settings)
-    return run(config, out), Store(out)
+    return prepare_store(config, out), Store(out)
 
 
 def volume_of(

@@ -16,7 +16,8 @@ from helpers.loopback import Behaviour, Server, cut, serve
 from torture.verdicts import executed, wrong
 from torture.workshop import Try, digests, happens, time_limit, unchanged
 from trinat.pipelines.data.catalogue import ArchiveLimits, RemoteFile
-from trinat.pipelines.data.download import Policy, fetch
+from trinat.pipelines.data.download import fetch
+from trinat.pipelines.data.transfer import Policy
 from trinat.pipelines.data.unpack import extract
 from trinat.segmentation.errors import TrinatError
 

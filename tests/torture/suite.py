@@ -50,11 +50,12 @@ _PRELOADED = (
     "trinat.pipelines.evaluate.cohort",
     "trinat.pipelines.data.prepare",
     "trinat.pipelines.data.report",
+    "trinat.pipelines.data.show",
     "trinat.pipelines.models.bundle",
     "trinat.pipelines.serve.app",
     "trinat.pipelines.web.start",
     "trinat.pipelines.train.launch",
-    "trinat.pipelines.train.log",
+    "trinat.pipelines.train.comparison",
     "trinat.segmentation.report.evaluation",
     "helpers.serial",
 )

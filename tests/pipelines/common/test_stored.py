@@ -15,7 +15,7 @@ from helpers.prepared import build, prepare
 from trinat.pipelines.common.cases import Case, Found
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.stored import stored_cases, stored_files
-from trinat.pipelines.evaluate.run import Settings, evaluate
+from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import read
 from trinat.pipelines.predict.settings import RunSettings
@@ -56,8 +56,10 @@ def cases_of(store: Store) -> Found:
 def measured(store: Store, out: Path) -> Exit:
     """Of what is in `found` beside it."""
     models = {"m": out.with_name("found")}
-    return evaluate(
-        Settings(store.root, models, out, part="test", jobs=1, tables_only=True)
+    return evaluate_predictions(
+        EvaluationSettings(
+            store.root, models, out, part="test", jobs=1, tables_only=True
+        )
     )
 
 

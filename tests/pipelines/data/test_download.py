@@ -16,7 +16,9 @@ import pytest
 from helpers.loopback import Behaviour, Handler, Server, cut, serve
 
 from trinat.pipelines.data.catalogue import RemoteFile, archives_of, load_catalogue
-from trinat.pipelines.data.download import CHECKSUMS, Policy, SafeRedirects, fetch
+from trinat.pipelines.data.download import CHECKSUMS, fetch
+from trinat.pipelines.data.transfer import Policy
+from trinat.pipelines.data.web import SafeRedirects
 from trinat.segmentation.errors import ConfigError, DownloadError, LockedError
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes

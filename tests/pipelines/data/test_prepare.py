@@ -27,8 +27,9 @@ from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.data.catalogue import load_catalogue
-from trinat.pipelines.data.download import Policy, fetch
-from trinat.pipelines.data.prepare import PrepareConfig, run
+from trinat.pipelines.data.download import fetch
+from trinat.pipelines.data.prepare import PrepareConfig, prepare_store
+from trinat.pipelines.data.transfer import Policy
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.volume import Volume
@@ -210,7 +211,7 @@ def test_ixi_without_labels_still_makes_images(tmp_path: Path) -> None:
     ixi_scan(tmp_path / "in", "IXI002-Guys-0828")
     said: list[str] = []
     config = PrepareConfig(source="ixi", root=tmp_path / "in", grid=GRID)
-    summary = run(config, tmp_path / "out", say=said.append)
+    summary = prepare_store(config, tmp_path / "out", say=said.append)
     assert summary.exit is Exit.OK
     assert len(said) == 1
     assert "recon-all" in said[0]
@@ -277,7 +278,7 @@ def test_real_freesurfer_subjects_keep_every_voxel_of_every_class(
     for name in names:
         (root / name).symlink_to(dev_data / "freesurfer" / name)
     config = PrepareConfig(source="freesurfer", root=root, views=("axial",))
-    summary = run(config, tmp_path / "out")
+    summary = prepare_store(config, tmp_path / "out")
     assert (summary.made, summary.failed) == (len(names), 0)
     store = Store(tmp_path / "out")
     for subject in store.subjects:
@@ -334,7 +335,7 @@ def test_scans_that_need_a_decision_are_prepared_once_it_is_made(
         config = PrepareConfig(
             source="pairs", root=tmp_path / "in", grid=GRID, **settings
         )
-        (row,) = run(config, tmp_path / "out").rows
+        (row,) = prepare_store(config, tmp_path / "out").rows
         reasons.append(row.reason)
     assert "--trust-affine" in reasons[0]
     assert "--fill-nonfinite" in reasons[1]

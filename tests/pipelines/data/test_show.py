@@ -11,14 +11,10 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
 from PIL import Image
 
-from trinat.pipelines.data.prepare import PrepareConfig, run
-from trinat.pipelines.data.report import (
-    find_outliers,
-    read_augmentation,
-    show_augmented,
-    show_subject,
-    write_report,
-)
+from trinat.pipelines.data.outliers import find_outliers
+from trinat.pipelines.data.prepare import PrepareConfig, prepare_store
+from trinat.pipelines.data.report import write_report
+from trinat.pipelines.data.show import read_augmentation, show_augmented, show_subject
 from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -33,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("sub-01", "sub-02", "sub-<b>3")):
         freesurfer_subject(folder / "in", name, shift=number)
     freesurfer_subject(folder / "in", "fsaverage")
-    run(
+    prepare_store(
         PrepareConfig(source="freesurfer", root=folder / "in", grid=GRID),
         folder / "out",
     )
@@ -57,7 +53,9 @@ def test_a_mosaic_shows_the_colours_of_the_labels(root: Path, tmp_path: Path) ->
 
 def test_a_head_without_labels_is_not_shown_unasked(tmp_path: Path) -> None:
     ixi_scan(tmp_path / "in", "IXI002-Guys-0828")
-    run(PrepareConfig(source="ixi", root=tmp_path / "in", grid=GRID), tmp_path / "out")
+    prepare_store(
+        PrepareConfig(source="ixi", root=tmp_path / "in", grid=GRID), tmp_path / "out"
+    )
     with pytest.raises(DatasetError, match="add --whole-head"):
         show_subject(tmp_path / "out", "IXI002-Guys-0828", tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
@@ -69,7 +67,7 @@ def test_a_head_without_labels_is_not_shown_unasked(tmp_path: Path) -> None:
 
 def test_label_maps_alone_can_be_shown(tmp_path: Path) -> None:
     write_nifti(tmp_path / "in/seg.nii.gz", head_labels())
-    run(
+    prepare_store(
         PrepareConfig(source="labelmaps", root=tmp_path / "in", grid=GRID),
         tmp_path / "out",
     )

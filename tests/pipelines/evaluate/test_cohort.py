@@ -16,7 +16,8 @@ import pytest
 from helpers.miniatures import without_orientation
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.cohort import Settings, read_ranges, report
+from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
+from trinat.pipelines.evaluate.ranges import read_ranges
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -78,7 +79,7 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
             ledger.add(Entry("same", "done", outputs={name: "0"}, result=result))
             ledger.add(Entry(f"bad {n}", "failed", reason=f"failure {n}"))
     assert (
-        report(Settings(tmp_path / "found", tmp_path / "out", jobs=1))
+        report_cohort(CohortSettings(tmp_path / "found", tmp_path / "out", jobs=1))
         == Exit.SOME_FAILED
     )
     page = (tmp_path / "out/report.html").read_text()
@@ -94,26 +95,30 @@ def test_maps_without_orientation_are_read_when_told_what_to_trust(
     path.parent.mkdir()
     Volume(labels(1), AFFINE).write(path, labels=True)
     without_orientation(path)
-    untold = Settings(path.parent, tmp_path / "out", jobs=1)
+    untold = CohortSettings(path.parent, tmp_path / "out", jobs=1)
     with pytest.raises(EvaluationError, match="--trust-affine"):
-        report(untold)
-    assert report(replace(untold, trust_affine="header")) == Exit.OK
+        report_cohort(untold)
+    assert report_cohort(replace(untold, trust_affine="header")) == Exit.OK
 
 
 @pytest.fixture(scope="module")
-def settings(predictions: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(
+    predictions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> CohortSettings:
     root = tmp_path_factory.mktemp("report")
     (root / "ranges.tsv").write_text(
         "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to\n"
         "Right-Hippocampus\t129\t1000\tF\t\t\n"
         "16\t0\t120\t\t22\t24\n"
     )
-    return Settings(predictions, root / "out", reference=root / "ranges.tsv", jobs=1)
+    return CohortSettings(
+        predictions, root / "out", reference=root / "ranges.tsv", jobs=1
+    )
 
 
 @pytest.fixture(scope="module")
-def written(settings: Settings) -> Path:
-    assert report(settings) == Exit.SOME_FAILED  # sub-10, by the ledger
+def written(settings: CohortSettings) -> Path:
+    assert report_cohort(settings) == Exit.SOME_FAILED  # sub-10, by the ledger
     return settings.out
 
 
@@ -196,7 +201,9 @@ def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
 def test_maps_of_one_name_go_by_their_files(tmp_path: Path) -> None:
     for name in ("sub-01_T1w_dseg", "sub-01_desc-old_dseg", "sub-02_T1w_dseg"):
         Volume(labels(1), AFFINE).write(tmp_path / f"{name}.nii.gz", labels=True)
-    assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    assert (
+        report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    )
     table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
     assert set(zip(table["subject"], table["session"], strict=True)) == {
         ("sub-01", "sub-01_T1w_dseg"),
@@ -206,20 +213,20 @@ def test_maps_of_one_name_go_by_their_files(tmp_path: Path) -> None:
     assert "3 scans of 2 people" in (tmp_path / "report/report.html").read_text()
 
 
-def test_few_scans_have_no_outliers(settings: Settings, tmp_path: Path) -> None:
+def test_few_scans_have_no_outliers(settings: CohortSettings, tmp_path: Path) -> None:
     for n in (1, 2):
         Volume(labels(n), AFFINE).write(tmp_path / f"{n}_dseg.nii.gz", labels=True)
-    few = Settings(tmp_path, tmp_path / "out", jobs=1)
-    assert report(few) == Exit.OK
+    few = CohortSettings(tmp_path, tmp_path / "out", jobs=1)
+    assert report_cohort(few) == Exit.OK
     assert "Too few scans to find outliers" in (few.out / "report.html").read_text()
 
 
 def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> None:
     Volume(labels(1), AFFINE).write(tmp_path / "good_dseg.nii.gz", labels=True)
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
-    settings = Settings(tmp_path, tmp_path / "out", jobs=1)
+    settings = CohortSettings(tmp_path, tmp_path / "out", jobs=1)
     said: list[str] = []
-    assert report(settings, say=said.append) == Exit.SOME_FAILED
+    assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
     assert [line.split(":")[0] for line in said] == ["bad"]
     page = (settings.out / "report.html").read_text()
     assert "1 of 2 scans have failed." in page
@@ -228,13 +235,13 @@ def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> 
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
     with pytest.raises(EvaluationError, match="none of 1 label maps could be measured"):
-        report(Settings(tmp_path, tmp_path / "out", jobs=1))
+        report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
 
 
 def test_processes_give_the_same_table(
-    settings: Settings, written: Path, tmp_path: Path
+    settings: CohortSettings, written: Path, tmp_path: Path
 ) -> None:
-    report(replace(settings, out=tmp_path, jobs=2))
+    report_cohort(replace(settings, out=tmp_path, jobs=2))
     assert (tmp_path / "volumes.csv").read_bytes() == (
         written / "volumes.csv"
     ).read_bytes()
@@ -276,7 +283,7 @@ def test_pictures_of_the_run_are_shown_worst_first(
             ledger.add(
                 Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result)
             )
-    report(Settings(tmp_path / "in", tmp_path / "out", jobs=1))
+    report_cohort(CohortSettings(tmp_path / "in", tmp_path / "out", jobs=1))
     page = (tmp_path / "out" / "report.html").read_text()
     titles = re.findall(r'class="shot"><h3>(.*?)</h3>', page)
     assert titles == ["sub-09", "sub-01"]
@@ -295,7 +302,10 @@ def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
                 ledger.add(
                     Entry("a", "done", outputs={"a_dseg.nii.gz": "0"}, result=result)
                 )
-        assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+        assert (
+            report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1))
+            == Exit.OK
+        )
         table = pd.read_csv(tmp_path / "report/volumes.csv").query("metric == 'volume'")
         none = set(table["structure"][table["value"] == 0])
         assert none & {"CSF", "Left-Thalamus"} == expected
@@ -307,7 +317,9 @@ def test_maps_of_one_name_in_several_folders_are_of_several_people(
     for n in (1, 2):
         (tmp_path / f"p{n}").mkdir()
         Volume(labels(n), AFFINE).write(tmp_path / f"p{n}/T1_dseg.nii.gz", labels=True)
-    assert report(Settings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    assert (
+        report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
+    )
     table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
     assert set(zip(table["subject"], table["session"], strict=True)) == {
         ("p1_T1", ""),

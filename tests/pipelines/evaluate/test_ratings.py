@@ -40,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) -> None:
-    settings = run.Settings(
+    settings = run.EvaluationSettings(
         truth=study / "truth",
         models={"fast": study / "out"},
         out=study / "evaluation",
@@ -49,7 +49,7 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
         ratings=study / "ratings.tsv",
     )
     said: list[str] = []
-    assert run.evaluate(settings, say=said.append) == Exit.OK
+    assert run.evaluate_predictions(settings, say=said.append) == Exit.OK
     pairs = pd.read_csv(study / "evaluation/pairs.csv").set_index("subject")
     assert dict(pairs["status"]) == {"a": "measured", "b": "rejected", "c": "measured"}
     assert pairs.loc["b", "note"] == "rejected by anna"
@@ -79,7 +79,7 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
     study: Path,
 ) -> None:
     """Thalami are grey matter in tissue4: a rejected one does not take all of it away."""
-    settings = run.Settings(
+    settings = run.EvaluationSettings(
         truth=study / "truth",
         models={"fast": study / "out"},
         out=study / "tissues",
@@ -89,7 +89,7 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
         ratings=study / "ratings.tsv",
     )
     said: list[str] = []
-    assert run.evaluate(settings, say=said.append) == Exit.OK
+    assert run.evaluate_predictions(settings, say=said.append) == Exit.OK
     rows = pd.read_csv(study / "tissues/metrics.csv").set_index(
         ["subject", "structure", "metric"]
     )
@@ -98,14 +98,14 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
         "Rejected but measured, as a part of a larger structure of this label scheme"
     )
     assert any("1 scan, 0 structures. " in line and expected in line for line in said)
-    groups = cohort.Settings(
+    groups = cohort.CohortSettings(
         study / "out",
         study / "volumes",
         "tissue4",
         jobs=1,
         ratings=study / "ratings.tsv",
     )
-    assert cohort.report(groups) == Exit.OK
+    assert cohort.report_cohort(groups) == Exit.OK
     volumes = pd.read_csv(study / "volumes/volumes.csv").query("metric == 'volume'")
     grey = volumes[volumes["structure"] == "Grey-Matter"].set_index("subject")["value"]
     assert set(grey.index) == {"a", "c"}
@@ -113,10 +113,10 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
 
 
 def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
-    settings = cohort.Settings(
+    settings = cohort.CohortSettings(
         study / "out", study / "report", jobs=1, ratings=study / "ratings.tsv"
     )
-    assert cohort.report(settings) == Exit.OK
+    assert cohort.report_cohort(settings) == Exit.OK
     volumes = pd.read_csv(study / "report/volumes.csv")
     known = volumes.dropna(subset="value").query("metric == 'volume'")
     thalami = known[known["structure"].str.endswith("-Thalamus")]
@@ -138,7 +138,9 @@ def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
 def test_ratings_that_are_not_there_are_told_before_anything_is_measured(
     study: Path,
 ) -> None:
-    settings = cohort.Settings(study / "out", study / "none", ratings=study / "no.tsv")
+    settings = cohort.CohortSettings(
+        study / "out", study / "none", ratings=study / "no.tsv"
+    )
     with pytest.raises(ConfigError, match="trinat view"):
-        cohort.report(settings)
+        cohort.report_cohort(settings)
     assert not (study / "none").exists()

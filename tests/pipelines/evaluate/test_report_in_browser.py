@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium, print_to_pdf
 
-from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+from trinat.pipelines.evaluate.run import (
+    EvaluationSettings,
+    evaluate_predictions,
+    named_models,
+)
 from trinat.segmentation.io.volume import Volume
 
 pytestmark = pytest.mark.browser
@@ -53,8 +57,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             root / "images" / f"{name}.nii.gz"
         )
     models = named_models([root / "one", root / "two"], [30 * "one", EVIL_MODEL])
-    evaluate(
-        Settings(root / "truth", models, root / "out", images=root / "images", jobs=1)
+    evaluate_predictions(
+        EvaluationSettings(
+            root / "truth", models, root / "out", images=root / "images", jobs=1
+        )
     )
     return root / "out" / "report.html"
 

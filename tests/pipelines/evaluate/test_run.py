@@ -19,8 +19,12 @@ from helpers.miniatures import without_orientation
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.pairing import read_mapping
-from trinat.pipelines.evaluate.run import Settings, evaluate, named_models
+from trinat.pipelines.evaluate.mappings import read_mapping
+from trinat.pipelines.evaluate.run import (
+    EvaluationSettings,
+    evaluate_predictions,
+    named_models,
+)
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -84,16 +88,16 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def settings(study: Path) -> Settings:
+def settings(study: Path) -> EvaluationSettings:
     models = named_models([study / "a", study / "b"], ["first", "second"])
-    return Settings(
+    return EvaluationSettings(
         study / "truth", models, study / "report", jobs=1, command="trinat evaluate"
     )
 
 
 @pytest.fixture(scope="module")
-def report(settings: Settings) -> Path:
-    assert evaluate(settings) == Exit.SOME_FAILED
+def report(settings: EvaluationSettings) -> Path:
+    assert evaluate_predictions(settings) == Exit.SOME_FAILED
     return settings.out
 
 
@@ -104,7 +108,7 @@ def test_maps_without_orientation_are_measured_when_told_what_to_trust(
         path = tmp_path / side / "sub-01.nii.gz"
         write(path, brain())
         without_orientation(path)
-    untold = Settings(
+    untold = EvaluationSettings(
         tmp_path / "truth",
         named_models([tmp_path / "pred"], []),
         tmp_path / "out",
@@ -112,8 +116,8 @@ def test_maps_without_orientation_are_measured_when_told_what_to_trust(
         jobs=1,
     )
     with pytest.raises(EvaluationError, match="--trust-affine"):
-        evaluate(untold)
-    assert evaluate(replace(untold, trust_affine="header")) == Exit.OK
+        evaluate_predictions(untold)
+    assert evaluate_predictions(replace(untold, trust_affine="header")) == Exit.OK
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
@@ -201,6 +205,29 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
     summary = json.loads((report / "summary.json").read_text(), parse_constant=refuse)
+    assert set(summary) == {
+        "provenance",
+        "statistics",
+        "comparisons",
+        "agreement",
+        "retest",
+        "not_predicted",
+        "side_swapped",
+        "absences",
+        "pairs",
+    }
+    perfect = [
+        row
+        for row in summary["statistics"]
+        if (row["metric"], row["structure"]) == ("dice", "group:all")
+    ]
+    assert {row["model"] for row in perfect} == {"first", "second"}
+    assert {row["model"] for row in summary["agreement"]} == {"first", "second"}
+    absent = {(row["model"], row["structure"]) for row in summary["absences"]}
+    assert ("second", "Left-Hippocampus") in absent
+    # Nobody was scanned twice, and no ledger says what the models cannot predict.
+    assert summary["retest"] == []
+    assert summary["not_predicted"] == []
     assert summary["pairs"] == {
         "measured": 13,
         "no prediction": 2,
@@ -274,10 +301,10 @@ def run_code(code: str) -> list[pd.DataFrame]:
 
 
 def test_jobs_do_not_change_a_byte(
-    settings: Settings, report: Path, tmp_path: Path
+    settings: EvaluationSettings, report: Path, tmp_path: Path
 ) -> None:
     assert (
-        evaluate(replace(settings, out=tmp_path, jobs=2, tables_only=True))
+        evaluate_predictions(replace(settings, out=tmp_path, jobs=2, tables_only=True))
         == Exit.SOME_FAILED
     )
     for name in ("metrics.csv", "pairs.csv"):
@@ -285,28 +312,32 @@ def test_jobs_do_not_change_a_byte(
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Settings:
+def pair(tmp_path: Path) -> EvaluationSettings:
     write(tmp_path / "truth/x.nii.gz", brain())
     models = {"model": tmp_path / "pred"}
-    return Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
+    return EvaluationSettings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
 
 
-def test_another_grid_is_refused(pair: Settings) -> None:
+def test_another_grid_is_refused(pair: EvaluationSettings) -> None:
     shifted = AFFINE.copy()
     shifted[0, 3] = 2
     write(pair.models["model"] / "x.nii.gz", brain(), shifted)
     with pytest.raises(
         EvaluationError, match=r"not on the truth's grid.*2 mm apart.*--resample"
     ):
-        evaluate(pair)
+        evaluate_predictions(pair)
 
 
-def test_resampling_brings_it_there_and_the_report_says_so(pair: Settings) -> None:
+def test_resampling_brings_it_there_and_the_report_says_so(
+    pair: EvaluationSettings,
+) -> None:
     """Shifted by a voxel in the file and by one in the header: back in place."""
     shifted = AFFINE.copy()
     shifted[0, 3] = 2
     write(pair.models["model"] / "x.nii.gz", brain((-1, 0, 0)), shifted)
-    assert evaluate(replace(pair, resample=True, tables_only=True)) == Exit.OK
+    assert (
+        evaluate_predictions(replace(pair, resample=True, tables_only=True)) == Exit.OK
+    )
     metrics = read_metrics(pair.out / "metrics.csv")
     assert value(metrics, "x", "model", "group:all", "dice") == 1
     note = pd.read_csv(pair.out / "pairs.csv")["note"].iloc[0]
@@ -319,10 +350,10 @@ def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -
     write(tmp_path / "truth/x.nii.gz", sparse)
     write(tmp_path / "pred/x.nii.gz", whole)
     models = {"model": tmp_path / "pred"}
-    settings = Settings(
+    settings = EvaluationSettings(
         tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True
     )
-    assert evaluate(settings) == Exit.OK
+    assert evaluate_predictions(settings) == Exit.OK
     metrics = read_metrics(tmp_path / "out/metrics.csv")
     assert value(metrics, "x", "model", "group:all", "dice") == 1
     assert value(metrics, "x", "model", "group:all", "hd100") == 0
@@ -333,13 +364,13 @@ def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -
 
 
 def test_a_mapping_brings_other_numbers_to_freesurfer(
-    pair: Settings, tmp_path: Path
+    pair: EvaluationSettings, tmp_path: Path
 ) -> None:
     other = np.where(brain() == 16, 7001, brain()).astype(np.int16)
     write(pair.models["model"] / "x.nii.gz", other)
     table = tmp_path / "mapping.tsv"
     table.write_text("number\tfreesurfer\tof\n7001\t16\tprediction\n")
-    evaluate(replace(pair, mapping=table, tables_only=True))
+    evaluate_predictions(replace(pair, mapping=table, tables_only=True))
     metrics = read_metrics(pair.out / "metrics.csv")
     assert value(metrics, "x", "model", "Brain-Stem", "dice") == 1
 
@@ -352,16 +383,18 @@ def in_manual_numbers(labels: np.ndarray) -> np.ndarray:
     return manual
 
 
-def test_a_folding_table_is_of_the_truth_alone(pair: Settings) -> None:
+def test_a_folding_table_is_of_the_truth_alone(pair: EvaluationSettings) -> None:
     write(pair.truth / "x.nii.gz", in_manual_numbers(brain()))
     write(pair.models["model"] / "x.nii.gz", brain())
-    evaluate(replace(pair, fold="neuromorphometrics", tables_only=True))
+    evaluate_predictions(replace(pair, fold="neuromorphometrics", tables_only=True))
     metrics = read_metrics(pair.out / "metrics.csv")
     for structure in ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem"):
         assert value(metrics, "x", "model", structure, "dice") == 1
 
 
-def test_each_model_has_its_own_numbering(pair: Settings, tmp_path: Path) -> None:
+def test_each_model_has_its_own_numbering(
+    pair: EvaluationSettings, tmp_path: Path
+) -> None:
     models = {"ours": tmp_path / "pred", "other": tmp_path / "other"}
     write(models["ours"] / "x.nii.gz", brain())
     write(models["other"] / "x.nii.gz", in_manual_numbers(brain()))
@@ -371,22 +404,24 @@ def test_each_model_has_its_own_numbering(pair: Settings, tmp_path: Path) -> Non
         fold_pred=("freesurfer", "neuromorphometrics"),
         tables_only=True,
     )
-    evaluate(folded)
+    evaluate_predictions(folded)
     metrics = read_metrics(pair.out / "metrics.csv")
     for model in models:
         assert value(metrics, "x", model, "Left-Hippocampus", "dice") == 1
     with pytest.raises(ConfigError, match="3 --fold-pred for 2 --pred"):
-        evaluate(replace(folded, fold_pred=("freesurfer",) * 3))
+        evaluate_predictions(replace(folded, fold_pred=("freesurfer",) * 3))
 
 
-def test_a_number_outside_the_table_fails_its_pair_and_is_named(pair: Settings) -> None:
+def test_a_number_outside_the_table_fails_its_pair_and_is_named(
+    pair: EvaluationSettings,
+) -> None:
     """2 is white matter to FreeSurfer, and nothing to Neuromorphometrics."""
     write(pair.models["model"] / "x.nii.gz", brain())
     folded = replace(pair, fold="neuromorphometrics", tables_only=True)
     with pytest.raises(
         EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("
     ):
-        evaluate(folded)
+        evaluate_predictions(folded)
 
 
 @pytest.mark.parametrize(
@@ -422,15 +457,15 @@ def test_model_names_must_be_as_many_as_models() -> None:
         named_models([Path("a"), Path("b")], ["only"])
 
 
-def test_nothing_to_pair_is_said(pair: Settings) -> None:
+def test_nothing_to_pair_is_said(pair: EvaluationSettings) -> None:
     write(pair.models["model"] / "y.nii.gz", brain())
     write(pair.models["model"] / "z.nii.gz", brain())
     with pytest.raises(EvaluationError, match="no prediction has a truth"):
-        evaluate(pair)
+        evaluate_predictions(pair)
 
 
 def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(
-    pair: Settings,
+    pair: EvaluationSettings,
 ) -> None:
     for folder in (pair.truth, pair.models["model"]):
         for kind in ("aseg", "manual"):
@@ -438,22 +473,22 @@ def test_two_truths_of_one_scan_are_refused_before_anything_is_measured(
     with pytest.raises(
         EvaluationError, match=r"desc-aseg.* and .*desc-manual.* both of sub-01"
     ):
-        evaluate(pair)
+        evaluate_predictions(pair)
     assert not pair.out.exists()
 
 
 def test_images_that_are_not_there_are_said_before_anything_is_measured(
-    pair: Settings,
+    pair: EvaluationSettings,
 ) -> None:
     write(pair.models["model"] / "x.nii.gz", brain())
     with pytest.raises(ConfigError, match="no such file or folder: check the path"):
-        evaluate(replace(pair, images=pair.truth / "nowhere"))
+        evaluate_predictions(replace(pair, images=pair.truth / "nowhere"))
     assert not pair.out.exists()
 
 
-def test_no_jobs_are_refused(pair: Settings) -> None:
+def test_no_jobs_are_refused(pair: EvaluationSettings) -> None:
     with pytest.raises(ConfigError, match="use at least 1"):
-        evaluate(replace(pair, jobs=0))
+        evaluate_predictions(replace(pair, jobs=0))
 
 
 def test_the_command_reads_like_its_help(study: Path, tmp_path: Path) -> None:
@@ -484,8 +519,10 @@ def test_a_subject_called_na_and_one_that_is_a_formula_survive(tmp_path: Path) -
         for name in ("NA", "=1+1"):
             write(tmp_path / folder / f"{name}.nii.gz", brain())
     models = {"@model": tmp_path / "pred"}
-    evaluate(
-        Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True)
+    evaluate_predictions(
+        EvaluationSettings(
+            tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True
+        )
     )
     metrics = read_metrics(tmp_path / "out" / "metrics.csv")
     assert set(metrics["subject"]) == {"NA", "'=1+1"}
@@ -500,7 +537,7 @@ def test_what_a_model_cannot_predict_is_listed_apart(
         write(tmp_path / f"truth/sub-{n:02d}.nii.gz", brain())
         write(tmp_path / f"pred/sub-{n:02d}.nii.gz", brain((1, 0, 0), without=(24,)))
     models = named_models([tmp_path / "pred"], ["fast"])
-    settings = Settings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
+    settings = EvaluationSettings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
     if told_by == "option":
         settings = replace(settings, not_predicted=("CSF",))
     else:
@@ -511,7 +548,7 @@ def test_what_a_model_cannot_predict_is_listed_apart(
                     "sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}
                 )
             )
-    assert evaluate(settings) == Exit.OK
+    assert evaluate_predictions(settings) == Exit.OK
     metrics = read_metrics(tmp_path / "out/metrics.csv")
     csf = metrics[
         (metrics["structure"] == "CSF") & ~metrics["metric"].str.startswith("labelled")
@@ -540,10 +577,10 @@ def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
             Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)})
         )
     models = {"fast": tmp_path / "pred"}
-    settings = Settings(
+    settings = EvaluationSettings(
         tmp_path / "truth", models, tmp_path / "out", labels="tissue4", jobs=1
     )
-    assert evaluate(replace(settings, tables_only=True)) == Exit.OK
+    assert evaluate_predictions(replace(settings, tables_only=True)) == Exit.OK
     rows = read_metrics(tmp_path / "out/metrics.csv")
     (dice,) = rows[(rows["structure"] == "CSF") & (rows["metric"] == "dice")]["value"]
     paths = (tmp_path / "truth/sub-01.nii.gz", tmp_path / "pred/sub-01.nii.gz")
@@ -568,10 +605,12 @@ def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> N
     assert left_out["Right-Hippocampus"] == 1
 
 
-def test_a_structure_that_the_scheme_lacks_cannot_be_named(pair: Settings) -> None:
+def test_a_structure_that_the_scheme_lacks_cannot_be_named(
+    pair: EvaluationSettings,
+) -> None:
     write(pair.models["model"] / "x.nii.gz", brain())
     with pytest.raises(ConfigError, match="quicknat33 has no 'Liquor'"):
-        evaluate(replace(pair, not_predicted=("Liquor",)))
+        evaluate_predictions(replace(pair, not_predicted=("Liquor",)))
 
 
 def test_what_a_reader_wants_comes_first(report: Path) -> None:
@@ -610,10 +649,10 @@ def test_a_runs_results_are_known_by_their_scans_and_their_model(
         shutil.copy(found, tmp_path / "truth" / name)
     models = named_models([tmp_path / "out"], [])
     assert list(models) == ["random"]
-    settings = Settings(
+    settings = EvaluationSettings(
         tmp_path / "truth", models, tmp_path / "report", tables_only=True, jobs=1
     )
-    assert evaluate(settings) == Exit.OK
+    assert evaluate_predictions(settings) == Exit.OK
     pairs = pd.read_csv(tmp_path / "report/pairs.csv")
     assert set(pairs["paired_by"]) == {"name"}
     assert sorted(pairs["truth"]) == sorted(names)
@@ -624,10 +663,10 @@ def test_tables_for_a_paper_and_what_they_show(tmp_path: Path) -> None:
         write(tmp_path / f"truth/sub-{n}_dseg.nii.gz", brain())
         write(tmp_path / f"pred/sub-{n}_dseg.nii.gz", brain(without=missed))
     models = named_models([tmp_path / "pred"], ["own_50%"])
-    settings = Settings(
+    settings = EvaluationSettings(
         tmp_path / "truth", models, tmp_path / "out", jobs=1, tables_only=True
     )
-    assert evaluate(replace(settings, latex=True, csv=True)) == Exit.OK
+    assert evaluate_predictions(replace(settings, latex=True, csv=True)) == Exit.OK
     lines = (tmp_path / "out/structures.tex").read_text().splitlines()
     # Dice 1 and 0: SD 0.707. The missed one has no distance, so one person is left.
     (row,) = [line for line in lines if line.startswith("L Hippocampus")]

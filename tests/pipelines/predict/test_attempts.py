@@ -15,9 +15,8 @@ from helpers.serial import QUICK, run_serially, write_scans
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.common.naming import ASIDE
-from trinat.pipelines.evaluate.cohort import Settings as ReportSettings
-from trinat.pipelines.evaluate.cohort import report
-from trinat.pipelines.evaluate.run import Settings, evaluate
+from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
+from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.merge import merge
@@ -119,14 +118,14 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
 
 
 def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
-    settings = Settings(
+    settings = EvaluationSettings(
         truth=truth,
         models={"m": out},
         out=out.parent / "compared",
         jobs=1,
         tables_only=True,
     )
-    return evaluate(settings, say=said.append)
+    return evaluate_predictions(settings, say=said.append)
 
 
 @pytest.fixture
@@ -202,8 +201,8 @@ def test_report_does_not_count_a_result_of_another_scan(two) -> None:
     scans, out = two
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
     said: list[str] = []
-    settings = ReportSettings(out, out.parent / "group", jobs=1)
-    assert report(settings, say=said.append) == Exit.SOME_FAILED
+    settings = CohortSettings(out, out.parent / "group", jobs=1)
+    assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
     rows = read_rows(out.parent / "group/volumes.csv", required=("subject",))
     assert {row["subject"] for row in rows} == {"b"}
     assert said == [

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -218,8 +219,23 @@ def test_volumes_are_voxels_times_their_size_and_shares_of_the_brain(
 def test_mgz_stays_mgz_on_request_and_stats_are_freesurfers(tmp_path: Path) -> None:
     scans = write_scans(tmp_path / "in", "a.mgz")
     run_serially(scans, tmp_path / "out", output=replace(QUICK, mgz=True, stats=True))
-    assert nib.load(tmp_path / "out/a_dseg.mgz").shape == (40, 48, 44)
-    assert "# ColHeaders Index SegId" in (tmp_path / "out/a_aseg.stats").read_text()
+    scan = nib.load(scans / "a.mgz")
+    labels = nib.load(tmp_path / "out/a_dseg.mgz")
+    assert isinstance(labels, nib.MGHImage)
+    assert labels.shape == scan.shape == (40, 48, 44)
+    np.testing.assert_allclose(labels.affine, scan.affine, atol=1e-5)
+    assert not (tmp_path / "out/a_dseg.nii.gz").exists()
+    counts = Counter(np.asarray(labels.dataobj).ravel().tolist())
+    lines = (tmp_path / "out/a_aseg.stats").read_text().splitlines()
+    assert "# ColHeaders Index SegId NVoxels Volume_mm3 StructName" in lines
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    voxels = {int(row[1]): int(row[2]) for row in rows}
+    assert {number: n for number, n in voxels.items() if n} == {
+        number: n for number, n in counts.items() if number
+    }
+    # Voxels of 1 mm.
+    assert [float(row[3]) for row in rows] == [float(row[2]) for row in rows]
 
 
 def test_clean_up_uncertainty_entropy_and_probabilities_are_written(

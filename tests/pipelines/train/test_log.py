@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from trinat.pipelines.train.log import Metrics, append_scores, read_curves, write_page
+from trinat.pipelines.train.log import Metrics, append_scores, read_curves
+from trinat.pipelines.train.pages import write_page
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
+from trinat.pipelines.train.comparison import compare, summarise
 from trinat.pipelines.train.data import usual_readers
 from trinat.pipelines.train.job import Watcher
-from trinat.pipelines.train.log import compare, summarise
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,

@@ -184,11 +184,28 @@ def test_a_good_segmentation_passes(found) -> None:
         ({"contrast": (9, 8)}, "reject", "not T1"),
         ({"missing": (1, 99)}, "look", "not found"),
         ({"missing": (1, 1)}, "reject", "not found"),
+        ({"rejected": (-1, 2)}, "look", "5 structures rejected"),
+        ({"rejected": (-2, -1)}, "reject", "5 structures rejected"),
+        ({"cut_mm2": (-1, 9e9)}, "look", "the field of view ends"),
+        ({"cut_mm2": (-2, -1)}, "reject", "the field of view ends"),
+        ({"saturated": (-1, 9)}, "look", "saturated"),
+        ({"saturated": (-2, -1)}, "reject", "saturated"),
+        ({"noise": (-1, 9)}, "look", "noise of"),
+        ({"noise": (-2, -1)}, "reject", "noise of"),
+        ({"bands": (-1, 9)}, "look", "white matter is uneven"),
+        ({"bands": (-2, -1)}, "reject", "white matter is uneven"),
+        ({"edges": (9, -1)}, "look", "edges of white matter"),
+        ({"edges": (9, 8)}, "reject", "edges of white matter"),
+        ({"spacing_mm": (0.5, 9)}, "look", "voxels are 1.0 mm apart"),
+        ({"spacing_mm": (0.4, 0.5)}, "reject", "voxels are 1.0 mm apart"),
     ],
 )
-def test_each_limit_tells_its_reason(found, limits, name: str, reason: str) -> None:
+def test_each_pair_of_limits_gives_its_reason_and_no_other(
+    found, limits, name: str, reason: str
+) -> None:
     verdict = grade(found, replace(MINIATURE, **limits))
     assert verdict.name == name
+    assert len(verdict.reasons) == 1
     assert reason in verdict.reasons[0]
 
 

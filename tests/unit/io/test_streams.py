@@ -47,9 +47,13 @@ def test_gzip_in_several_members_is_one_stream(tmp_path: Path) -> None:
 
 
 def test_zeros_after_gzip_are_padding(tmp_path: Path) -> None:
-    assert read_whole(
-        written(tmp_path, gzip.compress(CONTENT) + bytes(512)), packed=True
-    )
+    padded = gzip.compress(CONTENT) + bytes(512)
+    with ScanStream(written(tmp_path, padded), packed=True) as source:
+        assert source.take(len(CONTENT)) == CONTENT
+        source.drain(limit=0, zeros=True)
+        assert source.digest.hexdigest() == hashlib.sha256(padded).hexdigest()
+    with pytest.raises(IntegrityError, match="garbage after its gzip stream"):
+        read_whole(written(tmp_path, padded + b"\x01"), packed=True)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +110,18 @@ def test_gzip_under_a_plain_name_is_told_so(tmp_path: Path) -> None:
 def test_more_than_the_padding_allowed_is_refused(
     tmp_path: Path, extra: bytes, zeros: bool
 ) -> None:
+    allowed = written(tmp_path, CONTENT + extra[:100])
+    assert read_whole(allowed, packed=False, limit=100, zeros=zeros) == CONTENT
+    refused = written(tmp_path, CONTENT + extra)
     with pytest.raises(IntegrityError, match="more data than its header announces"):
-        read_whole(
-            written(tmp_path, CONTENT + extra), packed=False, limit=100, zeros=zeros
-        )
+        read_whole(refused, packed=False, limit=100, zeros=zeros)
 
 
 def test_padding_other_than_zeros_is_refused_where_zeros_are_asked_for(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path, CONTENT + b"\0" * 99 + b"\x01")
-    assert read_whole(path, packed=False, limit=100, zeros=False)
+    assert read_whole(path, packed=False, limit=100, zeros=False) == CONTENT
     with pytest.raises(IntegrityError, match="more data than its header announces"):
         read_whole(path, packed=False, limit=100, zeros=True)
 

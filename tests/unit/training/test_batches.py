@@ -120,8 +120,21 @@ def test_slices_are_cut_or_padded_to_size(
     batch = source_of(config, size).draw(View.AXIAL, 0, 3, seeded("cpu", 0))
     assert batch.images.shape == (3, 3, *size)
     assert batch.labels.shape == (3, *size)
-    if size[0] > SIZE:
-        assert not batch.labels[:, SIZE:].any()
+    rows = min(size[0], SIZE)
+    columns = min(size[1], SIZE)
+    names = batch.what.removeprefix("axial slices ").split()
+    for image, labels, name in zip(batch.images, batch.labels, names, strict=True):
+        brightness = (int(name.removeprefix("a:")) + 1) / 40
+        torch.testing.assert_close(
+            image[1, :rows, :columns],
+            torch.full((rows, columns), brightness),
+            atol=1e-3,
+            rtol=0,
+        )
+        # All of a slice is labelled; what it is padded with is background.
+        assert labels[:rows, :columns].all()
+        assert not labels[rows:].any()
+        assert not image[:, rows:].any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""Pictures of a store's subject, by default without the face: its slices, plain or augmented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinat.pipelines.common.config import check, read_yaml
+from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
+from trinat.segmentation.data.dataset import SliceDataset
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.store import Store, StoredSubject
+from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.report import pictures
+from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
+from trinat.segmentation.space.views import View, from_slices, to_slices
+
+Picture = NDArray[np.float32]
+
+# Augmented slices beside one another.
+_ACROSS = 6
+_OPACITY = 0.3
+
+
+def show_subject(
+    root: Path, subject: str, path: Path, *, whole_head: bool = False
+) -> None:
+    """Image, labels and overlay in three views; by default only the brain's part of the head.
+
+    DatasetError where that part is not known, since the subject has no labels.
+    """
+    store = Store(root)
+    file = store.file(subject)
+    entry = store.info.subjects[subject]
+    if not (entry.has_labels or whole_head):
+        what = f"subject {subject} has no labels to tell the brain from the face"
+        raise DatasetError(
+            what, where=root, remedy="add --whole-head to show the face too"
+        )
+    # Sagittal slices have both sides as one class: another view is better.
+    others = [view for view in store.views if view is not View.SAGITTAL]
+    view = others[0] if others else View.SAGITTAL
+    scheme = store.scheme.seen_in(view)
+    image, labels = _read_volumes(file, entry, view)
+    if whole_head:
+        picture = draw_rows(_whole_head(image, labels, scheme), subject)
+    else:
+        picture = pictures.draw_mosaic(
+            Volume(image, file.affine),
+            Volume(labels, file.affine),
+            scheme,
+            title=subject,
+        )
+    write_whole(path, encoded(picture, "PNG"))
+
+
+def _read_volumes(
+    file: SubjectFile, entry: StoredSubject, view: View
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Image and classes on the working grid (X, Y, Z); zeros for what the subject lacks."""
+    count = file.slice_count(view)
+    image = None
+    labels = None
+    if entry.has_image:
+        image = from_slices(file.image(view, 0, count), view)
+    if entry.has_labels:
+        labels = from_slices(file.labels(view, 0, count), view)
+    if image is None:
+        assert labels is not None
+        return np.zeros(labels.shape, np.float32), labels
+    if labels is None:
+        return image, np.zeros(image.shape, np.uint8)
+    return image, labels
+
+
+def _whole_head(
+    image: NDArray[np.float32], labels: NDArray[np.uint8], scheme: LabelScheme
+) -> dict[str, list[Picture]]:
+    """Two slices of each view, each as image, labels and overlay, by the name of the view."""
+    colors = label_colors(scheme)
+    rows: dict[str, list[Picture]] = {}
+    for view in View:
+        gray = to_slices(image, view)
+        classes = to_slices(labels, view)
+        shown: list[Picture] = []
+        for number in (len(gray) * 2 // 5, len(gray) * 3 // 5):
+            shown += pictures.three_pictures(gray[number], classes[number], colors)
+        rows[view.value] = shown
+    return rows
+
+
+def show_augmented(
+    root: Path,
+    subject: str,
+    path: Path,
+    *,
+    count: int,
+    config: Path | None = None,
+    seed: int = 0,
+) -> None:
+    """`count` augmented slices of each view, labels laid over, cropped to the brain.
+
+    `config` is a YAML file of augmentation settings. The same seed gives the same picture.
+    DatasetError for a subject without a labelled voxel.
+    """
+    store = Store(root)
+    settings = read_augmentation(config)
+    rows: dict[str, list[Picture]] = {}
+    for view in store.views:
+        dataset = SliceDataset(store, [subject], view)
+        images, labels = _slices_with_brain(dataset, subject, count, root)
+        generator = torch.Generator().manual_seed(seed)
+        augment = Augmenter(settings, view, dataset.scheme)
+        images, labels = augment(images, labels, generator)
+        shown = _overlays(images, labels, dataset.scheme)
+        for start in range(0, count, _ACROSS):
+            name = view.value
+            if start > 0:
+                name = f"{view.value} {start + 1}"
+            rows[name] = shown[start : start + _ACROSS]
+    picture = draw_rows(rows, f"{subject}, augmented, seed {seed}")
+    write_whole(path, encoded(picture, "PNG"))
+
+
+def _slices_with_brain(
+    dataset: SliceDataset, subject: str, count: int, root: Path
+) -> tuple[Tensor, Tensor]:
+    """`count` slices with much brain in them, from one end to the other.
+
+    Images (N, C, H, W) and classes (N, H, W).
+    """
+    foreground = dataset.class_counts[:, 1:].sum(axis=1)
+    useful = np.flatnonzero(foreground > foreground.max() / 4)
+    if not len(useful):
+        raise DatasetError(f"subject {subject} has no labelled voxel", where=root)
+    places = np.linspace(0, len(useful) - 1, count).round().astype(int)
+    slices = [dataset[number] for number in useful[places]]
+    images = torch.stack([image for image, _ in slices])
+    labels = torch.stack([classes for _, classes in slices])
+    return images, labels
+
+
+def _overlays(images: Tensor, labels: Tensor, scheme: LabelScheme) -> list[Picture]:
+    """The slices' brains with their classes in colour; all is dark where nothing is labelled."""
+    colors = label_colors(scheme)
+    shown = []
+    for image, classes in zip(images[:, 0].numpy(), labels.numpy(), strict=True):
+        window = pictures.brain_window(classes[None])
+        gray = image[window] * classes.any()
+        shown.append(pictures.overlay(gray, classes[window], colors, _OPACITY))
+    return shown
+
+
+def read_augmentation(path: Path | None) -> AugmentationConfig:
+    """Settings of a YAML file; without one, the defaults."""
+    if path is None:
+        return AugmentationConfig()
+    return check(AugmentationConfig, read_yaml(path), path)

@@ -1,0 +1,139 @@
+"""One subject of a store: made in a process of a pool, unless what is there is current."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trinat.segmentation.data.preparing import (
+    Cut,
+    digest_of,
+    fingerprint,
+    prepare_subject,
+)
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.data.store import FileStamp, Original, Pseudo, StoredSubject
+from trinat.segmentation.errors import (
+    FormatError,
+    TrinatError,
+    is_disk_full,
+    reason_of,
+)
+from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a subject; `stored` is what the store is to say of one that is done."""
+
+    subject: str
+    status: Literal["done", "failed"]
+    reason: str = ""
+    stored: StoredSubject | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why the subject failed; empty if it did not."""
+        if self.status == "failed":
+            return self.reason
+        return ""
+
+
+@dataclass(frozen=True)
+class SubjectJob:
+    """All that a worker process needs for one subject.
+
+    `path` is its file in the store, `pseudo` the model that made its labels, if one did, and
+    `known` what the store said of it before.
+    """
+
+    subject: Subject
+    path: Path
+    cut: Cut
+    require_checksum: bool
+    pseudo: Pseudo | None
+    known: StoredSubject | None
+
+    def bring_up_to_date(self) -> StoredSubject:
+        """Make the subject's file unless it is current; what the store is to say of it."""
+        subject = self.subject
+        image = digest_of(subject.image)
+        labels = digest_of(subject.labels)
+        wanted = fingerprint(subject, self.cut, image, labels)
+        stamp = self._current(wanted)
+        if stamp is None:
+            prepare_subject(subject, self.path, self.cut, wanted)
+            stamp = FileStamp.of(self.path)
+        return StoredSubject(
+            fingerprint=wanted,
+            file=stamp,
+            has_image=subject.image is not None,
+            has_labels=subject.labels is not None,
+            image=_original(subject.image, image, subject.image_axes),
+            labels=_original(subject.labels, labels, subject.labels_axes),
+            extra=subject.extra,
+            ignore=subject.ignore,
+            pseudo=self.pseudo,
+            licence=subject.licence,
+        )
+
+    def _current(self, wanted: str) -> FileStamp | None:
+        """The file's stamp, if it is of these inputs and settings, and still as it was written."""
+        if not self.path.exists():
+            return None
+        file = SubjectFile(self.path)
+        try:
+            stored = file.fingerprint
+        except (TrinatError, OSError, KeyError):
+            return None  # of an older format, or damaged
+        finally:
+            file.close()
+        if stored != wanted:
+            return None
+        if self.known is None or self.known.fingerprint != wanted:
+            # Made by a run that was stopped before its end.
+            return FileStamp.of(self.path)
+        return self.known.file.renewed(self.path)
+
+    def refuse_without_checksum(self) -> None:
+        """Refuse a scan or label map without a checksum, where the user requires one of all."""
+        if not self.require_checksum:
+            return
+        for path in (self.subject.image, self.subject.labels):
+            if path is not None and not has_checksum(path):
+                raise FormatError(NO_CHECKSUM, where=path)
+
+
+def _original(
+    path: Path | None, digest: str | None, axes: str | None
+) -> Original | None:
+    """A file's place, for whoever has another current folder; links are not followed."""
+    if path is None or digest is None:
+        return None
+    return Original(path=path.absolute(), sha256=digest, axes=axes)
+
+
+def make_subject(job: SubjectJob) -> Outcome:
+    """Prepare one subject unless it is current; whatever is wrong with it stays its own matter.
+
+    A full disk alone is raised: no other subject has room either, and what is there stays.
+    """
+    name = job.subject.id
+    try:
+        job.refuse_without_checksum()
+        return Outcome(name, "done", stored=job.bring_up_to_date())
+    except Exception as error:
+        if is_disk_full(error):
+            raise
+        # An older state of a subject that cannot be made any more would pass for the new one.
+        job.path.unlink(missing_ok=True)
+        return Outcome(name, "failed", reason_of(error))
+
+
+def killed(job: SubjectJob) -> Outcome:
+    """The outcome of a subject whose process died."""
+    job.path.unlink(missing_ok=True)
+    reason = "its process was killed (out of memory?): try again with fewer --jobs"
+    return Outcome(job.subject.id, "failed", reason)

@@ -1,0 +1,95 @@
+"""Pictures of a cohort's most unusual scans, for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trinat.pipelines.common.scanfiles import ScanFile, find_files
+from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.segmentation.errors import TrinatError
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.report.case_view import far_from_brain
+from trinat.segmentation.report.cohort import Cohort
+from trinat.segmentation.report.pictures import draw_mosaic, encoded
+
+_MOST_PICTURES = 12
+# Scans are shown by grade first; those that passed or have no grade come last.
+_RANKS = {"reject": 0, "look": 1}
+_LAST_RANK = 2
+
+
+def cohort_pictures(
+    cohort: Cohort,
+    files: Sequence[ScanFile],
+    scheme: LabelScheme,
+    images: Path | None,
+    trust_affine: TrustAffine | None,
+) -> list[tuple[str, str, bytes]]:
+    """Title, text and PNG for each of the most unusual scans that can be shown.
+
+    `files` are the label maps of the cohort's scans, in their order. A picture is the one that
+    was made with the prediction, or a new one where `images` has the scan.
+    """
+    image_of = _find_images(files, images)
+    pictures = []
+    for place in _most_unusual(cohort)[:_MOST_PICTURES]:
+        file = files[place]
+        scan = cohort.scans[place]
+        png = _picture_of_prediction(file.path)
+        if png is None and file.name in image_of:
+            png = _new_picture(image_of[file.name], file.path, scheme, trust_affine)
+        if png:
+            pictures.append((scan.name, scan.notes or scan.grade, png))
+    return pictures
+
+
+def _find_images(files: Sequence[ScanFile], images: Path | None) -> dict[str, Path]:
+    """The scan of each label map that has one there, by the map's name."""
+    if images is None:
+        return {}
+    pairing = pair_files(files, find_files(images, suffix="T1w"))
+    return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
+
+
+def _most_unusual(cohort: Cohort) -> list[int]:
+    """Places of all scans in the cohort, by grade and then by the largest distance."""
+    largest_z = np.nan_to_num(cohort.largest_z())
+
+    def order(place: int) -> tuple[int, float]:
+        """Smaller for scans that come first."""
+        rank = _RANKS.get(cohort.scans[place].grade, _LAST_RANK)
+        return rank, -largest_z[place]
+
+    return sorted(range(len(cohort.scans)), key=order)
+
+
+def _picture_of_prediction(labels: Path) -> bytes | None:
+    """The picture beside a label map that `trinat predict` wrote, if there is one."""
+    stem, ending, _ = labels.name.rpartition("_dseg")
+    path = labels.with_name(f"{stem}_qc.png")
+    if ending and path.is_file():
+        return path.read_bytes()
+    return None
+
+
+def _new_picture(
+    image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
+) -> bytes | None:
+    """A mosaic on the working grid, black away from the brain; None for a scan that is unfit."""
+    from trinat.segmentation.space.conform import conform
+
+    try:
+        scan = conform(Volume.read(image, trust_affine=trust_affine))
+        label_map = Volume.read(labels, labels=True, trust_affine=trust_affine)
+        numbers = conform(label_map, labels=True, plan=scan.plan).volume
+    except (TrinatError, OSError):
+        return None
+    classes = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
+    gray = np.where(far_from_brain(classes.data > 0), 0, scan.volume.data)
+    brain = Volume(gray, scan.volume.affine)
+    return encoded(draw_mosaic(brain, classes, scheme), "PNG")

@@ -1,0 +1,200 @@
+"""How the two label maps of each pair compare.
+
+Each pair is measured in a process of a pool; one that fails says why, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.pipelines.common.process import isolated
+from trinat.pipelines.common.scanfiles import ScanFile, refuse_changed
+from trinat.pipelines.evaluate.mappings import Mappings
+from trinat.pipelines.evaluate.pairing import Pair
+from trinat.segmentation.errors import GeometryError, TrinatError
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import FoldingTable
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.metrics.common_grid import (
+    drawn_slices,
+    labelled_slices,
+    on_grid_of,
+)
+from trinat.segmentation.metrics.counted import Made
+from trinat.segmentation.metrics.pair import Measurement, compare
+
+_KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One pair to measure, with all that a worker process needs for it.
+
+    `rejected` has, by the SHA-256 of a prediction, the structures that raters rejected and by
+    whom; the structure "" is all of the label map.
+    """
+
+    model: str
+    pair: Pair
+    scheme: str
+    mappings: Mappings
+    resample: bool = False
+    trust_affine: TrustAffine | None = None
+    made: Made = field(default_factory=Made)
+    rejected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """One pair measured, or why it was not: a `failure`, or by whom it was `rejected`."""
+
+    task: Task
+    measurements: tuple[Measurement, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    failure: str = ""
+    rejected: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The name of the true label map."""
+        return self.task.pair.truth.name
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedPair:
+    """Both label maps of a pair on the truth's grid.
+
+    `true` and `predicted` are (X, Y, Z) class indices, `facts` columns of the table of pairs,
+    and `note` says what was done to compare the two.
+    """
+
+    truth: Volume
+    true: NDArray[np.uint8]
+    predicted: NDArray[np.uint8]
+    facts: dict[str, str]
+    note: str
+
+
+def measure_all(
+    tasks: Sequence[Task],
+    jobs: int,
+    finished: Callable[[Done, int, int], object] = lambda done, so_far, total: None,
+) -> list[Done]:
+    """Results in the order of tasks.
+
+    `finished(result, done, total)` is called with each as it comes.
+    """
+    results = isolated(
+        _measure,
+        tasks,
+        jobs,
+        killed=_killed,
+        finished=finished,
+        torch_threads=None,
+    )
+    # What comes back from a process holds a copy of its task.
+    pairs = zip(results, tasks, strict=True)
+    return [replace(result, task=task) for result, task in pairs]
+
+
+def _killed(task: Task) -> Done:
+    """The result of a pair whose process died."""
+    return Done(task, failure=_KILLED)
+
+
+def _measure(task: Task) -> Done:
+    """Measure one pair; whatever is wrong with its files becomes its failure."""
+    try:
+        pair = read_pair(task)
+        scheme = load_scheme(task.scheme)
+        rejected = task.rejected.get(pair.facts["prediction_sha256"], {})
+        if "" in rejected:
+            return Done(task, (), pair.facts, pair.note, rejected=rejected[""])
+        true, predicted, spacing_mm = labelled_slices(
+            pair.true, pair.predicted, pair.truth.spacing_mm
+        )
+        left_out = task.made.left_out(scheme, rejected)
+        rows = compare(true, predicted, spacing_mm, scheme, left_out).rows()
+    except (TrinatError, OSError) as error:
+        return Done(task, failure=str(error))
+    return Done(task, tuple(rows), pair.facts, pair.note)
+
+
+def read_pair(task: Task) -> AlignedPair:
+    """Read both label maps and bring them to one grid, as class indices.
+
+    Raises where one cannot be read, where the truth is not what its store knows, and where the
+    prediction is on another grid and may not be resampled.
+    """
+    pair = task.pair
+    truth = _read_labels(pair.truth, task.trust_affine)
+    prediction = _read_labels(pair.prediction, task.trust_affine)
+    refuse_changed(pair.truth.sha256, truth.source_sha256, pair.truth.path)
+    facts = {
+        "shape": "×".join(str(length) for length in truth.shape),
+        "spacing_mm": "×".join(f"{step:.4g}" for step in truth.spacing_mm),
+        "truth_sha256": truth.source_sha256 or "",
+        "prediction_sha256": prediction.source_sha256 or "",
+    }
+    notes = []
+    try:
+        prediction, note = on_grid_of(prediction, truth, resample=task.resample)
+    except GeometryError as error:
+        error.where = pair.prediction.path.name
+        raise
+    if note:
+        notes.append(note)
+    if min(truth.shape) == 1:
+        notes.append("a single slice: distances are within the slice")
+    scheme = load_scheme(task.scheme)
+    mappings = task.mappings
+    true = _as_classes(truth, pair.truth, scheme, mappings.truth, mappings.truth_fold)
+    predicted = _as_classes(
+        prediction,
+        pair.prediction,
+        scheme,
+        mappings.prediction,
+        mappings.prediction_fold,
+    )
+    slices = drawn_slices(true, truth.spacing_mm)
+    if slices is not None:
+        # The truth has labels on some slices only: between them nothing is known.
+        notes.append(slices.note)
+        predicted = slices.blank_between(predicted)
+    return AlignedPair(truth, true, predicted, facts, "; ".join(notes))
+
+
+def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
+    """A label map as it is on disk; a store may vouch for its axes."""
+    return Volume.read(
+        file.path, labels=True, axes=file.axes, trust_affine=trust_affine
+    )
+
+
+def _as_classes(
+    labels: Volume,
+    file: ScanFile,
+    scheme: LabelScheme,
+    mapping: Mapping[int, int],
+    fold: FoldingTable | None,
+) -> NDArray[np.uint8]:
+    """Class indices of a label map; what a store says of the file comes before the user's words."""
+    return scheme.from_freesurfer(
+        labels.data,
+        spacing_mm=labels.spacing_mm,
+        extra={**mapping, **file.numbers},
+        fold=file.fold or fold,
+        where=file.path,
+    )
+
+
+def scan_of(task: Task) -> dict[str, str]:
+    """The columns that say what a row of a table is of: subject, session and model."""
+    truth = task.pair.truth
+    return {"subject": truth.subject, "session": truth.scan, "model": task.model}
