@@ -49,8 +49,13 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
 def with_settings(
     content: Mapping[str, Any], settings: Sequence[str]
 ) -> dict[str, Any]:
-    """`content` with `key.in.it=value` on top, the value written as in YAML; `[0]` is `.0`."""
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(content)))
+    """A copy of `content` with each `key.in.it=value` set; values are written as in YAML.
+
+    `key.0` is the first item of a list. Raises ConfigError for what is no such setting, or leads
+    nowhere.
+    """
+    dumped = yaml.safe_dump(dict(content))
+    result: dict[str, Any] = yaml.safe_load(dumped)
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():

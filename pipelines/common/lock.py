@@ -121,9 +121,10 @@ def _take(path: Path, descriptor: int) -> bool:
     if not _is_at(descriptor, path):
         return False
     _refuse_living(path, descriptor)
+    name = json.dumps(asdict(_myself()))
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(_myself())).encode(), 0)
+        os.pwrite(descriptor, name.encode(), 0)
         os.fsync(descriptor)
     except OSError as error:
         path.unlink()  # ours, and without a name
@@ -132,7 +133,7 @@ def _take(path: Path, descriptor: int) -> bool:
 
 
 def refuse_held(path: Path) -> None:
-    """LockedError if somebody holds `path` now, naming who; it is not taken."""
+    """Raise LockedError if somebody holds `path` now, naming who; it is not taken."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -225,7 +226,7 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that has files of these names and no mark."""
+    """Raise OutputError for a folder that has files of these names and no mark of a command."""
     if _is_marked(folder):
         return
     for name in (_MARK, *names):

@@ -73,7 +73,9 @@ def safe_component(name: str) -> str:
     """
     if _SAFE.fullmatch(name):
         return name
-    ascii_alone = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    # é becomes e and an accent, which is dropped.
+    decomposed = unicodedata.normalize("NFKD", name)
+    ascii_alone = decomposed.encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_alone)
     plain = plain.lstrip(".-_")[:_PLAIN_LENGTH].rstrip(".-_")
     if not plain:

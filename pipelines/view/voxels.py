@@ -111,7 +111,8 @@ class Voxels:
             structure.name: place
             for place, structure in enumerate(self._study.structures, start=1)
         }
-        table = np.zeros(max(int(numbers.max()), *names) + 1, np.uint8)
+        largest = max(int(numbers.max()), *names)
+        table = np.zeros(largest + 1, np.uint8)
         table[list(names)] = [places.get(name, 0) for name in names.values()]
         return np.asarray(table[np.maximum(numbers, 0)])
 
@@ -135,7 +136,8 @@ def surfaces(labels: Volume) -> bytes:
         place = np.diag([step, step, step, 1.0])
         place[:3, 3] = [along.start for along in box]
         found = surface_net(share - 0.5, labels.affine @ place)
-        parts.append(struct.pack("<3I", number, len(found.vertices), len(found.faces)))
+        counts = (len(found.vertices), len(found.faces))
+        parts.append(struct.pack("<3I", number, *counts))
         parts.append(found.vertices.astype("<f4").tobytes())
         parts.append(found.faces.astype("<u4").tobytes())
     return b"".join(parts)
