@@ -1,4 +1,8 @@
-"""Phantoms: scans of known anatomy, as files; the demo segments some in odd geometries."""
+"""Phantoms: scans of known anatomy, as files; the demo segments some in odd geometries.
+
+`trinat demo` shows the whole way without any data; `trinat phantom` writes scans and their exact
+label maps to try things with.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,11 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 @dataclass(frozen=True)
 class Geometry:
-    """A way in which a scanner may lay out a head."""
+    """A way in which a scanner may lay out a head.
+
+    `orientation` has the directions in which the array's axes run, as LIA; `oblique_deg` turns the
+    head in the scanner.
+    """
 
     subject: str
     spacing_mm: tuple[float, float, float]

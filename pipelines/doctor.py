@@ -1,4 +1,7 @@
-"""What this machine has, and what of it will make trouble."""
+"""What this machine has, and what of it will make trouble.
+
+Each check gives a finding: the value, whether it is all right, and what to do if it is not.
+"""
 
 from __future__ import annotations
 

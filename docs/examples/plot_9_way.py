@@ -32,7 +32,7 @@ def show(pictures, **options):
 
 
 def middles(volume):
-    """The middle slice of each view, as it lies in memory."""
+    """The middle slice of each view, as it is in memory."""
     slices = {view: to_slices(volume, view) for view in View}
     return {view.value: found[len(found) // 2] for view, found in slices.items()}
 
@@ -41,7 +41,7 @@ show(middles(image.data), cmap="gray")
 
 # %%
 # **Conformed.** The working grid has voxels of 1 mm, and axes that grow to the right, the front and
-# the top. What lies around the part is cut off here:
+# the top. What is around the part is cut off here:
 
 segmenter = trinat.Segmenter.load("fast")
 conformed = segmenter.prepare(image).volume

@@ -1,4 +1,7 @@
-"""What a run is given: cases to segment, and what of its input cannot be one."""
+"""What a run is given: cases to segment, and what of its input cannot be one.
+
+Nothing that was given is dropped: a run reports its cases and its refusals, each with a reason.
+"""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     if exclude:
         output = absolute(exclude)
         outside = [path for path in scans if not path.is_relative_to(output)]
-        # Unless all lies there: then names tell scans from results.
+        # Unless all of it is there: then names tell scans from results.
         if outside:
             scans = outside
     if not scans:

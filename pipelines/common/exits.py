@@ -1,4 +1,8 @@
-"""What the exit status of every command means."""
+"""What the exit status of every command means.
+
+A command that was ended by an error has the status of that kind of error. A batch that came to its
+end has one by how many of its inputs failed.
+"""
 
 from __future__ import annotations
 

@@ -210,6 +210,7 @@ def _read_patiently(descriptor: int) -> _Holder | None:
 
 
 def _myself() -> _Holder:
+    """This process as a holder."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -218,6 +219,7 @@ def _myself() -> _Holder:
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
+    """The error that says who holds a lock, as far as its file does."""
     who = "another process"
     if holder:
         who = f"process {holder.pid} on {holder.host}"

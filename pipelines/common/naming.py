@@ -1,4 +1,8 @@
-"""Names of results: suffixes, BIDS names, names that are safe in a path."""
+"""Names of results: suffixes, BIDS names, names that are safe in a path.
+
+Names from outside (of files, folders, subjects) reach a path of an output only by way of
+`safe_component`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ _ORDER = (
 
 
 class Product(Enum):
-    """A file of a case: its suffix, its ending, and its suffix where names are not BIDS."""
+    """A file of a case: its suffix, its ending, and its suffix where names are not BIDS.
+
+    `ending` has the dot; `plain` is the same as `suffix` but for the statistics.
+    """
 
     LABELS = ("dseg", ".nii.gz")
     STATS = ("stats", ".stats", "aseg")
@@ -45,7 +52,7 @@ FOLD = "fold-{}"
 ASIDE = ".trinat-stale"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
-# How the names of results end that may lie beside scans: ours, and the masks of others.
+# How the names of results end that may be beside scans: ours, and the masks of others.
 RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
 
 

@@ -1,4 +1,9 @@
-"""Processes that compute: what each sets up, and work on many items in several of them."""
+"""Processes that compute: what each sets up, and work on many items in several of them.
+
+`prepare_process` sets up the process of a command. `isolated` works on many items in worker
+processes, of which one that dies (killed for its memory, a fault in a library) costs one item.
+Signals: `stop_signals` for commands that end in order, `deaf_to_interrupts` for their workers.
+"""
 
 from __future__ import annotations
 
@@ -203,6 +208,7 @@ class _Workers(Generic[Item, Result]):
 
 
 def _start_worker(torch_threads: int | None) -> None:
+    """What a worker does before its first item."""
     # Ctrl-C reaches the whole process group: the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nor does a worker outlive a parent that was killed, and write where another run is.

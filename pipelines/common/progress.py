@@ -1,4 +1,8 @@
-"""Progress of a long work: a bar on a terminal, lines in a log file, both with the time left."""
+"""Progress of a long work: a bar on a terminal, lines in a log file, both with the time left.
+
+Commands use `progress` directly, or `batch_progress` for subjects and `byte_progress` for
+downloads. A log file gets a line every few seconds at most, and always the last one.
+"""
 
 from __future__ import annotations
 

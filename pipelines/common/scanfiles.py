@@ -1,4 +1,8 @@
-"""Label maps and images that are compared or measured, and whose they are by their names."""
+"""Label maps and images that are compared or measured, and whose they are by their names.
+
+Which file belongs to which is decided elsewhere (`pipelines/evaluate/pairing.py`), by the subject,
+the session and the BIDS entities that are found here.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +134,7 @@ def _marked_label_maps(place: Path) -> list[Path]:
     marked = [path for path in walk(place) if stem_ends(path, ending)]
     if not marked:
         return []
-    # Beside label maps lie the scans that they are of, and a run's entropies and probabilities.
+    # Beside label maps are the scans that they are of, and a run's entropies and probabilities.
     scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
     others = [
         path

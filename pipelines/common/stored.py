@@ -1,4 +1,8 @@
-"""The files that a store was made from: scans to segment, label maps to compare with."""
+"""The files that a store was made from: scans to segment, label maps to compare with.
+
+A store knows where they were and what they were, by their SHA-256: whoever reads them can say that
+a file is gone, or has changed since.
+"""
 
 from __future__ import annotations
 

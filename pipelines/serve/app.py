@@ -1,4 +1,8 @@
-"""The HTTP interface and its page; `pipelines/web/guard.py` stands before it."""
+"""The HTTP interface and its page; `pipelines/web/guard.py` stands before it.
+
+The routes are in `routes.py` and, for the page, in `pipelines/view/app.py`. Here they become one
+application, and every error becomes an answer of one line.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,12 @@ _ANSWERED_ERRORS = (
 
 
 def make_app(queue: Queue, worker: Worker, model: str, scheme: LabelScheme) -> FastAPI:
-    """The service over a queue: its routes and its page. `model` is its name or its folder."""
+    """The service over a queue: its routes and its page.
+
+    `worker` is asked whether it is ready, and not started. `model` is the name or the folder of the
+    model at work, `scheme` its labels. The queue is made to drop what the page holds in memory of a
+    scan that is deleted.
+    """
     app = FastAPI(
         title="trinat",
         version=version("trinat"),

@@ -1,4 +1,8 @@
-"""The queue as the page of results lists it."""
+"""The queue as the page of results lists it.
+
+The page is that of `trinat view`. Its study is made of the queue as it is at each request, not of a
+folder's ledger, and takes no ratings.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,7 @@ class QueueStudy(Study):
         return [self._item(submission) for submission in self.submissions]
 
     def __getitem__(self, number: int) -> Item:
+        """The scan that was accepted as this number; InputError if it is not there."""
         for submission in self.submissions:
             if submission.number == number:
                 return self._item(submission)
@@ -78,6 +83,7 @@ class QueueStudy(Study):
         )
 
     def _item(self, submission: Submission) -> Item:
+        """A scan as the page lists it: with its label map once it is done."""
         labels = None
         if submission.state == "done":
             labels = self.queue.file(submission, Product.LABELS)

@@ -152,6 +152,7 @@ class Queue:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _refuse_too_many(self, client: str) -> None:
+        """Raise FullError where one more scan of a client would be one too many."""
         if len(self.waiting) + len(self._uploading) >= self._queued:
             raise FullError("the queue is full")
         of_client = self._uploading.count(client)
@@ -204,7 +205,11 @@ class Queue:
         )
 
     def enter(self, id: str, stage: str) -> None:
-        """Note that a stage of the work on a scan begins; unknown stages change nothing."""
+        """Note that a stage of the work on a scan begins.
+
+        Unknown stages change nothing. The first stage makes the scan a running one, which is
+        written to the disk, so that a restart knows how often work on it was begun.
+        """
         with self._lock:
             submission = self.submissions.get(id)
             if submission is None or submission.ended or stage not in _PROGRESS:
@@ -309,6 +314,7 @@ class Queue:
         return self.folder / "jobs" / submission.id
 
     def _end(self, submission: Submission, state: State, reason: str) -> None:
+        """Note that nothing more will be done for a scan."""
         submission.state = state
         submission.reason = reason
         submission.ended = time.time()

@@ -1,4 +1,8 @@
-"""The files of a finished scan as clients ask for them; some are made when first asked for."""
+"""The files of a finished scan as clients ask for them; some are made when first asked for.
+
+The engine leaves its usual outputs in the folder result/ of a scan. Label maps in MGZ and the
+probabilities of one structure are made of these, beside them, and deleted with them.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,7 @@ class Results:
     """Finds the files of finished scans; what is missing is a refusal for the client."""
 
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
+        """Of the scans in a queue, whose label maps follow a scheme."""
         self._queue = queue
         self._labels = {label.name: label for label in scheme.labels}
         # Files are made one at a time: each takes memory.
@@ -68,7 +73,10 @@ class Results:
         return path
 
     def probability(self, submission: Submission, structure: str) -> Path:
-        """The map of one structure, by its name in the scheme, taken out of that of all."""
+        """The map of one structure, by its name in the scheme, as a file of its own.
+
+        It is taken out of the 4D file of all maps, in the order that the JSON beside that says.
+        """
         _refuse_unless_asked(submission, "probabilities")
         maps = self._queue.file(submission, Product.PROBABILITIES)
         sidecar = self._queue.file(submission, Product.PROBABILITIES, ".json")

@@ -46,6 +46,7 @@ class Service:
 
 
 async def _service(request: Request) -> Service:
+    """The service that `make_app` has put into the application, for FastAPI's `Depends`."""
     service: Service = request.app.state.service
     return service
 

@@ -1,4 +1,9 @@
-"""Scans that are sent: the form is read to the disk, its scan is checked and put into the queue."""
+"""Scans that are sent: the form is read to the disk, its scan is checked and put into the queue.
+
+What is checked at once is what a client can correct at once: the fields of the form, the kind of
+file by its name, the header of the scan. Damage in the voxels is found by the worker. How large an
+upload may be is in `limits.py`; the guard cuts off what is larger, while it comes.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +103,7 @@ class _FormParser(MultiPartParser):
         upload.file = cast(BinaryIO, spooled)
 
     def on_end(self) -> None:
+        """The last boundary was read."""
         self.ended = True
 
     def close(self) -> None:
@@ -160,6 +166,7 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str]]:
 
 
 def _not_the_form() -> InputError:
+    """The refusal of a form with other fields than ours."""
     return InputError("a form has one field `file` with a scan, and may have `outputs`")
 
 
@@ -183,6 +190,7 @@ def _check_header(scan: Path, outputs: list[str]) -> None:
 
 
 def _refuse_without_dicom() -> None:
+    """Raise InputError where the packages that read DICOM are not installed."""
     if find_spec("highdicom") is None:
         raise InputError(
             "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"

@@ -1,4 +1,8 @@
-"""The thread in which the batch engine does what is in the queue."""
+"""The thread in which the batch engine does what is in the queue.
+
+The engine is that of `trinat predict`: it asks an endless iterator for cases, works on them in
+processes or on a cluster, and yields a line of the ledger for each.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +97,7 @@ class Worker:
             yield case
 
     def _run(self) -> None:
+        """What the thread does; when the engine has ended by itself, it ends the server."""
         try:
             for entry in self._engine.run(self._cases(), self._stop):
                 submission = self.queue.finish(entry)

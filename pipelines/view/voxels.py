@@ -1,4 +1,9 @@
-"""Voxels as the page gets them: all of one scan on one grid, with axes that run as RAS."""
+"""Voxels as the page gets them: all of one scan on one grid, with axes that run as RAS.
+
+The page lays arrays over one another without a look at their affines. So every array is turned to
+RAS axes here, whatever axes its file has, and label maps on another grid are resampled to the
+scan's.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,7 @@ class Voxels:
     """
 
     def __init__(self, study: Study) -> None:
+        """Of the scans of a study, by their numbers in its list."""
         self._study = study
         self._lock = Lock()
         self._kept = lru_cache(maxsize=4)(self._read)
@@ -61,7 +67,10 @@ class Voxels:
         return bytes(nib.Nifti1Image(data, affine).to_bytes())
 
     def _read(self, number: int, kind: str, now: str) -> Volume:
-        """What is there `now`, by the digest of the label map."""
+        """What is there `now`, by the digest of the label map, on RAS axes and in uint8.
+
+        The digest makes what is kept of a label map that has changed since be read again.
+        """
         item = self._study[number]
         if kind == "scan":
             return self._read_scan(item)

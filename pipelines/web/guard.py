@@ -72,7 +72,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """What a server at `host` and `port` is called; `public` by proxies before it, on any port."""
+    """What a server at `host` and `port` is called; `public` by proxies before it, on any port.
+
+    `value in names` says whether a Host header is one of ours.
+    """
 
     host: str
     port: int
@@ -130,6 +133,7 @@ class Guard:
         self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request and pass it on; a fault of the application becomes a 500 of one line."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,8 @@
-"""Listening on a port, and answering until told to stop."""
+"""Listening on a port, and answering until a signal ends the process.
+
+uvicorn does the work, with its own logging off and with a protocol that waits for no client for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from trinat.segmentation.errors import ConfigError
 # How long the head of a request may take.
 _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512
-# How long answers that have begun may take once the server is told to stop.
+# How long answers that have begun may take after the signal.
 _LAST_ANSWERS_S = 3
 
 
@@ -59,6 +63,7 @@ def answer(
 
 
 def _configuration(guard: Guard) -> uvicorn.Config:
+    """What uvicorn is to do otherwise than by default: less said, and limits on what is kept."""
     return uvicorn.Config(
         guard,
         http=_Protocol,
