@@ -86,9 +86,12 @@ def _fill_in(app, docname, content):
 
 def _no_signature(app, what, name, *_):
     """Results and segmenters are not made by hand."""
-    return ("", None) if name in ("trinat.Result", "trinat.Segmenter") else None
+    if name in ("trinat.Result", "trinat.Segmenter"):
+        return "", None
+    return None
 
 
 def setup(app):
+    """What Sphinx calls at its start."""
     app.connect("source-read", _fill_in)
     app.connect("autodoc-process-signature", _no_signature)

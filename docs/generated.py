@@ -7,7 +7,6 @@ import csv
 import inspect
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,13 +28,19 @@ LABELS = DOCS.parent / "configs/labels"
 
 
 def fill_in(page: str) -> str:
-    return re.sub(r"<!-- generated: (\w+) -->", lambda found: _PARTS[found[1]](), page)
+    """A page with each of its comments `<!-- generated: NAME -->` replaced by that part."""
+
+    def part(found: re.Match[str]) -> str:
+        return _PARTS[found[1]]()
+
+    return re.sub(r"<!-- generated: (\w+) -->", part, page)
 
 
 # Commands ------------------------------------------------------------------------------------
 
 
 def commands() -> str:
+    """What `--help` prints of each command, a section each."""
     bids = typer.Typer(add_completion=False)
     bids.command(cls=ListOptions, context_settings=HELP)(bids_command)
     found = [
@@ -53,15 +58,18 @@ def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any) -> str:
+    """The section of one command: its help, its example, its usage, its parameters."""
     context = command.make_context(name, [], resilient_parsing=True)
-    text, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
+    help_text = inspect.cleandoc(command.help or "")
+    text, _, example = help_text.partition("Example: ")
     lines = [f"## {name}", "", plain(text)]
     if example:
         lines += [f"    {line}" for line in example.strip().splitlines()]
     usage = " ".join(command.collect_usage_pieces(context))
     lines += ["", f"Usage: `{name} {usage}`", ""]
     for parameter in command.get_params(context):
-        if record := parameter.get_help_record(context):
+        record = parameter.get_help_record(context)
+        if record:
             names, meaning = record
             lines += [f"`{names}`", f": {plain(meaning)}", ""]
     return "\n".join(lines)
@@ -79,9 +87,14 @@ _MEMBERS = {"Segmenter": "load, segment", "View": "", "TrinatError": ""}
 
 
 def api() -> str:
+    """The public names of `trinat`, as directives for autodoc."""
+    functions = sorted(name for name in trinat.__all__ if not name[0].isupper())
+    classes = sorted(name for name in trinat.__all__ if name[0].isupper())
     blocks = []
-    for name in sorted(trinat.__all__, key=lambda name: (name[0].isupper(), name)):
-        kind = "autoclass" if inspect.isclass(getattr(trinat, name)) else "autofunction"
+    for name in [*functions, *classes]:
+        kind = "autofunction"
+        if inspect.isclass(getattr(trinat, name)):
+            kind = "autoclass"
         blocks.append(f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: trinat.{name}")
         if kind == "autoclass" and _MEMBERS.get(name, "all"):
             blocks.append(f"   :members: {_MEMBERS.get(name, '')}")
@@ -95,17 +108,24 @@ def api() -> str:
 
 
 def recipes() -> str:
-    parts = dict(_settings(Recipe, ""))
-    return "\n".join(_table_of_keys(key, model) for key, model in parts.items())
+    """The keys of recipes."""
+    return _tables_of_keys(Recipe, level=2)
 
 
 def prepare() -> str:
+    """The keys of a configuration of `trinat prepare`."""
     return _rows_of_keys(PrepareConfig)
 
 
 def model() -> str:
-    parts = dict(_settings(ModelInfo, ""))
-    return "\n".join(_table_of_keys(key, part, level=3) for key, part in parts.items())
+    """The keys of a model.yaml."""
+    return _tables_of_keys(ModelInfo, level=3)
+
+
+def _tables_of_keys(model: type[BaseModel], level: int) -> str:
+    """A table for a model and for each model within it, under headings of this level."""
+    parts = dict(_settings(model, ""))
+    return "\n".join(_table_of_keys(key, part, level) for key, part in parts.items())
 
 
 def _settings(
@@ -119,31 +139,39 @@ def _settings(
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models in a type, as in `list[Stage] | None`, each once."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return [QuickNatConfig if annotation is NetworkConfig else annotation]
-    found = list(chain.from_iterable(map(_models_in, get_args(annotation))))
+        if annotation is NetworkConfig:
+            return [QuickNatConfig]
+        return [annotation]
+    found: list[type[BaseModel]] = []
+    for argument in get_args(annotation):
+        found += _models_in(argument)
     return list(dict.fromkeys(found))
 
 
-def _table_of_keys(key: str, model: type[BaseModel], level: int = 2) -> str:
+def _table_of_keys(key: str, model: type[BaseModel], level: int) -> str:
     about = inspect.cleandoc(model.__doc__ or "").replace("\n", " ")
-    title = f"`{key}`" if key else f"`{model.__name__}`"
-    return f"{'#' * level} {title}\n\n{about}\n\n{_rows_of_keys(model)}"
+    title = key or model.__name__
+    heading = f"{'#' * level} `{title}`"
+    return f"{heading}\n\n{about}\n\n{_rows_of_keys(model)}"
 
 
 def _rows_of_keys(model: type[BaseModel]) -> str:
+    """The table of a model's own keys: name, kind of value, default, comment."""
     schema = model.model_json_schema()
+    known = schema.get("$defs", {})
     comments = _comments(model)
     rows = ["| key | value | default | |", "|---|---|---|---|"]
     for name in model.model_fields:
-        kind = _kind(schema["properties"].get(name, {}), schema.get("$defs", {}))
-        rows.append(
-            f"| `{name}` | {kind} | {_default(model, name)} | {comments.get(name, '')} |"
-        )
+        kind = _kind(schema["properties"].get(name, {}), known)
+        default = _default(model, name)
+        rows.append(f"| `{name}` | {kind} | {default} | {comments.get(name, '')} |")
     return "\n".join(rows) + "\n"
 
 
 def _default(model: type[BaseModel], name: str) -> str:
+    """A field's default as Markdown; "" for a model, whose keys have defaults of their own."""
     field = model.model_fields[name]
     if field.is_required():
         return "required"
@@ -151,26 +179,38 @@ def _default(model: type[BaseModel], name: str) -> str:
     if isinstance(default, BaseModel):
         return ""
     if isinstance(default, tuple | list):
-        default = ", ".join(str(getattr(value, "value", value)) for value in default)
-    return "none" if default in (None, "", {}) else f"`{default}`"
+        # Of an enumeration the value, as it is written in YAML.
+        values = [getattr(value, "value", value) for value in default]
+        default = ", ".join(map(str, values))
+    if default in (None, "", {}):
+        return "none"
+    return f"`{default}`"
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The comment before a field, or behind it."""
+    """The comment before a field, or behind it, by the field's name; "" where it has none."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
-        if owner in (BaseModel, object):
-            continue
-        before: list[str] = []
-        for line in inspect.getsource(owner).splitlines():
-            if above := re.fullmatch(r"    # (.*)", line):
-                before.append(above[1])
-            elif field := re.match(r"    (\w+): [^#]*(?:  # (.*))?$", line):
-                found[field[1]] = " ".join([*before, field[2] or ""]).strip()
-                before = []
-            else:
-                before = []
+        if owner not in (BaseModel, object):
+            found.update(_comments_in(inspect.getsource(owner)))
     return {name: text.replace("|", "\\|") for name, text in found.items()}
+
+
+def _comments_in(source: str) -> dict[str, str]:
+    """As `_comments`, of the fields that the code of one class has itself."""
+    found: dict[str, str] = {}
+    before: list[str] = []
+    for line in source.splitlines():
+        comment = re.fullmatch(r"    # (.*)", line)
+        if comment:
+            before.append(comment[1])
+            continue
+        field = re.match(r"    (\w+): [^#]*(?:  # (.*))?$", line)
+        if field:
+            name, behind = field.groups(default="")
+            found[name] = " ".join([*before, behind]).strip()
+        before = []
+    return found
 
 
 _BOUNDS = {
@@ -188,8 +228,10 @@ _WORDS = {
 
 
 def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
+    """What a value may be, from its JSON schema; `known` has the schemas that it refers to."""
     if "$ref" in schema:
-        return _kind(known[schema["$ref"].rpartition("/")[2]], known)
+        name = schema["$ref"].rpartition("/")[2]
+        return _kind(known[name], known)
     if "anyOf" in schema:
         kinds = dict.fromkeys(_kind(option, known) for option in schema["anyOf"])
         return " or ".join(kind for kind in kinds if kind != "none")
@@ -200,19 +242,23 @@ def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
         if "prefixItems" in schema:
             return ", ".join(_kind(item, known) for item in schema["prefixItems"])
         return f"list of {_kind(schema.get('items', {}), known)}"
-    if schema.get("type") == "object" and isinstance(
-        schema.get("additionalProperties"), dict
-    ):
+    of_values = schema.get("additionalProperties")
+    if schema.get("type") == "object" and isinstance(of_values, dict):
         names = _kind(schema.get("propertyNames", {}), known)
-        return f"{names}: {_kind(schema['additionalProperties'], known)}"
+        return f"{names}: {_kind(of_values, known)}"
     if schema.get("format") == "path":
         return "path"
-    word = _WORDS.get(schema.get("type", "object"), schema.get("type", "object"))
-    bounds = [
-        f"{sign} {schema[bound]:g}"
-        for bound, sign in _BOUNDS.items()
-        if bound in schema
-    ]
+    return _plain_kind(schema)
+
+
+def _plain_kind(schema: dict[str, Any]) -> str:
+    """As `_kind`, of a single value: its type and its bounds, as "number ≥ 0, < 1"."""
+    name = schema.get("type", "object")
+    word = _WORDS.get(name, name)
+    bounds = []
+    for bound, sign in _BOUNDS.items():
+        if bound in schema:
+            bounds.append(f"{sign} {schema[bound]:g}")
     return " ".join([word, ", ".join(bounds)]).strip()
 
 
@@ -224,22 +270,27 @@ def others() -> str:
     named = {"index", "first-scan", "questions"}
     for contents in ("index", "guides", "reference", "background"):
         named.update((DOCS / f"{contents}.md").read_text().splitlines())
-    return "\n".join(sorted({page.stem for page in DOCS.glob("*.md")} - named))
+    pages = {page.stem for page in DOCS.glob("*.md")}
+    return "\n".join(sorted(pages - named))
 
 
 # Labels --------------------------------------------------------------------------------------
 
 
+_NOT_SHOWN = ("partner", "members", "rim_of")
+
+
 def labels() -> str:
-    return "\n".join(
-        _scheme(path) for path in sorted(LABELS.glob("*.tsv"), reverse=True)
-    )
+    """The tables of labels that come with trinat."""
+    tables = sorted(LABELS.glob("*.tsv"), reverse=True)
+    return "\n".join(_scheme(path) for path in tables)
 
 
 def _scheme(path: Path) -> str:
+    """A heading and the table of one file; colours with a swatch of each."""
     with path.open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
-    shown = [key for key in rows[0] if key not in ("partner", "members", "rim_of")]
+    shown = [key for key in rows[0] if key not in _NOT_SHOWN]
     lines = [
         f"## {path.stem}",
         "",
@@ -247,8 +298,10 @@ def _scheme(path: Path) -> str:
         "|---" * len(shown) + "|",
     ]
     for row in rows:
-        cells = [_swatch(row[key]) if key == "color" else row[key] for key in shown]
-        lines.append(f"| {' | '.join(cell.replace('n/a', '') for cell in cells)} |")
+        if "color" in row:
+            row["color"] = _swatch(row["color"])
+        cells = [row[key].replace("n/a", "") for key in shown]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

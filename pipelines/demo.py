@@ -1,4 +1,8 @@
-"""Phantoms: scans of known anatomy, as files; the demo segments some in odd geometries."""
+"""Phantoms: scans of known anatomy, as files; the demo segments some in odd geometries.
+
+`trinat demo` shows the whole way without any data; `trinat phantom` writes scans and their exact
+label maps to try things with.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,11 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 @dataclass(frozen=True)
 class Geometry:
-    """A way in which a scanner may lay out a head."""
+    """A way in which a scanner may lay out a head.
+
+    `orientation` has the directions in which the array's axes run, as LIA; `oblique_deg` turns the
+    head in the scanner.
+    """
 
     subject: str
     spacing_mm: tuple[float, float, float]
@@ -28,10 +37,10 @@ class Geometry:
 
     def __str__(self) -> str:
         spacing = " x ".join(f"{mm:g}" for mm in self.spacing_mm)
-        turned = (
-            f", oblique by {self.oblique_deg:g} degrees" if self.oblique_deg else ""
-        )
-        return f"{self.subject}: {spacing} mm, axes {self.orientation}{turned}"
+        text = f"{self.subject}: {spacing} mm, axes {self.orientation}"
+        if self.oblique_deg:
+            text += f", oblique by {self.oblique_deg:g} degrees"
+        return text
 
 
 GEOMETRIES = (
@@ -41,31 +50,41 @@ GEOMETRIES = (
 )
 
 
+def _say_nothing(line: str) -> None:
+    """What a demo that nobody listens to says."""
+
+
 def run_demo(
     out: Path,
     *,
     seed: int = 0,
     model: str = "fast",
     geometries: Sequence[Geometry] = GEOMETRIES,
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = _say_nothing,
 ) -> Exit:
-    """Make a phantom of each geometry, segment all with the model, evaluate; `say` hears of it."""
+    """Make a phantom of each geometry, segment all with the model and evaluate the result.
+
+    Below `out`, `scans` and `truth` have the phantoms, `labels` what was predicted and `report`
+    the evaluation. `say` is called with a line for each step. Returns the status of the first
+    step that did not go well, or of the last one.
+    """
     from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.run import predict
 
-    scans, truth, labels, report = (
-        out / n for n in ("scans", "truth", "labels", "report")
-    )
+    scans = out / "scans"
+    truth = out / "truth"
+    labels = out / "labels"
     for geometry in geometries:
         say(f"making {geometry}")
 
     def make(number: int, geometry: Geometry) -> None:
         shape = asdict(geometry)
         name = shape.pop("subject")
-        files = scans / f"{name}_T1w.nii.gz", truth / f"{name}_dseg.nii.gz"
-        _write(*files, seed=(seed, number), **shape)
+        image = scans / f"{name}_T1w.nii.gz"
+        classes = truth / f"{name}_dseg.nii.gz"
+        _write(image, classes, seed=(seed, number), **shape)
 
     # Torch, numpy and zlib compute beside one another in threads.
     with ThreadPoolExecutor(cpu_count()) as pool:
@@ -76,10 +95,15 @@ def run_demo(
     if outcome.exit != Exit.OK:
         return outcome.exit
     say("comparing with the truth")
-    models, command = {model: labels}, "trinat demo"
-    return evaluate_predictions(
-        EvaluationSettings(truth, models, report, images=scans, jobs=1, command=command)
+    settings = EvaluationSettings(
+        truth,
+        {model: labels},
+        out / "report",
+        images=scans,
+        jobs=1,
+        command="trinat demo",
     )
+    return evaluate_predictions(settings)
 
 
 def write_phantoms(
@@ -87,29 +111,32 @@ def write_phantoms(
 ) -> Iterator[tuple[Path, Path]]:
     """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is there.
 
-    `geometry` is as of `phantom`.
+    `geometry` is as of `phantom`. Raises ConfigError if a file is there already, unless `force`.
     """
     width = max(2, len(str(subjects)))
-    pairs = [
-        (
-            out / f"sub-{number:0{width}}_T1w.nii.gz",
-            out / f"sub-{number:0{width}}_dseg.nii.gz",
-        )
-        for number in range(1, subjects + 1)
-    ]
-    present = [path for pair in pairs for path in pair if path.exists()]
-    if present and not force:
-        remedy = "name another folder, or pass --force"
-        raise ConfigError("is there already", where=present[0], remedy=remedy)
+    pairs: list[tuple[Path, Path]] = []
+    for number in range(1, subjects + 1):
+        name = f"sub-{number:0{width}}"
+        pairs.append((out / f"{name}_T1w.nii.gz", out / f"{name}_dseg.nii.gz"))
+    if not force:
+        _refuse_present(pairs)
     for number, (image_path, labels_path) in enumerate(pairs, start=1):
         # A subject's own stream: sub-03 is the same head whether 3 or 300 are made.
         _write(image_path, labels_path, seed=(seed, number), **geometry)
         yield image_path, labels_path
 
 
+def _refuse_present(pairs: Sequence[tuple[Path, Path]]) -> None:
+    for path in chain.from_iterable(pairs):
+        if path.exists():
+            remedy = "name another folder, or pass --force"
+            raise ConfigError("is there already", where=path, remedy=remedy)
+
+
 def _write(
     image: Path, labels: Path, *, seed: tuple[int, int], **geometry: Any
 ) -> None:
+    """Make a phantom with random numbers from `seed`, and write its scan and its label map."""
     scan, classes = phantom(np.random.default_rng(seed), **geometry)
     for path in (image, labels):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""What this machine has, and what of it will make trouble."""
+"""What this machine has, and what of it will make trouble.
+
+Each check gives a finding: the value, whether it is all right, and what to do if it is not.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from trinat.pipelines.common.process import cpu_count, tune_allocation
 from trinat.segmentation.io.memory import free_memory
 
 Severity = Literal["ok", "note", "wrong"]
+_GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Finding:
+    """One thing about this machine, and what to do about it where it is not as it should be."""
+
     subject: str
     value: str
     severity: Severity = "ok"
@@ -28,47 +34,33 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything; import torch, so this takes a second or two."""
-    from packaging.requirements import Requirement
-
-    # Each declared dependency is there, and at least as new as the bound says.
-    needed = map(Requirement, metadata.requires("trinat") or [])
-    temporary = tempfile.gettempdir()
-    disk_gib = shutil.disk_usage(temporary).free / 2**30
     return [
         Finding("Python", platform.python_version()),
-        *(
-            _package(r.name, str(r.specifier))
-            for r in needed
-            if r.marker is None or r.marker.evaluate({"extra": ""})
-        ),
+        *_packages(),
         *_torch(),
         Finding("processors", str(cpu_count())),
-        Finding(
-            "allocation", "tuned" if tune_allocation() else "system default (no glibc)"
-        ),
-        _at_least(
-            "memory",
-            free_memory() / 2**30,
-            4,
-            "close other programs: a scan takes about 3 GiB",
-        ),
-        _at_least(
-            "temporary space", disk_gib, 1, f"free space in {temporary} or set TMPDIR"
-        ),
+        _allocation(),
+        _memory(),
+        _temporary_space(),
     ]
 
 
-def run(*, as_json: bool) -> Exit:
+def diagnose(*, as_json: bool) -> Exit:
+    """Print what was found here, as a table or as JSON; the status is OK if nothing is wrong."""
     findings = examine()
     wrong = sum(finding.severity == "wrong" for finding in findings)
     if as_json:
-        sys.stdout.write(json.dumps([asdict(f) for f in findings], indent=2) + "\n")
+        rows = [asdict(finding) for finding in findings]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
         _print(findings, wrong)
-    return Exit.ALL_FAILED if wrong else Exit.OK
+    if wrong:
+        return Exit.ALL_FAILED
+    return Exit.OK
 
 
 def _print(findings: list[Finding], wrong: int) -> None:
+    """A table on the terminal, and how many things are wrong."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -77,76 +69,106 @@ def _print(findings: list[Finding], wrong: int) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("", "what", "found", "to do"):
         table.add_column(header, overflow="fold")
-    for f in findings:
-        table.add_row(
-            Text(f.severity, styles[f.severity]), f.subject, f.value, f.remedy
-        )
+    for finding in findings:
+        severity = Text(finding.severity, styles[finding.severity])
+        table.add_row(severity, finding.subject, finding.value, finding.remedy)
     console = Console()
     console.print(table)
-    console.print(
-        f"{wrong} thing{'s' * (wrong != 1)} wrong." if wrong else "Nothing is wrong."
-    )
+    if not wrong:
+        summary = "Nothing is wrong."
+    elif wrong == 1:
+        summary = "1 thing wrong."
+    else:
+        summary = f"{wrong} things wrong."
+    console.print(summary)
+
+
+def _packages() -> list[Finding]:
+    """Whether each declared dependency is there, and at least as new as its bound says."""
+    from packaging.requirements import Requirement
+
+    findings = []
+    for line in metadata.requires("trinat") or []:
+        needed = Requirement(line)
+        # Those of extras are not needed.
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            findings.append(_package(needed.name, str(needed.specifier)))
+    return findings
 
 
 def _package(name: str, bounds: str) -> Finding:
     from packaging.specifiers import SpecifierSet
 
+    remedy = f"pip install '{name}{bounds}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, "missing", "wrong", f"pip install '{name}{bounds}'")
+        return Finding(name, "missing", "wrong", remedy)
     if not SpecifierSet(bounds).contains(version, prereleases=True):
-        return Finding(
-            name, f"{version}, needs {bounds}", "wrong", f"pip install '{name}{bounds}'"
-        )
+        return Finding(name, f"{version}, needs {bounds}", "wrong", remedy)
     return Finding(name, version)
 
 
 def _torch() -> list[Finding]:
+    """What torch computes with: the processor, and GPUs if it finds any."""
     try:
         import torch
-    except (
-        ImportError,
-        OSError,
-    ) as error:  # OSError: a shared library of its own is missing
-        return [
-            Finding(
-                "torch import", str(error), "wrong", "install torch again: see README"
-            )
-        ]
-    from trinat.segmentation.models.hardware import (
-        bfloat16_hardware,
-        count_gpus,
-        describe_gpu,
-    )
+    except (ImportError, OSError) as error:
+        # OSError: a shared library of its own is missing.
+        remedy = "install torch again: see README"
+        return [Finding("torch import", str(error), "wrong", remedy)]
+    from trinat.segmentation.models.hardware import bfloat16_hardware
 
+    computes = "float32 (no bfloat16 in hardware)"
     hardware = bfloat16_hardware(torch.device("cpu"))
-    computes = (
-        f"bfloat16 ({hardware})" if hardware else "float32 (no bfloat16 in hardware)"
-    )
-    findings = [
+    if hardware:
+        computes = f"bfloat16 ({hardware})"
+    return [
         Finding("CPU instructions", torch.backends.cpu.get_cpu_capability()),
         Finding("CPU arithmetic", computes),
         Finding("CPU threads", str(torch.get_num_threads())),
+        *_gpus(torch.version.cuda),
     ]
+
+
+def _gpus(cuda: str | None) -> list[Finding]:
+    """The GPUs that torch finds; `cuda` is the version it is built for, None for a CPU build."""
+    from trinat.segmentation.models.hardware import count_gpus, describe_gpu
+
     if not count_gpus():
-        built = torch.version.cuda
-        note = (
-            f"torch is built for CUDA {built}, but finds no device"
-            if built
-            else "CPU build"
-        )
-        severity: Severity = "note" if built else "ok"
-        remedy = "check the driver with nvidia-smi" if built else ""
-        return [*findings, Finding("GPU", f"none ({note})", severity, remedy)]
+        if not cuda:
+            return [Finding("GPU", "none (CPU build)")]
+        value = f"none (torch is built for CUDA {cuda}, but finds no device)"
+        return [Finding("GPU", value, "note", "check the driver with nvidia-smi")]
+    findings = []
     for index in range(count_gpus()):
         name, free, total = describe_gpu(index)
-        memory = f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+        memory = f"{free / _GIB:.0f} of {total / _GIB:.0f} GiB free"
         findings.append(Finding(f"GPU {index}", f"{name}, {memory}"))
     return findings
 
 
+def _allocation() -> Finding:
+    """Tunes it, as every command that computes does."""
+    if tune_allocation():
+        return Finding("allocation", "tuned")
+    return Finding("allocation", "system default (no glibc)")
+
+
+def _memory() -> Finding:
+    remedy = "close other programs: a scan takes about 3 GiB"
+    return _at_least("memory", free_memory() / _GIB, 4, remedy)
+
+
+def _temporary_space() -> Finding:
+    folder = tempfile.gettempdir()
+    gib = shutil.disk_usage(folder).free / _GIB
+    remedy = f"free space in {folder} or set TMPDIR"
+    return _at_least("temporary space", gib, 1, remedy)
+
+
 def _at_least(subject: str, gib: float, needed_gib: float, remedy: str) -> Finding:
+    """Free space of a kind: wrong, with the remedy, where it is less than what is needed."""
     value = f"{gib:.1f} GiB free"
     if gib < needed_gib:
         return Finding(subject, value, "wrong", remedy)

@@ -32,7 +32,7 @@ def show(pictures, **options):
 
 
 def middles(volume):
-    """The middle slice of each view, as it lies in memory."""
+    """The middle slice of each view, as it is in memory."""
     slices = {view: to_slices(volume, view) for view in View}
     return {view.value: found[len(found) // 2] for view, found in slices.items()}
 
@@ -41,7 +41,7 @@ show(middles(image.data), cmap="gray")
 
 # %%
 # **Conformed.** The working grid has voxels of 1 mm, and axes that grow to the right, the front and
-# the top. What lies around the part is cut off here:
+# the top. What is around the part is cut off here:
 
 segmenter = trinat.Segmenter.load("fast")
 conformed = segmenter.prepare(image).volume
@@ -72,6 +72,7 @@ colors = np.array([label.color for label in fused.scheme.labels], np.uint8)
 
 
 def cut(volume):
+    """The middle coronal slice of a label map, in colours."""
     return colors[middles(volume.data[box])["coronal"]]
 
 
@@ -81,12 +82,17 @@ show({name: cut(result.working) for name, result in found.items()})
 # **Fused.** The weighted mean of all views' probabilities, and the most probable structure:
 
 share = fused.fused[..., 1:].max(-1).values.float().numpy()
+
+
+def gray_to_rgb(picture):
+    """Gray values from 0 to 1 in three equal colours."""
+    return np.stack([np.clip(picture, 0, 1)] * 3, axis=-1)
+
+
 show(
     {
-        "scan": np.clip(middles(gray)["coronal"], 0, 1)[..., None].repeat(3, -1),
-        "probability of the likeliest": middles(share[box])["coronal"][
-            ..., None
-        ].repeat(3, -1),
+        "scan": gray_to_rgb(middles(gray)["coronal"]),
+        "probability of the likeliest": gray_to_rgb(middles(share[box])["coronal"]),
         "labels": cut(fused.working),
     }
 )

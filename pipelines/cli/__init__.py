@@ -56,9 +56,9 @@ def doctor(json_: Json = False) -> int:
 
     Example: trinat doctor
     """
-    from trinat.pipelines.doctor import run
+    from trinat.pipelines.doctor import diagnose
 
-    return run(as_json=json_)
+    return diagnose(as_json=json_)
 
 
 for _command in (

@@ -11,6 +11,13 @@ import typer
 
 from trinat.pipelines.cli.choices import engine_on, split_devices
 from trinat.pipelines.cli.options import Model, Threads
+from trinat.pipelines.serve.limits import (
+    KEEP_HOURS,
+    MAX_OF_CLIENT,
+    MAX_UPLOAD_MB,
+    MAX_WAITING,
+    bytes_of,
+)
 from trinat.segmentation.errors import ConfigError
 
 
@@ -29,14 +36,18 @@ def serve_(
         [], help="Name that a proxy before this server has. Repeatable."
     ),
     keep: float = typer.Option(
-        24,
+        KEEP_HOURS,
         min=0,
         help="Hours after its end at which a scan is deleted with its results.",
     ),
-    max_upload: float = typer.Option(1000, min=1, help="Largest upload, in MB."),
-    max_queue: int = typer.Option(200, min=1, help="Number of scans that may wait."),
+    max_upload: float = typer.Option(
+        MAX_UPLOAD_MB, min=1, help="Largest upload, in MB."
+    ),
+    max_queue: int = typer.Option(
+        MAX_WAITING, min=1, help="Number of scans that may wait."
+    ),
     max_client: int = typer.Option(
-        50, min=1, help="Number of scans that one address may have."
+        MAX_OF_CLIENT, min=1, help="Number of scans that one address may have."
     ),
     device: str = typer.Option(
         "auto", envvar="TRINAT_DEVICE", help="As of trinat predict."
@@ -63,7 +74,8 @@ def serve_(
         )
     from trinat.pipelines.common.lock import run_lock
     from trinat.pipelines.predict.request import PredictRequest
-    from trinat.pipelines.serve.app import make_app, read_scheme
+    from trinat.pipelines.serve.app import make_app
+    from trinat.pipelines.serve.catalogue import read_scheme
     from trinat.pipelines.serve.queue import Queue, default_folder, private_files
     from trinat.pipelines.serve.worker import Worker
     from trinat.pipelines.web.start import answer
@@ -106,7 +118,7 @@ def serve_(
             host=host,
             port=port,
             names=name,
-            max_body=int(max_upload * 1e6),
+            max_body=bytes_of(max_upload),
             say=start,
         )
         worker.stop()

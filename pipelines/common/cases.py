@@ -1,4 +1,7 @@
-"""What a run is given: cases to segment, and what of its input cannot be one."""
+"""What a run is given: cases to segment, and what of its input cannot be one.
+
+Nothing that was given is dropped: a run reports its cases and its refusals, each with a reason.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from trinat.pipelines.common.folders import is_file
 
 @dataclass(frozen=True)
 class Case:
-    """One scan: where it lies, and what its outputs are called.
+    """One scan: where it is, and what its outputs are called.
 
     `id` is unique and stands for the case in ledger and tables; it is also folder/stem.
     """
@@ -28,9 +31,8 @@ class Case:
     axes: str | None = None
     sha256: str = ""
     also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
-    series: tuple[
-        str, ...
-    ] = ()  # the DICOM files that it is, in the folder or zip `path`
+    # The DICOM files that it is, in the folder or zip `path`.
+    series: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:

@@ -18,7 +18,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping."""
+    """A YAML file that holds a mapping; anything else is a ConfigError."""
     try:
         content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
@@ -41,17 +41,21 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
     shipped = recipes / f"{name_or_path}.yaml"
     if path.name == str(name_or_path) and shipped.is_file():
         return shipped
-    known = ", ".join(sorted(p.stem for p in recipes.glob("*.yaml")))
-    raise ConfigError(
-        "no such recipe", where=path, remedy=f"give a file, or one of {known}"
-    )
+    known = sorted(recipe.stem for recipe in recipes.glob("*.yaml"))
+    remedy = f"give a file, or one of {', '.join(known)}"
+    raise ConfigError("no such recipe", where=path, remedy=remedy)
 
 
 def with_settings(
     content: Mapping[str, Any], settings: Sequence[str]
 ) -> dict[str, Any]:
-    """`content` with `key.in.it=value` on top, the value written as in YAML; `[0]` is `.0`."""
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(content)))
+    """A copy of `content` with each `key.in.it=value` set; values are written as in YAML.
+
+    `key.0` is the first item of a list. Raises ConfigError for what is no such setting, or leads
+    nowhere.
+    """
+    dumped = yaml.safe_dump(dict(content))
+    result: dict[str, Any] = yaml.safe_load(dumped)
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
@@ -71,32 +75,45 @@ def check(
     *,
     typed: Collection[str] = (),
 ) -> Checked:
-    """`content` as a `model`, or a ConfigError that names the first bad key and where it stands:
-    in the file `where`, or on the command line if it is one of the keys `typed` there."""
+    """`content` as a `model`, or a ConfigError that names the first bad key and where it stands.
+
+    It stands in the file `where`, or on the command line if it is one of the keys `typed` there.
+    """
     try:
         return model.model_validate(content)
     except ValidationError as error:
         key, message = first_mistake(error)
-        origin = "command line" if key.partition(".")[0] in typed else where
-        raise ConfigError(
-            f"{key}: {message}" if key else message, where=origin
-        ) from error
+        if key:
+            message = f"{key}: {message}"
+        if key.partition(".")[0] in typed:
+            where = "command line"
+        raise ConfigError(message, where=where) from error
 
 
 def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
+    """Set a value in nested mappings and lists; mappings on the way are made.
+
+    `setting` is what was typed, for the ConfigError where a key leads nowhere.
+    """
     *path, last = keys
     for key in path:
-        if isinstance(content, list) and key.isdigit() and int(key) < len(content):
+        if _is_place(content, key):
             content = content[int(key)]
         elif isinstance(content, dict):
             # `key:` alone means an empty mapping.
-            content[key] = content.get(key) if content.get(key) is not None else {}
+            if content.get(key) is None:
+                content[key] = {}
             content = content[key]
         else:
             raise ConfigError(f"--set {setting}: there is no {key} to set something in")
-    if isinstance(content, list) and last.isdigit() and int(last) < len(content):
+    if _is_place(content, last):
         content[int(last)] = value
     elif isinstance(content, dict):
         content[last] = value
     else:
         raise ConfigError(f"--set {setting}: there is no {last}")
+
+
+def _is_place(content: Any, key: str) -> bool:
+    """Whether a key is the number of an item in a list."""
+    return isinstance(content, list) and key.isdigit() and int(key) < len(content)

@@ -49,7 +49,8 @@ def find_cases(
 ) -> Found:
     """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output).
 
-    Participants and sessions, if given, say which scans of a BIDS dataset are meant.
+    Participants and sessions, if given, say which scans of a BIDS dataset are meant. Raises
+    ConfigError for a dataset among other inputs, or an input that is the output folder.
     """
     if len(inputs) == 1:
         root = Path(inputs[0])
@@ -60,9 +61,29 @@ def find_cases(
     else:
         _refuse_datasets(inputs)
     refusals: list[Refusal] = []
-    paths: list[Path] = []
+    root, paths = _expand_all(inputs, exclude, refusals)
+    paths = _without_results(inputs, paths, refusals)
+    dicom: dict[Path, None] = {}  # as a set in order
+    for path in paths:
+        if not is_scan(path) and is_dicom_or_zip(path):
+            dicom[path] = None
+    others = [path for path in paths if path not in dicom]
+    cases = list(_name_cases(root, others, refusals))
+    cases += _name_series(root, list(dicom), refusals)
+    return Found.of(cases, refusals)
+
+
+def _expand_all(
+    inputs: Sequence[str | Path], exclude: Path | None, refusals: list[Refusal]
+) -> tuple[Path, list[Path]]:
+    """(the folder that output paths mirror from, scans) of all inputs together.
+
+    An input that has no scan becomes a refusal.
+    """
     roots: list[Path] = []
-    for text in map(str, inputs):
+    paths: list[Path] = []
+    for given in inputs:
+        text = str(given)
         try:
             root, scans = _expand(text, exclude, refusals)
         except InputError as error:
@@ -70,20 +91,9 @@ def find_cases(
         else:
             roots.append(root)
             paths += scans
-    root = Path.cwd()
-    if roots:
-        root = absolute(os.path.commonpath(roots))
-    paths = _without_results(inputs, paths, refusals)
-    dicom = [
-        path
-        for path in dict.fromkeys(paths)
-        if not is_scan(path) and is_dicom_or_zip(path)
-    ]
-    known_dicom = set(dicom)
-    others = [path for path in paths if path not in known_dicom]
-    cases = list(_name_cases(root, others, refusals))
-    cases += _name_series(root, dicom, refusals)
-    return Found.of(cases, refusals)
+    if not roots:
+        return Path.cwd(), paths
+    return absolute(os.path.commonpath(roots)), paths
 
 
 def _refuse_datasets(inputs: Sequence[str | Path]) -> None:
@@ -167,14 +177,15 @@ def _expand_folder(
 
 def _read_list(path: Path) -> tuple[Path, list[Path]]:
     """One path a line, relative to the list; empty lines and # comments are passed over."""
-    lines = read_text(path, "utf-8-sig", "surrogateescape").splitlines()
-    names = [
-        line.strip() for line in lines if line.strip() and not line.startswith("#")
-    ]
-    if not names:
+    scans = []
+    for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines():
+        name = line.strip()
+        if name and not line.startswith("#"):
+            scans.append(absolute(path.parent / name))
+    if not scans:
         raise InputError("the list names no scan", where=path)
-    scans = [absolute(path.parent / name) for name in names]
-    return absolute(os.path.commonpath([scan.parent for scan in scans])), scans
+    folders = [scan.parent for scan in scans]
+    return absolute(os.path.commonpath(folders)), scans
 
 
 def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
@@ -188,7 +199,7 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     if exclude:
         output = absolute(exclude)
         outside = [path for path in scans if not path.is_relative_to(output)]
-        # Unless all lies there: then names tell scans from results.
+        # Unless all of it is there: then names tell scans from results.
         if outside:
             scans = outside
     if not scans:
@@ -262,10 +273,10 @@ def _series_in(
     for series in found:
         folder = Path(without_suffix(place))
         if names:
-            folder = Path(
-                os.path.commonpath([Path(file).parent for file in series.files])
-            )
-        name = "/".join(safe_component(part) for part in (*folder.parts, series.name))
+            folders = [Path(file).parent for file in series.files]
+            folder = Path(os.path.commonpath(folders))
+        parts = (*folder.parts, series.name)
+        name = "/".join(safe_component(part) for part in parts)
         if series.reason:
             refusals.append(_refuse_series(name, series, has_scan=has_scan))
         else:

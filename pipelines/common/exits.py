@@ -1,4 +1,8 @@
-"""What the exit status of every command means."""
+"""What the exit status of every command means.
+
+A command that was ended by an error has the status of that kind of error. A batch that came to its
+end has one by how many of its inputs failed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from trinat.segmentation import errors
 
 
 class Exit(IntEnum):
+    """The statuses; docs/commands.md explains them to users."""
+
     OK = 0
     USAGE = 2
     SOME_FAILED = 3
@@ -27,13 +33,16 @@ _BY_ERROR: tuple[tuple[type[errors.TrinatError], Exit], ...] = (
 
 def exit_code(error: errors.TrinatError) -> Exit:
     """The status for a command that this error ended."""
-    return next(
-        (code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.ALL_FAILED
-    )
+    for kind, code in _BY_ERROR:
+        if isinstance(error, kind):
+            return code
+    return Exit.ALL_FAILED
 
 
 def batch_exit(*, done: int, failed: int) -> Exit:
     """The status for a batch: a skipped input counts as done."""
     if not failed:
         return Exit.OK
-    return Exit.SOME_FAILED if done else Exit.ALL_FAILED
+    if done:
+        return Exit.SOME_FAILED
+    return Exit.ALL_FAILED

@@ -38,6 +38,8 @@ _TEXT = "Files of this folder are replaced when the command runs again.\n"
 
 @dataclass(frozen=True)
 class _Holder:
+    """Who holds a lock, as its file says."""
+
     host: str
     pid: int
     # Containers may share a host name; their processes have other numbers.
@@ -46,7 +48,10 @@ class _Holder:
 
 @contextmanager
 def run_lock(path: Path) -> Iterator[None]:
-    """Hold `path` while the block runs, or raise LockedError at once, naming who has it."""
+    """Hold `path` while the block runs, or raise LockedError at once, naming who has it.
+
+    Folders that are made for it are removed afterwards if they are empty then.
+    """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
         descriptor = _acquire(path)
@@ -77,45 +82,58 @@ def _remove_empty(*folders: Path) -> None:
 
 
 def _acquire(path: Path) -> int:
+    """Take the lock; its open file, which has our name in it, or LockedError."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            descriptor = _open_lock(path)
         except FileNotFoundError:
             # A run that ended has just removed the folder, which was empty.
             continue
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise OutputError(
-                "is a symbolic link", where=path, remedy="remove it"
-            ) from None
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _locked(path, _read_patiently(descriptor)) from None
-            # The last holder may have removed the file between our opening and locking it.
-            if not _is_at(descriptor, path):
-                os.close(descriptor)
-                continue
-            _refuse_living(path, descriptor)
-            try:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(asdict(_myself())).encode(), 0)
-                os.fsync(descriptor)
-            except OSError as error:
-                path.unlink()  # ours, and without a name
-                raise not_written(path, error) from error
+            if _take(path, descriptor):
+                return descriptor
         except BaseException:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             raise
-        return descriptor
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """The file of a lock, made if it is not there; through no symbolic link."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        what = "is a symbolic link"
+        raise OutputError(what, where=path, remedy="remove it") from None
+
+
+def _take(path: Path, descriptor: int) -> bool:
+    """Lock an open file and write our name into it; False if it is no longer at its path."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _locked(path, _read_patiently(descriptor)) from None
+    # The last holder may have removed the file between our opening and locking it.
+    if not _is_at(descriptor, path):
+        return False
+    _refuse_living(path, descriptor)
+    name = json.dumps(asdict(_myself()))
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, name.encode(), 0)
+        os.fsync(descriptor)
+    except OSError as error:
+        path.unlink()  # ours, and without a name
+        raise not_written(path, error) from error
+    return True
 
 
 def refuse_held(path: Path) -> None:
-    """LockedError if somebody holds `path` now, naming who; it is not taken."""
+    """Raise LockedError if somebody holds `path` now, naming who; it is not taken."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -131,8 +149,11 @@ def refuse_held(path: Path) -> None:
 
 def _refuse_living(path: Path, descriptor: int) -> None:
     """LockedError if a machine on which the kernel's locks are not ours has touched the lock."""
-    holder, me = _read(descriptor), _myself()
-    if holder is None or (holder.host, holder.namespace) == (me.host, me.namespace):
+    holder = _read(descriptor)
+    if holder is None:
+        return
+    me = _myself()
+    if (holder.host, holder.namespace) == (me.host, me.namespace):
         return
     silent = _seconds_since_beat(path, descriptor)
     if silent < 0:
@@ -143,6 +164,7 @@ def _refuse_living(path: Path, descriptor: int) -> None:
 
 
 def _beat(descriptor: int, stop: threading.Event) -> None:
+    """Touch the lock again and again until `stop` is set."""
     while not stop.wait(_BEAT_S):
         with contextlib.suppress(OSError):
             os.utime(descriptor)
@@ -161,6 +183,7 @@ def _seconds_since_beat(path: Path, descriptor: int) -> float:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at its path."""
     try:
         there = path.lstat()
     except FileNotFoundError:
@@ -169,6 +192,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _read(descriptor: int) -> _Holder | None:
+    """Who has written its name into the lock; None if no one has, or not to the end."""
     try:
         return _Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
@@ -178,13 +202,15 @@ def _read(descriptor: int) -> _Holder | None:
 def _read_patiently(descriptor: int) -> _Holder | None:
     """As `_read`, of a lock that another holds: it may be about to write its name."""
     for _ in range(20):
-        if holder := _read(descriptor):
+        holder = _read(descriptor)
+        if holder:
             return holder
         time.sleep(0.02)
     return None
 
 
 def _myself() -> _Holder:
+    """This process as a holder."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -193,13 +219,16 @@ def _myself() -> _Holder:
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
-    who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+    """The error that says who holds a lock, as far as its file does."""
+    who = "another process"
+    if holder:
+        who = f"process {holder.pid} on {holder.host}"
     remedy = "wait for it, stop it, or choose another folder"
     return LockedError(f"{who} is at work here", where=path.parent, remedy=remedy)
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that has files of these names and no mark."""
+    """Raise OutputError for a folder that has files of these names and no mark of a command."""
     if _is_marked(folder):
         return
     for name in (_MARK, *names):
@@ -221,8 +250,12 @@ def claimed(
     within: Iterable[str] = (),
     is_known: bool = False,
 ) -> Iterator[None]:
-    """Hold a folder and mark it before its first file, so that a run that was killed can be done
-    again; what that was writing, also in the folders `within`, goes."""
+    """Hold a folder whose files this command replaces, and mark it before its first file.
+
+    The mark lets a run that was killed be done again; what that was writing, also in the folders
+    `within`, goes. A folder without a mark that has files of these `names` is refused
+    (OutputError), unless it `is_known` to be the command's.
+    """
     if not is_known:
         refuse_foreign(folder, names)
     with run_lock(folder / ".lock"):

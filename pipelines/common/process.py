@@ -1,4 +1,9 @@
-"""Processes that compute: what each sets up, and work on many items in several of them."""
+"""Processes that compute: what each sets up, and work on many items in several of them.
+
+`prepare_process` sets up the process of a command. `isolated` works on many items in worker
+processes, of which one that dies (killed for its memory, a fault in a library) costs one item.
+Signals: `stop_signals` for commands that end in order, `deaf_to_interrupts` for their workers.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
-from typing import TYPE_CHECKING, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +38,10 @@ _KEPT_BYTES = 1 << 30
 
 
 def prepare_process(threads: int | None = None) -> None:
-    """Call once, at the start of every command that computes."""
+    """Set up memory and, if a number is given, torch's threads.
+
+    To be called once, at the start of every command that computes.
+    """
     tune_allocation()
     if threads is not None:
         import torch
@@ -42,7 +52,7 @@ def prepare_process(threads: int | None = None) -> None:
 def tune_allocation() -> bool:
     """Keep large freed buffers instead of returning them to the kernel; True where it took effect.
 
-    By default glibc maps each buffer above 32 MiB anew and unmaps it when freed, so each layer
+    By default glibc maps each buffer above 32 MiB when needed and unmaps it when freed: each layer
     of a network pays page faults for its whole output: a small convolutional network ran
     3.4 times faster with this call (docs/notes/speed.md). `mallopt` works on the running
     process: no environment variable to set before start, and nothing to inherit.
@@ -57,7 +67,7 @@ def tune_allocation() -> bool:
 
 
 def prepare_training(device: torch.device) -> None:
-    """Sizes do not change in training: a GPU's fastest kernels are worth looking for."""
+    """Let torch look for the fastest kernels of a GPU, which pays: in training sizes stay."""
     if device.type == "cuda":
         import torch
 
@@ -93,13 +103,21 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop()
+
     signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGALRM)
-    before = [signal.signal(number, lambda *_: stop()) for number in signals]
+    before = [signal.signal(number, handle) for number in signals]
     try:
         yield
     finally:
         for number, old in zip(signals, before, strict=True):
             signal.signal(number, old)
+
+
+def _say_nothing(result: object, done: int, total: int) -> None:
+    """What `isolated` calls for each result while nobody wants to hear of it."""
 
 
 def isolated(
@@ -108,7 +126,7 @@ def isolated(
     jobs: int,
     *,
     killed: Callable[[Item], Result],
-    finished: Callable[[Result, int, int], object] = lambda result, done, total: None,
+    finished: Callable[[Result, int, int], object] = _say_nothing,
     torch_threads: int | None = 1,
 ) -> list[Result]:
     """Results in the order of items; `killed` is the result of one whose process died.
@@ -119,53 +137,78 @@ def isolated(
     """
     results: dict[int, Result] = {}
 
-    def take(number: int, result: Result) -> None:
+    def keep(number: int, result: Result) -> None:
         results[number] = result
         finished(result, len(results), len(items))
 
-    jobs, waiting = min(jobs, len(items)), deque(range(len(items)))
-    while waiting and jobs <= 1:
-        number = waiting.popleft()
-        take(number, work(items[number]))
-    while waiting:
-        crashed: list[int] = []
-        with _pool(jobs, work, torch_threads) as pool:
-            running: dict[Future[Result], int] = {}
-            while running or (waiting and not crashed):
-                # No more than are at work, so that a broken pool leaves few in doubt.
-                while waiting and not crashed and len(running) < jobs:
-                    number = waiting.popleft()
-                    try:
-                        running[pool.submit(work, items[number])] = number
-                    except BrokenProcessPool:
-                        crashed.append(number)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    number = running.pop(future)
-                    try:
-                        take(number, future.result())
-                    except BrokenProcessPool:
-                        crashed.append(number)
-        # Whose fault it was is not told: each suspect gets a process of its own.
-        for number in crashed:
-            with _pool(1, work, torch_threads) as pool:
+    if min(jobs, len(items)) <= 1:
+        for number, item in enumerate(items):
+            keep(number, work(item))
+    else:
+        workers = _Workers(work, min(jobs, len(items)), torch_threads)
+        waiting = deque(enumerate(items))
+        while waiting:
+            suspects = workers.run(waiting, keep)
+            # Which of them ended its process is not known: each gets a process of its own.
+            for number, item in suspects:
                 try:
-                    result = pool.submit(work, items[number]).result()
+                    result = workers.run_alone(item)
                 except BrokenProcessPool:
-                    result = killed(items[number])
-            take(number, result)
+                    result = killed(item)
+                keep(number, result)
     return [results[number] for number in range(len(items))]
 
 
-def _pool(
-    workers: int, work: Callable[[Item], Result], torch_threads: int | None
-) -> ProcessPoolExecutor:
-    # Workers are forked from one clean process that has imported everything once.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([work.__module__])
-    return ProcessPoolExecutor(workers, context, _start_worker, (torch_threads,))
+@dataclass(frozen=True)
+class _Workers(Generic[Item, Result]):
+    """`count` processes that do `work`; a pool of them ends with the first that dies."""
+
+    work: Callable[[Item], Result]
+    count: int
+    torch_threads: int | None
+
+    def run(
+        self, waiting: deque[tuple[int, Item]], keep: Callable[[int, Result], None]
+    ) -> list[tuple[int, Item]]:
+        """Work on numbered items from the left of `waiting`; those in work when a process died.
+
+        Returns once all are done, or, after a death, once nothing is at work; then the items that
+        were not begun are still in `waiting`.
+        """
+        crashed: list[tuple[int, Item]] = []
+        running: dict[Future[Result], tuple[int, Item]] = {}
+        with self._pool(self.count) as pool:
+            while running or (waiting and not crashed):
+                # No more than are at work, so that a broken pool leaves few in doubt.
+                while waiting and not crashed and len(running) < self.count:
+                    item = waiting.popleft()
+                    try:
+                        running[pool.submit(self.work, item[1])] = item
+                    except BrokenProcessPool:
+                        crashed.append(item)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    item = running.pop(future)
+                    try:
+                        keep(item[0], future.result())
+                    except BrokenProcessPool:
+                        crashed.append(item)
+        return crashed
+
+    def run_alone(self, item: Item) -> Result:
+        """The result of one item, in a new process; raises BrokenProcessPool if that dies."""
+        with self._pool(1) as pool:
+            return pool.submit(self.work, item).result()
+
+    def _pool(self, processes: int) -> ProcessPoolExecutor:
+        # Workers are forked from one clean process that has imported everything once.
+        context = get_context("forkserver")
+        context.set_forkserver_preload([self.work.__module__])
+        initial = (self.torch_threads,)
+        return ProcessPoolExecutor(processes, context, _start_worker, initial)
 
 
 def _start_worker(torch_threads: int | None) -> None:
+    """What a worker does before its first item."""
     # Ctrl-C reaches the whole process group: the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nor does a worker outlive a parent that was killed, and write where another run is.
@@ -174,6 +217,7 @@ def _start_worker(torch_threads: int | None) -> None:
 
 
 def _end_with_parent() -> None:
+    """Wait for the parent's end, and end this process with it."""
     parent = parent_process()
     if parent is not None:
         parent.join()

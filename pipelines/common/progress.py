@@ -1,4 +1,8 @@
-"""Progress of a long work: a bar on a terminal, lines in a log file, both with the time left."""
+"""Progress of a long work: a bar on a terminal, lines in a log file, both with the time left.
+
+Commands use `progress` directly, or `batch_progress` for subjects and `byte_progress` for
+downloads. A log file gets a line every few seconds at most, and always the last one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,11 @@ _REMEMBERED = 11  # The pace is that of the last ten lines: what was current at 
 
 
 class Progress:
-    """What is done, said so that a log file stays readable; `bar` sees every step."""
+    """What is done, said so that a log file stays readable.
+
+    `say` prints a line. `bar`, on a terminal, is called at every step with the text, what is done
+    and the total, and lines of progress are then left out. `clock` gives seconds.
+    """
 
     def __init__(
         self,
@@ -28,12 +36,14 @@ class Progress:
         bar: Callable[[str, float, float | None], None] | None,
         clock: Callable[[], float],
     ) -> None:
-        self.say, self._bar, self._clock = say, bar, clock
-        self._spoken = clock()
+        self.say = say
+        self._bar = bar
+        self._clock = clock
+        self._said_at = clock()
         self.begin()
 
     def begin(self, done: float = 0) -> None:
-        """The pace counts from here."""
+        """Measure the pace from here, where this much is done already."""
         self._past = deque([(self._clock(), done)], maxlen=_REMEMBERED)
 
     def show(
@@ -47,22 +57,28 @@ class Progress:
     ) -> bool:
         """Show `head`; True if it is a line of the log: at the end, or `every_s` after the last."""
         now = self._clock()
-        since, before = self._past[0]
-        text = one_line(f"{head}, {failed} failed" if failed else head)
-        if total and before < done < total:
-            left = timedelta(
-                seconds=round((now - since) * (total - done) / (done - before))
-            )
-            text += f", {left} left"
+        text = head
+        if failed:
+            text += f", {failed} failed"
+        text = one_line(text) + self._time_left(now, done, total)
         if self._bar:
             self._bar(text, done, total)
-        if now - self._spoken < every_s and done != total:
+        is_soon = now - self._said_at < every_s
+        if is_soon and done != total:
             return False
-        self._spoken = now
+        self._said_at = now
         self._past.append((now, done))
         if not self._bar:
             self.say(text)
         return True
+
+    def _time_left(self, now: float, done: float, total: float | None) -> str:
+        """ ", 0:01:00 left" at the pace of the last lines; "" where it is not known or over."""
+        since, done_before = self._past[0]
+        if not total or not done_before < done < total:
+            return ""
+        seconds = (now - since) * (total - done) / (done - done_before)
+        return f", {timedelta(seconds=round(seconds))} left"
 
 
 @contextmanager
@@ -72,50 +88,72 @@ def progress(
     terminal: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """On stderr; a quiet one says nothing."""
+    """Progress on stderr, a bar if that is a `terminal`; a quiet one says nothing."""
+    if terminal is None:
+        terminal = not quiet and sys.stderr.isatty()
     if quiet:
-        yield Progress(lambda line: None, None, clock)
-    elif not (sys.stderr.isatty() if terminal is None else terminal):
-        yield Progress(lambda line: typer.echo(line, err=True), None, clock)
+        yield Progress(_say_nothing, None, clock)
+    elif terminal:
+        with _bar(clock) as shown:
+            yield shown
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
+        yield Progress(_say_on_stderr, None, clock)
 
-        console = Console(stderr=True)
-        text = TextColumn("{task.description}", markup=False)
-        with Bar(BarColumn(), text, console=console, transient=True) as bar:
-            task = bar.add_task("", total=None)
-            yield Progress(
-                lambda line: console.print(
-                    line, markup=False, highlight=False, soft_wrap=True
-                ),
-                lambda text, done, total: bar.update(
-                    task, description=text, completed=done, total=total
-                ),
-                clock,
-            )
+
+def _say_nothing(line: str) -> None:
+    """What a quiet command prints."""
+
+
+def _say_on_stderr(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@contextmanager
+def _bar(clock: Callable[[], float]) -> Iterator[Progress]:
+    """Progress as a bar on the terminal, gone after the block; what is said stands above it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    description = TextColumn("{task.description}", markup=False)
+    with Bar(BarColumn(), description, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        def step(text: str, done: float, total: float | None) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+
+        yield Progress(say, step, clock)
 
 
 class OfSubject(Protocol):
     """The outcome of one subject, whatever was done with it."""
 
     @property
-    def subject(self) -> str: ...
+    def subject(self) -> str:
+        """Its name."""
 
     @property
-    def failure(self) -> str: ...
+    def failure(self) -> str:
+        """Why nothing came of it; "" where something did."""
 
 
 @contextmanager
 def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
-    """Subjects done, of how many, and how many of them failed."""
+    """Subjects done, of how many, and how many of them failed.
+
+    Yields what to call after each subject, with its outcome, how many are done and of how many.
+    """
     failed = 0
     with progress(quiet) as shown:
 
         def finished(outcome: OfSubject, done: int, total: int) -> None:
             nonlocal failed
-            failed += bool(outcome.failure)
+            if outcome.failure:
+                failed += 1
             shown.show(f"{done}/{total} {outcome.subject}", done, total, failed=failed)
 
         yield finished
@@ -125,7 +163,7 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None
 def byte_progress(
     name: str, quiet: bool
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Bytes of a download."""
+    """Bytes of a download; yields what to call with those that are there, and their number."""
     with progress(quiet) as shown:
 
         def fetched(done: int, total: int | None) -> None:

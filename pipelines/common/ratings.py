@@ -30,7 +30,10 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Rating:
-    """`structure` is empty for the whole scan, `rating` for a judgement that is taken back."""
+    """A rater's verdict on a scan or on a structure of it.
+
+    `structure` is empty for the whole scan, `rating` for a judgement that is taken back.
+    """
 
     scan: str
     structure: str
@@ -46,31 +49,39 @@ _JUDGED = ("scan", "structure", "sha256")
 
 
 def read_ratings(path: Path) -> list[Rating]:
-    """All lines; none where there is no such file."""
+    """All lines; none where there is no such file.
+
+    Raises DatasetError for a file without one of the columns, or with a verdict that is none.
+    """
     if not path.exists():
         return []
-    reader = csv.DictReader(
-        io.StringIO(read_text(path, "utf-8-sig")), delimiter="\t", restval=""
-    )
-    if missing := [name for name in _COLUMNS if name not in (reader.fieldnames or ())]:
-        raise DatasetError(f"has no column {missing[0]!r}", where=path)
-    ratings = [Rating(*(_plain(row[name]) for name in _COLUMNS)) for row in reader]
-    if strange := next((r.rating for r in ratings if r.rating not in VERDICTS), ""):
-        remedy = f"use {', '.join(VERDICTS)}"
-        raise DatasetError(f"has a rating {strange!r}", where=path, remedy=remedy)
+    text = io.StringIO(read_text(path, "utf-8-sig"))
+    reader = csv.DictReader(text, delimiter="\t", restval="")
+    for name in _COLUMNS:
+        if name not in (reader.fieldnames or ()):
+            raise DatasetError(f"has no column {name!r}", where=path)
+    ratings = []
+    for row in reader:
+        cells = {name: _plain(row[name]) for name in _COLUMNS}
+        ratings.append(Rating(**cells))
+    for rating in ratings:
+        if rating.rating and rating.rating not in VERDICTS:
+            what = f"has a rating {rating.rating!r}"
+            remedy = f"use {', '.join(VERDICTS)}"
+            raise DatasetError(what, where=path, remedy=remedy)
     return ratings
 
 
 def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
-    """Put a rating in the place of the same rater's one before; all others stay."""
+    """Put a rating in the place of the same rater's one before; all others stay.
+
+    The file is written whole while `lock` is held, which another process may have for a moment.
+    """
     end = time.monotonic() + _PATIENCE_S
     while True:
         try:
             with run_lock(lock):
-                others = [r for r in read_ratings(path) if _key(r) != _key(rating)]
-                kept = [*others, *([rating] if rating.rating else [])]
-                rows = [[value or None for value in astuple(r)] for r in kept]
-                write_tsv(path, _COLUMNS, rows)
+                _replace_rating(path, rating)
                 return
         except LockedError:
             if time.monotonic() > end:
@@ -78,29 +89,45 @@ def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
             time.sleep(0.02)
 
 
+def _replace_rating(path: Path, rating: Rating) -> None:
+    kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
+    if rating.rating:
+        kept.append(rating)
+    write_tsv(path, _COLUMNS, [_cells(line) for line in kept])
+
+
+def _cells(rating: Rating) -> list[str | None]:
+    """A line of the table; what is empty becomes n/a there."""
+    return [value or None for value in astuple(rating)]
+
+
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
     """By the SHA-256 of a label map: what of it was rejected ("" is all of it), and by whom."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for rating in ratings:
-        if rating.rating == "reject":
-            known = found[rating.sha256]
-            raters = filter(None, (known.get(rating.structure), rating.rater))
-            known[rating.structure] = ", ".join(raters)
+        if rating.rating != "reject":
+            continue
+        raters_of = found[rating.sha256]
+        before = raters_of.get(rating.structure)
+        raters = [name for name in (before, rating.rater) if name]
+        raters_of[rating.structure] = ", ".join(raters)
     return dict(found)
 
 
 def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
     """Names of all structures that someone rejected in some scan."""
-    return {r.structure for r in ratings if r.rating == "reject" and r.structure}
+    rejected = {rating.structure for rating in ratings if rating.rating == "reject"}
+    return rejected - {""}
 
 
 def read_given(path: Path | None) -> list[Rating]:
     """The ratings of a file that a user named; none where none was."""
-    if path and not path.is_file():
-        raise ConfigError(
-            "no such file", where=path, remedy="rate results with `trinat view`"
-        )
-    return read_ratings(path) if path else []
+    if path is None:
+        return []
+    if not path.is_file():
+        remedy = "rate results with `trinat view`"
+        raise ConfigError("no such file", where=path, remedy=remedy)
+    return read_ratings(path)
 
 
 def use_of_ratings(
@@ -114,8 +141,12 @@ def use_of_ratings(
     only one with other parts, so that they were measured.
     """
     fresh = [rating for rating in ratings if rating.sha256 in seen]
-    rejected = {(r.sha256, r.structure) for r in fresh if r.rating == "reject"}
-    scans = sum(not structure for _, structure in rejected)
+    rejected = {
+        (rating.sha256, rating.structure)
+        for rating in fresh
+        if rating.rating == "reject"
+    }
+    scans = sum(structure == "" for _, structure in rejected)
     measured = len(rejected & set(in_part))
     structures = len(rejected) - scans - measured
     text = (
@@ -143,20 +174,21 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
     of_structures = table.index.get_level_values("structure") != ""
     rows = []
     for one, two in combinations(table.columns, 2):
-        for of, judged in (
-            ("scans", table[~of_structures]),
-            ("structures", table[of_structures]),
-        ):
-            both = judged[[one, two]].dropna()
-            if len(both):
-                same = 100 * (both[one] == both[two]).sum() / len(both)
-                kappa = cohen_kappa(both[one].tolist(), both[two].tolist())
-                rows.append((of, one, two, len(both), same, kappa))
+        pair = table[[one, two]]
+        kinds = {"scans": pair[~of_structures], "structures": pair[of_structures]}
+        for kind, judged in kinds.items():
+            both = judged.dropna()
+            if both.empty:
+                continue
+            same = 100 * (both[one] == both[two]).sum() / len(both)
+            kappa = cohen_kappa(both[one].tolist(), both[two].tolist())
+            rows.append((kind, one, two, len(both), same, kappa))
     columns = ["of", "rater", "other_rater", "rated_by_both", "same_percent", "kappa"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _key(rating: Rating) -> tuple[str, str, str]:
+    """What a file has one line of: a rater's last word on a scan or structure."""
     return rating.scan, rating.structure, rating.rater
 
 
@@ -164,4 +196,6 @@ def _plain(cell: str) -> str:
     """A cell as it was before `write_tsv` made it safe for spreadsheets."""
     if cell == "n/a":
         return ""
-    return cell[1:] if cell[:1] == "'" and cell[1:2] in tuple("=+-@") else cell
+    if cell.startswith(("'=", "'+", "'-", "'@")):
+        return cell[1:]
+    return cell

@@ -1,4 +1,8 @@
-"""Label maps and images that are compared or measured, and whose they are by their names."""
+"""Label maps and images that are compared or measured, and whose they are by their names.
+
+Which file belongs to which is decided elsewhere (`pipelines/evaluate/pairing.py`), by the subject,
+the session and the BIDS entities that are found here.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,8 @@ class ScanFile:
     path: Path
     subject: str
     session: str = ""
-    identity: tuple[
-        tuple[str, str], ...
-    ] = ()  # BIDS entities, sorted; empty for other names
+    # BIDS entities, sorted; empty for other names.
+    identity: tuple[tuple[str, str], ...] = ()
     # Below the folder that was searched, where they say whose the file is; empty of BIDS.
     folders: tuple[str, ...] = ()
     is_given: bool = False  # by itself, not as one of a folder
@@ -131,7 +134,7 @@ def _marked_label_maps(place: Path) -> list[Path]:
     marked = [path for path in walk(place) if stem_ends(path, ending)]
     if not marked:
         return []
-    # Beside label maps lie the scans that they are of, and a run's entropies and probabilities.
+    # Beside label maps are the scans that they are of, and a run's entropies and probabilities.
     scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
     others = [
         path
@@ -171,9 +174,7 @@ def _named(path: Path) -> ScanFile:
     if name.startswith("sub-"):
         facts = entities(name)
     # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
-    odd = any(
-        "-" in part and part.partition("-")[0] not in facts for part in name.split("_")
-    )
+    odd = [part for part in name.split("_") if _looks_like_entity(part, facts)]
     if "sub" not in facts or odd:
         name = name.removesuffix(f"_{Product.LABELS.suffix}")
         return ScanFile(name, path, name)
@@ -185,6 +186,12 @@ def _named(path: Path) -> ScanFile:
     if "ses" in facts:
         session = f"ses-{facts['ses']}"
     return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
+
+
+def _looks_like_entity(part: str, facts: Mapping[str, str]) -> bool:
+    """Whether a part of a name is written as an entity is, but is none of these."""
+    entity, dash, _ = part.partition("-")
+    return dash == "-" and entity not in facts
 
 
 def _named_below(place: Path, path: Path) -> ScanFile:

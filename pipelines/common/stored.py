@@ -1,4 +1,8 @@
-"""The files that a store was made from: scans to segment, label maps to compare with."""
+"""The files that a store was made from: scans to segment, label maps to compare with.
+
+A store knows where they were and what they were, by their SHA-256: whoever reads them can say that
+a file is gone, or has changed since.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +19,22 @@ _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 
 
 def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
-    """The scans of subjects, called as their subjects are."""
-    cases, refusals = [], []
+    """The scans of subjects, called as their subjects are; those that are gone are refused.
+
+    Raises DatasetError if all are gone, or the store knows no scan of a subject.
+    """
+    cases: list[Case] = []
+    refusals: list[Refusal] = []
     for name in subjects:
         scan = _original(store, name, "image")
         if scan.path.is_file():
-            cases.append(
-                Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256)
-            )
+            case = Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256)
+            cases.append(case)
         else:
             refusals.append(Refusal(name, f"{scan.path} is no longer there: {_AGAIN}"))
     if not cases:
-        raise DatasetError(
-            "none of the scans is where it was", where=store.root, remedy=_AGAIN
-        )
+        what = "none of the scans is where it was"
+        raise DatasetError(what, where=store.root, remedy=_AGAIN)
     return Found.of(cases, refusals)
 
 
@@ -39,12 +45,17 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
     }
     files = []
     for name in subjects:
-        original, entry = _original(store, name, kind), store.info.subjects[name]
+        original = _original(store, name, kind)
+        entry = store.info.subjects[name]
+        numbers = dict(entry.extra)
+        numbers.update(dict.fromkeys(entry.ignore, 0))
         file = ScanFile(
-            *(name, original.path, name),
+            name=name,
+            path=original.path,
+            subject=name,
             axes=original.axes,
             sha256=original.sha256,
-            numbers={**entry.extra, **dict.fromkeys(entry.ignore, 0)},
+            numbers=numbers,
             fold=store.info.fold,
         )
         # Named as what trinat predicts of it.
@@ -57,11 +68,13 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
 
 
 def _original(store: Store, subject: str, kind: str) -> Original:
+    """The file that a subject's slices were made from; DatasetError where the store has none."""
     entry = store.info.subjects[subject]
-    if found := entry.image if kind == "image" else entry.labels:
-        return found
-    what, remedy = (
-        f"no {kind} of {subject} is known but its slices",
-        "give files, not --store",
-    )
-    raise DatasetError(what, where=store.root, remedy=remedy)
+    original = entry.labels
+    if kind == "image":
+        original = entry.image
+    if original is None:
+        what = f"no {kind} of {subject} is known but its slices"
+        remedy = "give files, not --store"
+        raise DatasetError(what, where=store.root, remedy=remedy)
+    return original

@@ -16,34 +16,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import CaseNames
 from trinat.pipelines.predict.tables import write_volumes
+from trinat.pipelines.serve.limits import (
+    KEEP_HOURS,
+    MAX_OF_CLIENT,
+    MAX_STARTS,
+    MAX_WAITING,
+)
+from trinat.pipelines.serve.records import (
+    OUTPUTS,
+    RECORD_FILE,
+    Segmentation,
+    State,
+    Submission,
+    read_record,
+)
 from trinat.pipelines.web.guard import new_token
 from trinat.segmentation.errors import DiskFullError, reason_of
 from trinat.segmentation.io.files import atomic_text, read_text, sync
 
-State = Literal["queued", "running", "done", "failed"]
-
-# What may be asked for besides labels and volumes, and the setting that makes a worker write it.
-OUTPUTS = {"mgz": "", "dicom-seg": "dicom_seg", "probabilities": "probabilities"}
+# How far a scan is when a stage of the engine begins.
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
-# Work on a scan that ended the whole server so often is not begun again.
-_MAX_BEGUN = 5
 _log = logging.getLogger("trinat.serve")
 
 
 def default_folder() -> Path:
     """The user's own place for what a program keeps between its runs, by the XDG specification."""
-    given = os.environ.get("XDG_STATE_HOME", "")
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    state = Path.home() / ".local/state"
     # A relative path is to be ignored.
-    state = Path(given) if Path(given).is_absolute() else Path.home() / ".local/state"
+    if given.is_absolute():
+        state = given
     return state / "trinat" / "queue"
 
 
@@ -61,78 +69,64 @@ class FullError(Exception):
     """No more is accepted for now."""
 
 
-class Segmentation(BaseModel):
-    """What a client gets to know of its scan."""
-
-    id: str = Field(examples=["0f8c2d6a9b1e4c7d8a5f3e2b1c0d9e8f"])
-    state: State = "queued"
-    place: int = Field(
-        default=0, description="1 for the next that is begun, 0 for what is begun"
-    )
-    progress: float = Field(default=0.0, ge=0, le=1)
-    reason: str = Field(default="", description="why it failed", examples=[""])
-    grade: str = Field(
-        default="", description="pass, look or reject", examples=["pass"]
-    )
-    notes: list[str] = []
-    outputs: list[str] = Field(
-        default=[], description="what was asked for", examples=[["mgz"]]
-    )
-
-
-class Job(Segmentation):
-    model_config = ConfigDict(extra="forbid")
-    number: int = 0  # in the order in which they were accepted
-    ending: str = ""
-    accepted: float = Field(default_factory=time.time)
-    ended: float = 0.0
-    begun: int = 0
-    result: dict[str, Any] = {}  # as in a ledger
-    client: str = Field(default="", exclude=True)
-    given: bool = Field(default=False, exclude=True)  # to the engine
-
-
 class Queue:
-    """Used by the server's threads and by that of the engine."""
+    """The scans that were accepted; used by the server's threads and by that of the engine.
+
+    `submissions` has them by their id, in the order of acceptance. `ended` and `busy_s` count
+    what has ended since the start and the seconds of work on it. `forget` is called after a scan
+    was deleted: whoever holds something of it in memory sets it.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
-        queued: int = 200,
-        per_client: int = 50,
-        keep_s: float = 86400,
+        queued: int = MAX_WAITING,
+        per_client: int = MAX_OF_CLIENT,
+        keep_s: float = KEEP_HOURS * 3600,
     ) -> None:
-        self.folder, self.keep_s = folder, keep_s
-        self._queued, self._per_client = queued, per_client
-        self.ended = {"done": 0, "failed": 0}  # since the start, as is:
+        """Take up what an earlier server left in `folder`, which must be there.
+
+        At most `queued` scans wait, and `per_client` of one client have not ended. `keep_s`
+        seconds after its end a scan is deleted.
+        """
+        self.folder = folder
+        self.keep_s = keep_s
+        self.ended = {"done": 0, "failed": 0}
         self.busy_s = 0.0
-        self.forget: Callable[[], None] = lambda: (
-            None
-        )  # what memory holds of a deleted scan
-        # Jobs whose record on the disk is behind, since the disk was full.
-        self._behind: set[str] = set()
-        self._uploading: list[str] = []
+        self.forget: Callable[[], None] = _forget_nothing
+        self._queued = queued
+        self._per_client = per_client
+        # Ids whose record on the disk is out of date, because the disk was full.
+        self._outdated: set[str] = set()
+        self._uploading: list[str] = []  # their clients
         self._lock = threading.RLock()
+        self._prepare_folders()
+        records = [read_record(path) for path in (folder / "jobs").iterdir()]
+        records.sort(key=lambda record: record.number)
+        self.submissions = {record.id: record for record in records}
+        self._last_number = max((record.number for record in records), default=0)
+        for record in records:
+            self._take_up(record)
+
+    def _prepare_folders(self) -> None:
+        """Make the folders of the queue, and empty those of unfinished work."""
         for name in ("incoming", "staging"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         for name in ("incoming", "jobs", "staging"):
-            (folder / name).mkdir(exist_ok=True)
-        jobs = [_read(path) for path in (folder / "jobs").iterdir()]
-        self.jobs = {job.id: job for job in sorted(jobs, key=lambda job: job.number)}
-        self._number = max((job.number for job in jobs), default=0)
-        for job in jobs:
-            if job.state == "running":
-                job.state, job.progress = "queued", 0
-            if job.state == "queued" and job.begun >= _MAX_BEGUN:
-                self._end(
-                    job,
-                    "failed",
-                    f"the server ended {job.begun} times while it was at work",
-                )
+            (self.folder / name).mkdir(exist_ok=True)
+
+    def _take_up(self, submission: Submission) -> None:
+        """Put what was running at the last end of the server back in line, or give it up."""
+        if submission.state == "running":
+            submission.state = "queued"
+            submission.progress = 0
+        if submission.state == "queued" and submission.begun >= MAX_STARTS:
+            reason = f"the server ended {submission.begun} times while it was at work"
+            self._end(submission, "failed", reason)
 
     def token(self) -> str:
-        """The queue's own: who waits for a result need not care for a restart."""
+        """The queue's own, made once: who waits for a result need not care for a restart."""
         path = self.folder / "token"
         if not path.exists():
             with atomic_text(path) as file:
@@ -142,17 +136,14 @@ class Queue:
 
     @contextmanager
     def upload(self, client: str) -> Iterator[Path]:
-        """A folder for an upload, gone after the block unless it was accepted."""
+        """A folder for an upload, gone after the block unless it was accepted.
+
+        Raises FullError where the queue is full, or the client has as many scans as it may.
+        """
         with self._lock:
-            mine = sum(
-                not job.ended and job.client == client for job in self.jobs.values()
-            )
-            if len(self.waiting) + len(self._uploading) >= self._queued:
-                raise FullError("the queue is full")
-            if mine + self._uploading.count(client) >= self._per_client:
-                raise FullError("as many of your scans wait as may")
+            self._refuse_too_many(client)
             self._uploading.append(client)
-        folder = self.folder / "incoming" / secrets.token_hex(16)
+        folder = self._new_folder()
         try:
             folder.mkdir()
             yield folder
@@ -160,143 +151,205 @@ class Queue:
             self._uploading.remove(client)
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _refuse_too_many(self, client: str) -> None:
+        """Raise FullError where one more scan of a client would be one too many."""
+        if len(self.waiting) + len(self._uploading) >= self._queued:
+            raise FullError("the queue is full")
+        of_client = self._uploading.count(client)
+        for submission in self.submissions.values():
+            if not submission.ended and submission.client == client:
+                of_client += 1
+        if of_client >= self._per_client:
+            raise FullError("as many of your scans wait as may")
+
+    def _new_folder(self) -> Path:
+        """A path in `incoming` that is not there yet and that no one can guess."""
+        return self.folder / "incoming" / secrets.token_hex(16)
+
     def accept(self, scan: Path, outputs: list[str], client: str) -> Segmentation:
         """Take a file scan.ENDING in the folder of an upload; from now on it is not lost."""
         sync(scan)
+        uploaded = scan.parent
         with self._lock:
-            self._number += 1
-            ending = scan.name.removeprefix("scan")
-            job = Job(id=scan.parent.name, number=self._number, ending=ending)
-            job.outputs, job.client = outputs, client
-            self._write(job, scan.parent)
-            scan.parent.rename(self._place(job))
+            self._last_number += 1
+            submission = Submission(
+                id=uploaded.name,
+                number=self._last_number,
+                ending=scan.name.removeprefix("scan"),
+                outputs=outputs,
+                client=client,
+            )
+            _write_record(submission, uploaded)
+            uploaded.rename(self._place(submission))
             sync(self.folder / "jobs")
-            self.jobs[job.id] = job
-            return self.seen(job)
+            self.submissions[submission.id] = submission
+            return self.seen(submission)
 
     def next(self) -> Case | None:
-        """The next scan for the engine."""
+        """The next scan for the engine; None while none waits."""
         with self._lock:
-            job = next((job for job in self.waiting if not job.given), None)
-            if job is None:
-                return None
-            job.given = True
-            also = tuple(OUTPUTS[name] for name in job.outputs if OUTPUTS[name])
-            return Case(
-                job.id, self._place(job) / f"scan{job.ending}", job.id, also=also
-            )
+            for submission in self.waiting:
+                if not submission.given:
+                    submission.given = True
+                    return self._case(submission)
+        return None
+
+    def _case(self, submission: Submission) -> Case:
+        """A submission as the engine knows it; paths below the queue name no one."""
+        settings = [OUTPUTS[name] for name in submission.outputs]
+        return Case(
+            submission.id,
+            self.scan(submission),
+            submission.id,
+            also=tuple(setting for setting in settings if setting),
+        )
 
     def enter(self, id: str, stage: str) -> None:
-        with self._lock:
-            job = self.jobs.get(id)
-            if job and not job.ended and stage in _PROGRESS:
-                job.progress = _PROGRESS[stage]
-                if job.state == "queued":
-                    job.state, job.begun = "running", job.begun + 1
-                    self._note(job)
+        """Note that a stage of the work on a scan begins.
 
-    def finish(self, entry: Entry) -> Job | None:
-        """Note what became of a scan; None if it was deleted meanwhile."""
-        staged = Path(entry.staged) if entry.staged else None
+        Unknown stages change nothing. The first stage makes the scan a running one, which is
+        written to the disk, so that a restart knows how often work on it was begun.
+        """
         with self._lock:
-            job = self.jobs.get(entry.case)
-            try:
-                if job and staged:
-                    write_volumes(staged / "volumes.tsv", [entry])
-                    shutil.rmtree(self.result(job), ignore_errors=True)
-                    staged.rename(self.result(job))
-                    sync(self._place(job))
-            except Exception as error:
-                entry = replace(
-                    entry, status="failed", reason=reason_of(error, where=False)
-                )
-            is_done = entry.status == "done"
-            if job and staged and is_done:
-                job.grade = entry.result.get("grade", "")
-                job.result = dict(entry.result)
-                job.notes = [
-                    *entry.result.get("reasons", ()),
-                    *entry.result.get("notes", ()),
-                ]
-            elif staged:
-                shutil.rmtree(staged, ignore_errors=True)
-            if job:
-                self._end(job, "done" if is_done else "failed", entry.reason)
-                self.ended[job.state] += 1
-                self.busy_s += sum(entry.timings_s.values())
-            return job
-
-    def seen(self, job: Job) -> Segmentation:
-        with self._lock:
-            before = sum(other.number < job.number for other in self.waiting)
-            place = 1 + before if job.state == "queued" else 0
-            known = job.model_dump(include=set(Segmentation.model_fields))
-        return Segmentation(**(known | {"place": place}))
-
-    def delete(self, job: Job) -> None:
-        with self._lock:
-            if self.jobs.pop(job.id, None) is None:
+            submission = self.submissions.get(id)
+            if submission is None or submission.ended or stage not in _PROGRESS:
                 return
-            self._behind.discard(job.id)
+            submission.progress = _PROGRESS[stage]
+            if submission.state == "queued":
+                submission.state = "running"
+                submission.begun += 1
+                self._note(submission)
+
+    def finish(self, entry: Entry) -> Submission | None:
+        """Note what became of a scan, and take its results, which `entry.staged` has.
+
+        Results that cannot be stored make it a failed scan. None if it was deleted meanwhile: its
+        results are deleted as well.
+        """
+        staged = None
+        if entry.staged:
+            staged = Path(entry.staged)
+        with self._lock:
+            submission = self.submissions.get(entry.case)
+            if submission and staged:
+                try:
+                    self._take_result(submission, entry, staged)
+                except Exception as error:
+                    reason = reason_of(error, where=False)
+                    entry = replace(entry, status="failed", reason=reason)
+            is_done = entry.status == "done"
+            if staged and not (submission and is_done):
+                shutil.rmtree(staged, ignore_errors=True)
+            if submission is None:
+                return None
+            if staged and is_done:
+                _copy_result(submission, entry)
+            self._end(submission, "done" if is_done else "failed", entry.reason)
+            self.ended[submission.state] += 1
+            self.busy_s += sum(entry.timings_s.values())
+            return submission
+
+    def _take_result(self, submission: Submission, entry: Entry, staged: Path) -> None:
+        """Move a folder of results, with the table of volumes, into its place."""
+        write_volumes(staged / "volumes.tsv", [entry])
+        shutil.rmtree(self.result(submission), ignore_errors=True)
+        staged.rename(self.result(submission))
+        sync(self._place(submission))
+
+    def seen(self, submission: Submission) -> Segmentation:
+        """What the client may know of it, with its place among those that wait."""
+        with self._lock:
+            known = submission.model_dump(include=set(Segmentation.model_fields))
+            known["place"] = 0
+            if submission.state == "queued":
+                earlier = [
+                    other for other in self.waiting if other.number < submission.number
+                ]
+                known["place"] = 1 + len(earlier)
+        return Segmentation(**known)
+
+    def delete(self, submission: Submission) -> None:
+        """Delete a scan and its results, whatever its state; a second time does nothing."""
+        with self._lock:
+            if self.submissions.pop(submission.id, None) is None:
+                return
+            self._outdated.discard(submission.id)
             # Gone at once and whole; what a crash leaves of it is emptied at the start.
-            gone = self.folder / "incoming" / secrets.token_hex(16)
-            self._place(job).rename(gone)
+            gone = self._new_folder()
+            self._place(submission).rename(gone)
         self.forget()
         shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
         """Delete what ended so long ago that it is not kept; bring records up to date."""
         with self._lock:
-            for id in list(self._behind):
-                self._note(self.jobs[id])
-        before = time.time() - self.keep_s
-        for job in [job for job in list(self.jobs.values()) if job.ended]:
-            if job.ended <= before:
-                self.delete(job)
+            for id in list(self._outdated):
+                self._note(self.submissions[id])
+        oldest_kept = time.time() - self.keep_s
+        for submission in list(self.submissions.values()):
+            if submission.ended and submission.ended <= oldest_kept:
+                self.delete(submission)
 
     @property
-    def waiting(self) -> list[Job]:
+    def waiting(self) -> list[Submission]:
+        """Those that work has not begun on, the next one first."""
         with self._lock:
-            return [job for job in self.jobs.values() if job.state == "queued"]
+            every = self.submissions.values()
+            return [submission for submission in every if submission.state == "queued"]
 
-    def result(self, job: Job) -> Path:
-        return self._place(job) / "result"
+    def scan(self, submission: Submission) -> Path:
+        """The file that was sent."""
+        return self._place(submission) / submission.scan_name
 
-    def file(self, job: Job, product: Product, ending: str = "") -> Path:
-        return CaseNames(self.result(job), job.id, {}, bids=False).path(product, ending)
+    def result(self, submission: Submission) -> Path:
+        """The folder of its results; it is there once the state is done."""
+        return self._place(submission) / "result"
 
-    def _place(self, job: Job) -> Path:
-        return self.folder / "jobs" / job.id
+    def file(self, submission: Submission, product: Product, ending: str = "") -> Path:
+        """The file of a product among its results; `ending` in place of the product's own."""
+        names = CaseNames(self.result(submission), submission.id, {}, bids=False)
+        return names.path(product, ending)
 
-    def _end(self, job: Job, state: State, reason: str) -> None:
-        job.state, job.reason, job.ended, job.progress = state, reason, time.time(), 1.0
-        self._note(job)
+    def _place(self, submission: Submission) -> Path:
+        return self.folder / "jobs" / submission.id
 
-    def _note(self, job: Job) -> None:
+    def _end(self, submission: Submission, state: State, reason: str) -> None:
+        """Note that nothing more will be done for a scan."""
+        submission.state = state
+        submission.reason = reason
+        submission.ended = time.time()
+        submission.progress = 1.0
+        self._note(submission)
+
+    def _note(self, submission: Submission) -> None:
         """Bring the record on the disk up to date, or, where that is full, a while later.
 
         Until then a restart finds the record before, and does again what that says is to be done.
         """
         try:
-            self._write(job, self._place(job))
+            _write_record(submission, self._place(submission))
         except DiskFullError as error:
-            if job.id not in self._behind:
-                _log.error(
-                    "%s: %s, %s", job.id, job.state, reason_of(error, where=False)
-                )
-            self._behind.add(job.id)
+            if submission.id not in self._outdated:
+                reason = reason_of(error, where=False)
+                _log.error("%s: %s, %s", submission.id, submission.state, reason)
+            self._outdated.add(submission.id)
         else:
-            self._behind.discard(job.id)
-
-    def _write(self, job: Job, folder: Path) -> None:
-        with atomic_text(folder / "job.json") as file:
-            file.write(job.model_dump_json())
+            self._outdated.discard(submission.id)
 
 
-def _read(folder: Path) -> Job:
-    try:
-        return Job.model_validate_json(read_text(folder / "job.json"))
-    except (ValueError, OSError):  # not by us: files appear whole
-        return Job(
-            id=folder.name, state="failed", reason="its record is damaged", ended=1
-        )
+def _forget_nothing() -> None:
+    """What a queue calls after a deletion while nobody holds anything of its scans."""
+
+
+def _copy_result(submission: Submission, entry: Entry) -> None:
+    """Grade, notes and measures of a scan that is done, from its line of the ledger."""
+    reasons = entry.result.get("reasons", ())
+    notes = entry.result.get("notes", ())
+    submission.grade = entry.result.get("grade", "")
+    submission.result = dict(entry.result)
+    submission.notes = [*reasons, *notes]
+
+
+def _write_record(submission: Submission, folder: Path) -> None:
+    with atomic_text(folder / RECORD_FILE) as file:
+        file.write(submission.model_dump_json())

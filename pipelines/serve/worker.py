@@ -1,4 +1,8 @@
-"""The thread in which the batch engine does what is in the queue."""
+"""The thread in which the batch engine does what is in the queue.
+
+The engine is that of `trinat predict`: it asks an endless iterator for cases, works on them in
+processes or on a cluster, and yields a line of the ledger for each.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,10 @@ from trinat.segmentation.errors import DeviceError, reason_of
 
 # A scan waits no longer than this for a worker that has nothing to do.
 _POLL_S = 0.05
-
+# Between two looks for what is kept no longer.
 _SWEEP_S = 60.0
+# How long a stop waits for the engine.
+_STOP_S = 10
 _log = logging.getLogger("trinat.serve")
 
 
@@ -28,38 +34,44 @@ class _StoppedError(Exception):
 
 
 class Worker:
-    """`ready` once a model is loaded; `error` is what ended the engine, if anything did."""
+    """Takes scans from the queue, has the engine segment them, and gives back what came of each.
+
+    `ready` once a model is loaded; `error` is what ended the engine, if anything did.
+    """
 
     def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
+        """With the engine of `plan`, or worker processes on this machine if it has none."""
         self.queue = queue
         self.error: Exception | None = None
-        # A cluster says nothing of stages.
-        self.ready = self._silent = plan.engine is not None
+        # An engine of the plan's own, on a cluster, says nothing of stages.
+        self._silent = plan.engine is not None
+        self.ready = self._silent
         settings = plan.settings(model, queue.folder / "staging")
-        devices, limit_s = plan.worker_devices, plan.limit_s
-        self._engine: Engine = (
-            plan.engine(settings)
-            if plan.engine
-            else LocalEngine(
+        self._engine: Engine
+        if plan.engine:
+            self._engine = plan.engine(settings)
+        else:
+            self._engine = LocalEngine(
                 settings,
-                devices,
-                timeout_s=limit_s,
+                plan.worker_devices,
+                timeout_s=plan.limit_s,
                 poll_s=_POLL_S,
                 on_stage=self._on_stage,
             )
-        )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        """Begin, in a thread."""
         self._thread.start()
 
     def stop(self) -> None:
         """Leave what is in hand to the next start."""
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(_STOP_S)
 
     def _on_stage(self, case: str, stage: str) -> None:
+        """What the engine calls at each stage of a case; with no case, a model is loaded."""
         if case:
             self.queue.enter(case, stage)
         elif not self.ready:
@@ -67,11 +79,13 @@ class Worker:
             _log.info("ready")
 
     def _stop(self) -> bool:
+        """What the engine asks again and again; raises to leave it at once."""
         if self._stopping.is_set():
             raise _StoppedError
         return False
 
     def _cases(self) -> Iterator[Case | None]:
+        """The scans of the queue without an end; None while none waits."""
         swept = 0.0
         while True:
             if time.monotonic() - swept > _SWEEP_S:
@@ -83,13 +97,13 @@ class Worker:
             yield case
 
     def _run(self) -> None:
+        """What the thread does; when the engine has ended by itself, it ends the server."""
         try:
             for entry in self._engine.run(self._cases(), self._stop):
-                job = self.queue.finish(entry)
-                if job:
-                    _log.info(
-                        "%s %s, %.1f s", job.id, job.state, job.ended - job.accepted
-                    )
+                submission = self.queue.finish(entry)
+                if submission:
+                    took_s = submission.ended - submission.accepted
+                    _log.info("%s %s, %.1f s", submission.id, submission.state, took_s)
             self.error = DeviceError("the engine came to its end")
         except _StoppedError:
             return

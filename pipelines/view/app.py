@@ -27,8 +27,15 @@ _FILES = {
 }
 
 
+# What there is of a scan beside its facts.
+_KINDS = ("scan", "labels", "against", "entropy", "surfaces")
+
+
 class _Judgement(BaseModel):
-    """`structure` is empty for the whole scan, `rating` to take one back."""
+    """A rating as the page sends it.
+
+    `structure` is empty for the whole scan, `rating` to take one back.
+    """
 
     structure: str
     sha256: str
@@ -38,57 +45,79 @@ class _Judgement(BaseModel):
 
 def make_app(study: Study) -> Starlette:
     """The page of a folder of results, as an application that knows nothing of who may ask."""
-    refused = dict.fromkeys((TrinatError, OSError), _refused)
+    refused = dict.fromkeys((TrinatError, OSError), _refuse)
     return Starlette(routes=routes_of(study, Voxels(study)), exception_handlers=refused)
 
 
 def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
     """The page and what it asks for."""
+    answers = _Answers(study, voxels)
+    files = [Route(path, _file(*found)) for path, found in _FILES.items()]
+    return [
+        *files,
+        Route("/v1/study", answers.overview),
+        Route("/v1/raters", answers.raters),
+        Route("/v1/scans/{number:int}", answers.detail),
+        Route("/v1/scans/{number:int}/ratings", answers.rate, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/{kind}", answers.content),
+    ]
 
-    def overview(_: Request) -> Response:
-        return JSONResponse(study.overview())
 
-    def raters(_: Request) -> Response:
-        return JSONResponse(study.raters())
+class _Answers:
+    """What the page gets about a study, one method a route."""
 
-    def detail(request: Request) -> Response:
-        return JSONResponse(study.detail(study[request.path_params["number"]]))
+    def __init__(self, study: Study, voxels: Voxels) -> None:
+        self._study = study
+        self._voxels = voxels
 
-    def content(request: Request) -> Response:
-        number, kind = request.path_params["number"], request.path_params["kind"]
-        if kind not in ("scan", "labels", "against", "entropy", "surfaces"):
+    def overview(self, _: Request) -> Response:
+        """The list of scans and structures."""
+        return JSONResponse(self._study.overview())
+
+    def raters(self, _: Request) -> Response:
+        """How far raters agree."""
+        return JSONResponse(self._study.raters())
+
+    def detail(self, request: Request) -> Response:
+        """All that is known of one scan."""
+        item = self._study[request.path_params["number"]]
+        return JSONResponse(self._study.detail(item))
+
+    def content(self, request: Request) -> Response:
+        """Voxels or surfaces of one scan; with ?step=2 every second voxel of each axis."""
+        number = request.path_params["number"]
+        kind = request.path_params["kind"]
+        if kind not in _KINDS:
             raise InputError(f"no {kind} of scans")
-        step = 2 if request.query_params.get("step") == "2" else 1
-        return Response(
-            voxels.content(number, kind, step), media_type="application/octet-stream"
-        )
+        step = 1
+        if request.query_params.get("step") == "2":
+            step = 2
+        content = self._voxels.content(number, kind, step)
+        return Response(content, media_type="application/octet-stream")
 
-    async def rate(request: Request) -> Response:
-        item = study[request.path_params["number"]]
+    async def rate(self, request: Request) -> Response:
+        """Keep a rating; the answer is the scan with it."""
+        item = self._study[request.path_params["number"]]
+        body = await request.body()
         try:
-            given = _Judgement.model_validate_json(await request.body())
+            judgement = _Judgement.model_validate_json(body)
         except ValidationError:
             raise InputError(
                 "not a rating: give structure, rating, remark and sha256"
             ) from None
-        await run_in_threadpool(study.rate, item, **given.model_dump())
-        return JSONResponse(await run_in_threadpool(study.detail, item))
-
-    return [
-        *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
-        Route("/v1/study", overview),
-        Route("/v1/raters", raters),
-        Route("/v1/scans/{number:int}", detail),
-        Route("/v1/scans/{number:int}/ratings", rate, methods=["PUT"]),
-        Route("/v1/scans/{number:int}/{kind}", content),
-    ]
+        await run_in_threadpool(self._study.rate, item, **judgement.model_dump())
+        return JSONResponse(await run_in_threadpool(self._study.detail, item))
 
 
-def _file(name: str, kind: str) -> Callable[[Request], Response]:
-    return lambda _: Response(
-        _PAGE.joinpath(*name.split("/")).read_bytes(), media_type=kind
-    )
+def _file(name: str, media_type: str) -> Callable[[Request], Response]:
+    """What answers with a file of the page, by its path in the folder of the page."""
+
+    def answer(_: Request) -> Response:
+        content = _PAGE.joinpath(*name.split("/")).read_bytes()
+        return Response(content, media_type=media_type)
+
+    return answer
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _refuse(_: Request, error: Exception) -> Response:
     return JSONResponse({"reason": str(error)}, status_code=422)

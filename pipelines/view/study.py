@@ -1,8 +1,13 @@
-"""What the page shows of a folder of results, from its ledgers and tables."""
+"""What the page shows of a folder of results, from its ledgers and tables.
+
+No voxel is read here: a study of 100,000 scans is listed by its ledgers. Label maps are hashed one
+by one, when a scan is looked at or a rating of it is listed.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,18 +35,21 @@ from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import read_rows, sha256_of
 from trinat.segmentation.labels.scheme import load_scheme
 
-# Of a study's volumes as many quantiles, so that a page of 100,000 scans is not larger.
+# Of a structure's volumes at most this many are sent, so that the page of 100,000 scans is small.
 _QUANTILES = 101
 _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
+# Grades and statuses, what to look at first at the beginning.
 _DOUBT = ("reject", "look", "done", "failed", "skipped", "pass")
 
 
 @dataclass(frozen=True)
 class Structure:
+    """A row of a study's label table."""
+
     number: int  # in label maps
     name: str
     abbreviation: str
-    color: str
+    color: str  # as #RRGGBB
 
 
 @dataclass(frozen=True)
@@ -55,19 +63,32 @@ class Item:
 
     @property
     def facts(self) -> dict[str, Any]:
-        grade = self.entry.result.get("grade") or self.entry.status
-        why = "; ".join(self.entry.result.get("reasons", ())) or self.entry.reason
-        return {"name": self.name, "grade": grade, "why": why}
+        """What the list says of it; without a grade its status, as "failed"."""
+        result = self.entry.result
+        reasons = "; ".join(result.get("reasons", ()))
+        return {
+            "name": self.name,
+            "grade": result.get("grade") or self.entry.status,
+            "why": reasons or self.entry.reason,
+        }
 
     @property
     def agreement(self) -> float | None:
+        """Mean agreement of the views; None where it was not measured."""
         value = self.entry.result.get("mean_agreement")
-        return value if isinstance(value, float) else None
+        if isinstance(value, float):
+            return value
+        return None
 
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of results, and what to compare them with."""
+    """A folder of results, and what to compare them with.
+
+    `rater` is the name under which ratings are saved. `images` has the scans where they are not
+    where they were read; `against` has other label maps. `labels` names the scheme of label maps
+    whose folder has no label table.
+    """
 
     folder: Path
     rater: str
@@ -81,31 +102,36 @@ class Study:
         if not self.folder.is_dir():
             remedy = "give the --out of trinat predict"
             raise ConfigError("no such folder", where=self.folder, remedy=remedy)
-        items = [
-            Item(
-                (folder / entry.case).relative_to(self.folder).as_posix(),
-                *(folder, entry, output(folder, entry, Product.LABELS)),
-            )
-            for folder, entry in entries_in(self.folder)
-            if entry.status != "skipped" or entry.is_kept
-        ]
-        items = items or [  # label maps of another origin
-            Item(file.name, self.folder, Entry(file.name, "done"), file.path)
-            for file in find_files(self.folder)
-        ]
+        items: list[Item] = []
+        for folder, entry in entries_in(self.folder):
+            if entry.status == "skipped" and not entry.is_kept:
+                continue
+            name = (folder / entry.case).relative_to(self.folder).as_posix()
+            labels = output(folder, entry, Product.LABELS)
+            items.append(Item(name, folder, entry, labels))
+        if not items:
+            # Label maps of another origin.
+            for file in find_files(self.folder):
+                entry = Entry(file.name, "done")
+                items.append(Item(file.name, self.folder, entry, file.path))
         return sorted(items, key=_doubt)
 
     @cached_property
     def structures(self) -> list[Structure]:
         """What the numbers in the label maps mean, without background."""
-        return structures_in(self.folder) or [
-            Structure(
-                x.fs_id, x.name, x.abbreviation, "#{:02x}{:02x}{:02x}".format(*x.color)
+        structures = structures_in(self.folder)
+        if structures:
+            return structures
+        for label in load_scheme(self.labels).labels[1:]:
+            red, green, blue = label.color
+            color = f"#{red:02x}{green:02x}{blue:02x}"
+            structures.append(
+                Structure(label.fs_id, label.name, label.abbreviation, color)
             )
-            for x in load_scheme(self.labels).labels[1:]
-        ]
+        return structures
 
     def __getitem__(self, number: int) -> Item:
+        """A scan by its place in the list; InputError where there is none."""
         if not 0 <= number < len(self.items):
             raise InputError("no such scan in this study")
         return self.items[number]
@@ -114,175 +140,214 @@ class Study:
         """Its scan, if it is where it was, or among the images that were named."""
         if self.images and not item.entry.input:
             return self._images.get(item.name)
-        seen = (
-            self.images / item.entry.input
-            if self.images
-            else item.folder / item.entry.scan
-        )
-        return seen if seen.is_file() else self._images.get(item.name)
+        seen = item.folder / item.entry.scan
+        if self.images:
+            seen = self.images / item.entry.input
+        if seen.is_file():
+            return seen
+        return self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
         """The label map of the same scan in the folder to compare with."""
         return self._others.get(item.name)
 
     def entropy(self, item: Item) -> Path | None:
+        """Its map of voxel entropy, if one was asked for."""
         return output(item.folder, item.entry, Product.ENTROPY)
 
     def overview(self) -> dict[str, Any]:
         """The list of scans and the distribution of each structure's volumes."""
-        volumes: dict[str, list[float]] = {x.name: [] for x in self.structures}
-        for item in self.items:
-            for name, volume in item.entry.result.get("volumes_mm3", {}).items():
-                volumes.setdefault(name, []).append(volume)
         ratings = self.ratings()
-        mine = {r["scan"]: r for r in ratings if r["mine"] and not r["structure"]}
+        against = ""
+        if self.against:
+            against = self.against.resolve().name
         return {
             "title": self.folder.resolve().name,
             "rater": self.rater,
-            "raters": len({r["rater"] for r in ratings}),
-            "against": self.against.resolve().name if self.against else "",
+            "raters": len({rating["rater"] for rating in ratings}),
+            "against": against,
             "verdicts": VERDICTS,
-            "structures": [
-                {
-                    **asdict(x),
-                    "volumes": _quantiles(volumes[x.name]),
-                    "count": len(volumes[x.name]),
-                }
-                for x in self.structures
-            ],
-            "scans": [
-                {
-                    "number": number,
-                    **item.facts,
-                    "agreement": item.agreement,
-                    "there": bool(item.labels),
-                    "rating": mine.get(item.name),
-                }
-                for number, item in enumerate(self.items)
-            ],
+            "structures": self._structure_rows(),
+            "scans": self._scan_rows(ratings),
         }
+
+    def _structure_rows(self) -> list[dict[str, Any]]:
+        """The structures, each with the distribution of its volumes over the study."""
+        volumes: dict[str, list[float]] = defaultdict(list)
+        for item in self.items:
+            for name, volume in item.entry.result.get("volumes_mm3", {}).items():
+                volumes[name].append(volume)
+        rows = []
+        for structure in self.structures:
+            row = asdict(structure)
+            row["volumes"] = _quantiles(volumes[structure.name])
+            row["count"] = len(volumes[structure.name])
+            rows.append(row)
+        return rows
+
+    def _scan_rows(self, ratings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The scans of the list, each with the rater's own word on it."""
+        mine = {}
+        for rating in ratings:
+            if rating["mine"] and not rating["structure"]:
+                mine[rating["scan"]] = rating
+        return [
+            {
+                "number": number,
+                **item.facts,
+                "agreement": item.agreement,
+                "there": item.labels is not None,
+                "rating": mine.get(item.name),
+            }
+            for number, item in enumerate(self.items)
+        ]
 
     def detail(self, item: Item) -> dict[str, Any]:
         """All that is known of one scan."""
+        ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
         return {
             **item.facts,
             "result": item.entry.result,
             "sha256": digest(item.labels),
-            "scan": bool(self.image(item)),
-            "entropy": bool(self.entropy(item)),
-            "against": bool(self.other(item)),
-            "ratings": [r for r in self.ratings() if r["scan"] == item.name],
+            "scan": self.image(item) is not None,
+            "entropy": self.entropy(item) is not None,
+            "against": self.other(item) is not None,
+            "ratings": ratings,
         }
 
     def rate(
         self, item: Item, structure: str, rating: str, remark: str, sha256: str
     ) -> None:
-        """Keep the rater's judgement of a label map with this digest."""
+        """Keep the rater's judgement of a label map with this digest.
+
+        InputError if the label map has changed since, or the study has no such structure.
+        """
         if not sha256 or digest(item.labels) != sha256:
-            raise InputError(
-                "has changed since it was shown", where=item.name, remedy="reload"
-            )
-        if structure and structure not in {x.name for x in self.structures}:
+            what = "has changed since it was shown"
+            raise InputError(what, where=item.name, remedy="reload")
+        known = [each.name for each in self.structures]
+        if structure and structure not in known:
             raise InputError(f"no structure {structure!r} in this study")
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        judged = (item.name, structure, rating, " ".join(remark.split()))
-        saved = Rating(*judged, self.rater, now, sha256)
-        save_rating(
-            self.folder / RATINGS, saved, lock=self.folder / WORK / "lock.ratings"
+        saved = Rating(
+            scan=item.name,
+            structure=structure,
+            rating=rating,
+            remark=" ".join(remark.split()),
+            rater=self.rater,
+            rated=datetime.now(UTC).isoformat(timespec="seconds"),
+            sha256=sha256,
         )
+        lock = self.folder / WORK / "lock.ratings"
+        save_rating(self.folder / RATINGS, saved, lock=lock)
 
     def ratings(self) -> list[dict[str, Any]]:
         """Every rating, whether it is the rater's own, and whether its result has changed."""
         paths = {item.name: item.labels for item in self.items}
-        return [
-            {
-                **asdict(r),
-                "mine": r.rater == self.rater,
-                "stale": digest(paths.get(r.scan)) != r.sha256,
-            }
-            for r in read_ratings(self.folder / RATINGS)
-        ]
+        rows = []
+        for rating in read_ratings(self.folder / RATINGS):
+            row = asdict(rating)
+            row["mine"] = rating.rater == self.rater
+            row["stale"] = digest(paths.get(rating.scan)) != rating.sha256
+            rows.append(row)
+        return rows
 
     def raters(self) -> list[dict[str, Any]]:
         """How far each two raters agree; None for a kappa that is not defined."""
         table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
         known = table.where(table.notna(), None)
-        return [
-            dict(zip(known.columns, row, strict=True)) for row in known.values.tolist()
-        ]
+        rows = known.values.tolist()
+        return [dict(zip(known.columns, row, strict=True)) for row in rows]
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
-        return (
-            self._paired(find_files(self.images, suffix="T1w")) if self.images else {}
-        )
+        if self.images is None:
+            return {}
+        return self._paired(find_files(self.images, suffix="T1w"))
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
-        return self._paired(find_files(self.against)) if self.against else {}
+        if self.against is None:
+            return {}
+        return self._paired(find_files(self.against))
 
     def _paired(self, files: Sequence[ScanFile]) -> dict[str, Path]:
         """By the name of a scan: the one of these files that is of it."""
         from trinat.pipelines.evaluate.pairing import pair_files
 
-        own = {
-            item.name: _named(item, item.labels) for item in self.items if item.labels
-        }
-        names = {id(file): name for name, file in own.items()}
-        return {
-            names[id(p.truth)]: p.prediction.path
-            for p in pair_files(own.values(), files).pairs
-        }
+        own: list[ScanFile] = []
+        names: dict[int, str] = {}  # of the scan, by the id() of its file
+        for item in self.items:
+            if item.labels:
+                file = _named(item, item.labels)
+                own.append(file)
+                names[id(file)] = item.name
+        paired = {}
+        for pair in pair_files(own, files).pairs:
+            paired[names[id(pair.truth)]] = pair.prediction.path
+        return paired
 
 
 def structures_in(folder: Path) -> list[Structure]:
     """The structures of a folder's own label table; none where it has no table."""
-    own = (folder / PLAIN_LABEL_TABLE, folder / LABEL_TABLE)
-    places = (*own, *sorted(folder.glob(FOLD.format(f"*/{PLAIN_LABEL_TABLE}"))))
-    table = next((place for place in places if place.is_file()), None)
-    rows = read_rows(table, required=("index", "name", "color")) if table else []
-    return [
-        Structure(
-            int(row["index"]), row["name"], row.get("abbreviation", ""), row["color"]
+    of_folds = sorted(folder.glob(FOLD.format(f"*/{PLAIN_LABEL_TABLE}")))
+    places = [folder / PLAIN_LABEL_TABLE, folder / LABEL_TABLE, *of_folds]
+    tables = [place for place in places if place.is_file()]
+    if not tables:
+        return []
+    structures = []
+    for row in read_rows(tables[0], required=("index", "name", "color")):
+        number = row["index"]
+        if not number.isdecimal() or number == "0":
+            continue
+        if not _COLOR.fullmatch(row["color"]):
+            continue
+        abbreviation = row.get("abbreviation", "")
+        structures.append(
+            Structure(int(number), row["name"], abbreviation, row["color"])
         )
-        for row in rows
-        if row["index"].isdecimal()
-        and row["index"] != "0"
-        and _COLOR.fullmatch(row["color"])
-    ]
+    return structures
 
 
 def output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """One of a scan's files, which lies in the folder whatever the ledger says."""
-    for path in map(folder.joinpath, entry.outputs):
-        fits = path.suffix != ".json" and without_suffix(path).endswith(
-            f"_{product.suffix}"
-        )
-        if fits and path.resolve().is_relative_to(folder.resolve()):
+    """One of a scan's files, which is in the folder whatever the ledger says."""
+    for name in entry.outputs:
+        path = folder / name
+        if path.suffix == ".json":
+            continue
+        if not without_suffix(path).endswith(f"_{product.suffix}"):
+            continue
+        if path.resolve().is_relative_to(folder.resolve()):
             return path
     return None
 
 
 def _doubt(item: Item) -> tuple[int, float, Any]:
-    grade, agreement = item.facts["grade"], item.agreement
-    order = _DOUBT.index(grade) if grade in _DOUBT else len(_DOUBT)
-    return order, 1.0 if agreement is None else agreement, natural_order(item.name)
+    """The key by which scans are listed: grade, then agreement of views, then name."""
+    grade = item.facts["grade"]
+    rank = len(_DOUBT)
+    if grade in _DOUBT:
+        rank = _DOUBT.index(grade)
+    agreement = 1.0
+    if item.agreement is not None:
+        agreement = item.agreement
+    return rank, agreement, natural_order(item.name)
 
 
 def _named(item: Item, labels: Path) -> ScanFile:
     """Its label map, under its scan's own name where that had to be made safe."""
-    (file,), scan = find_files(labels), Path(item.entry.input)
-    return (
-        as_scan(file, scan)
-        if safe_component(without_suffix(scan)) == file.name
-        else file
-    )
+    (file,) = find_files(labels)
+    scan = Path(item.entry.input)
+    if safe_component(without_suffix(scan)) == file.name:
+        return as_scan(file, scan)
+    return file
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
+    """The values themselves in order, or, of many, quantiles from the least to the largest."""
     if len(values) <= _QUANTILES:
         return sorted(values)
-    return [float(v) for v in np.quantile(values, np.linspace(0, 1, _QUANTILES))]
+    shares = np.linspace(0, 1, _QUANTILES)
+    return [float(value) for value in np.quantile(values, shares)]
 
 
 def digest(path: Path | None) -> str:
@@ -295,4 +360,5 @@ def digest(path: Path | None) -> str:
 
 @cache
 def _digest_of(path: Path, *_: int) -> str:
+    """Kept as long as the facts of the file, which come behind its path, stay the same."""
     return sha256_of(path)

@@ -1,4 +1,9 @@
-"""Voxels as the page gets them: all of one scan on one grid, with axes that run as RAS."""
+"""Voxels as the page gets them: all of one scan on one grid, with axes that run as RAS.
+
+The page lays arrays over one another without a look at their affines. So every array is turned to
+RAS axes here, whatever axes its file has, and label maps on another grid are resampled to the
+scan's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.view.study import Study, digest, structures_in
+from trinat.pipelines.view.study import Item, Study, digest, structures_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.grid import grown
 from trinat.segmentation.io.volume import Volume
@@ -29,92 +34,137 @@ _LARGE_BOX = 60**3
 
 
 class Voxels:
-    """Reads what the page asks for; the maps that were looked at last are kept."""
+    """Reads what the page asks for; the maps that were looked at last are kept.
+
+    `forget` drops all of them.
+    """
 
     def __init__(self, study: Study) -> None:
-        self._study, self._lock = study, Lock()
+        """Of the scans of a study, by their numbers in its list."""
+        self._study = study
+        self._lock = Lock()
         self._kept = lru_cache(maxsize=4)(self._read)
         self.forget = self._kept.cache_clear
 
     def content(self, number: int, kind: str, step: int) -> bytes:
-        """Scan and entropy as NIfTI with 8 bits a voxel, every `step`-th voxel of each axis; of
-        label maps for each such voxel the place of its structure in the table, 0 for none."""
+        """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
+
+        Scan and entropy are NIfTI files with 8 bits a voxel. Label maps ("labels", "against") are
+        a byte a voxel, the first axis first: the place of its structure in the study's table, 0
+        for none. "surfaces" are those of `surfaces`, whatever the step.
+        """
         # One at a time: the page asks for a scan and its labels at once, which need each other.
         with self._lock:
             now = digest(self._study[number].labels)
-            volume = self._kept(number, "labels" if kind == "surfaces" else kind, now)
-        if kind == "surfaces":
+            of_labels = kind == "surfaces"
+            volume = self._kept(number, "labels" if of_labels else kind, now)
+        if of_labels:
             return surfaces(volume)
-        affine = volume.affine @ np.diag([step, step, step, 1.0])
         data = volume.data[::step, ::step, ::step]
         if kind in ("labels", "against"):
             return data.tobytes("F")
+        affine = volume.affine @ np.diag([step, step, step, 1.0])
         return bytes(nib.Nifti1Image(data, affine).to_bytes())
 
     def _read(self, number: int, kind: str, now: str) -> Volume:
-        """What is there `now`, by the digest of the label map."""
-        study, item = self._study, self._study[number]
-        image = study.image(item)
-        files = {
-            "against": study.other(item),
-            "entropy": study.entropy(item),
-            "scan": image,
-        }
-        path = files.get(kind) or (item.labels if kind in ("scan", "labels") else None)
-        if path is None:
-            raise InputError(f"has no {kind}", where=item.name)
-        is_labels = path not in (image, files["entropy"])
-        volume = reoriented(Volume.read(path, labels=is_labels), "RAS")
+        """What is there `now`, by the digest of the label map, on RAS axes and in uint8.
+
+        The digest makes what is kept of a label map that has changed since be read again.
+        """
+        item = self._study[number]
+        if kind == "scan":
+            return self._read_scan(item)
         if kind == "entropy":
-            return _in_bytes(volume, _BRIGHTEST_NATS)
-        if kind == "scan":  # without its scan a label map is shown on black
-            thin = 0 * volume.data if is_labels else volume.data[::3, ::3, ::3]
-            return _in_bytes(
-                volume, float(np.percentile(thin, _BRIGHTEST_PERCENT)) or np.inf
-            )
-        if image or kind == "against":
-            volume, _ = on_grid_of(
-                volume, self._kept(number, "scan", now), resample=True
-            )
-        folder = study.against if kind == "against" else item.folder
+            path = _existing(self._study.entropy(item), kind, item)
+            return _in_bytes(_read_ras(path), _BRIGHTEST_NATS)
+        if kind == "against":
+            path = _existing(self._study.other(item), kind, item)
+            folder = self._study.against
+        else:
+            path = _existing(item.labels, kind, item)
+            folder = item.folder
+        volume = _read_ras(path, labels=True)
+        if kind == "against" or self._study.image(item):
+            scan = self._kept(number, "scan", now)
+            volume, _ = on_grid_of(volume, scan, resample=True)
         return replace(volume, data=self._places(volume, folder))
 
+    def _read_scan(self, item: Item) -> Volume:
+        """A scan in 8 bits; without its scan a label map is shown on black."""
+        image = self._study.image(item)
+        if image is None:
+            labels = _read_ras(_existing(item.labels, "scan", item), labels=True)
+            return _in_bytes(labels, np.inf)
+        volume = _read_ras(image)
+        thinned = volume.data[::3, ::3, ::3]
+        brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
+        return _in_bytes(volume, brightest or np.inf)
+
     def _places(self, volume: Volume, folder: Path | None) -> NDArray[np.uint8]:
-        """Numbers of a label map to places in the study's table, by the names of structures."""
-        place = {x.name: n for n, x in enumerate(self._study.structures, start=1)}
-        if own := structures_in(folder) if folder else []:
-            names = {x.number: x.name for x in own}
+        """Numbers of a label map to places in the study's table, by the names of structures.
+
+        Its numbers are those of its folder's own label table, or else those of FreeSurfer.
+        """
+        own = []
+        if folder:
+            own = structures_in(folder)
+        if own:
+            numbers = volume.data
+            names = {structure.number: structure.name for structure in own}
         else:
             scheme = load_scheme(self._study.labels)
-            indices = scheme.from_freesurfer(volume.data, spacing_mm=volume.spacing_mm)
-            volume, names = replace(volume, data=indices), dict(enumerate(scheme.names))
-        table = np.zeros(max(int(volume.data.max()), *names) + 1, np.uint8)
-        table[list(names)] = [place.get(name, 0) for name in names.values()]
-        return np.asarray(table[np.maximum(volume.data, 0)])
+            spacing_mm = volume.spacing_mm
+            numbers = scheme.from_freesurfer(volume.data, spacing_mm=spacing_mm)
+            names = dict(enumerate(scheme.names))
+        places = {
+            structure.name: place
+            for place, structure in enumerate(self._study.structures, start=1)
+        }
+        largest = max(int(numbers.max()), *names)
+        table = np.zeros(largest + 1, np.uint8)
+        table[list(names)] = [places.get(name, 0) for name in names.values()]
+        return np.asarray(table[np.maximum(numbers, 0)])
 
 
 def surfaces(labels: Volume) -> bytes:
-    """For each structure its number and counts (3 uint32), vertices and faces."""
-    parts = []
+    """For each structure its number and counts (3 uint32), vertices and faces.
+
+    Vertices are float32 in RAS mm, faces three uint32 each; all are little-endian.
+    """
+    parts: list[bytes] = []
     for number, box in enumerate(ndimage.find_objects(labels.data), start=1):
         if box is None:
             continue
         box = grown(box, labels.shape, 2)
         mask = (labels.data[box] == number).astype(np.float32)
-        step = 2 if mask.size > _LARGE_BOX else 1
-        share = ndimage.gaussian_filter(mask, 0.5 * step)[::step, ::step, ::step]
+        step = 1
+        if mask.size > _LARGE_BOX:
+            step = 2
+        smooth = ndimage.gaussian_filter(mask, 0.5 * step)
+        share = smooth[::step, ::step, ::step]
         place = np.diag([step, step, step, 1.0])
-        place[:3, 3] = [s.start for s in box]
+        place[:3, 3] = [along.start for along in box]
         found = surface_net(share - 0.5, labels.affine @ place)
-        parts.append(struct.pack("<3I", number, len(found.vertices), len(found.faces)))
-        parts += [
-            found.vertices.astype("<f4").tobytes(),
-            found.faces.astype("<u4").tobytes(),
-        ]
+        counts = (len(found.vertices), len(found.faces))
+        parts.append(struct.pack("<3I", number, *counts))
+        parts.append(found.vertices.astype("<f4").tobytes())
+        parts.append(found.faces.astype("<u4").tobytes())
     return b"".join(parts)
+
+
+def _existing(path: Path | None, kind: str, item: Item) -> Path:
+    """A file of a scan; InputError if there is none."""
+    if path is None:
+        raise InputError(f"has no {kind}", where=item.name)
+    return path
+
+
+def _read_ras(path: Path, *, labels: bool = False) -> Volume:
+    return reoriented(Volume.read(path, labels=labels), "RAS")
 
 
 def _in_bytes(volume: Volume, brightest: float) -> Volume:
     """Voxels from 0 to `brightest` as 0 to 255."""
     data = volume.data.astype(np.float32) * (255 / brightest)
-    return replace(volume, data=np.clip(data, 0, 255, out=data).astype(np.uint8))
+    np.clip(data, 0, 255, out=data)
+    return replace(volume, data=data.astype(np.uint8))

@@ -44,7 +44,9 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+# The bytes of a request's head, and of its body where a server takes no uploads.
 MAX_HEAD = 1 << 14
+MAX_BODY = 1 << 16
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 # A body may take this long, and a second more for each of its next bytes.
@@ -57,10 +59,12 @@ _log = logging.getLogger("trinat.web")
 
 
 def new_token() -> str:
+    """A secret that no one can guess, of letters that an address may have."""
     return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at this address."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
@@ -68,7 +72,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """What a server at `host` and `port` is called; `public` by proxies before it, on any port."""
+    """What a server at `host` and `port` is called; `public` by proxies before it, on any port.
+
+    `value in names` says whether a Host header is one of ours.
+    """
 
     host: str
     port: int
@@ -79,20 +86,30 @@ class Names:
         found = _HOST.fullmatch(value)
         if not found:
             return False
-        name, port = found[1].lower(), int(found[2] or 80)
-        known = {*_LOOPBACK, self.host.lower(), f"[{self.host.lower()}]"}
-        if self.host in ("0.0.0.0", "::"):
-            known.add(socket.gethostname().lower())
-            # Asked for by an address, a machine cannot have been mistaken for another.
-            if name.startswith("[") or name.replace(".", "").isdecimal():
-                known.add(name)
-        return name in map(str.lower, self.public) or (
-            port == self.port and name in known
-        )
+        name = found[1].lower()
+        port = int(found[2] or 80)
+        public = [proxy.lower() for proxy in self.public]
+        if name in public:
+            return True
+        return port == self.port and self._is_own(name)
+
+    def _is_own(self, name: str) -> bool:
+        """Whether this machine is called so, in small letters, as far as it listens."""
+        host = self.host.lower()
+        if name in _LOOPBACK or name in (host, f"[{host}]"):
+            return True
+        if host not in ("0.0.0.0", "::"):
+            return False
+        # Asked for by an address, a machine cannot have been mistaken for another.
+        is_address = name.startswith("[") or name.replace(".", "").isdecimal()
+        return is_address or name == socket.gethostname().lower()
 
 
 class Guard:
-    """ASGI middleware; its answers and those to its refusals are JSON of one line.
+    """ASGI middleware: lets in who knows the token and asks by one of the server's names.
+
+    `max_body` is the most bytes that a request may have, `policy` the content policy of answers.
+    Refusals are JSON of one line, {"reason": ...}.
 
     A browser that opens the page with `?token=` gets a cookie in its place. The cookie is not
     the token: browsers send it to every server on this machine, whatever its port.
@@ -104,15 +121,19 @@ class Guard:
         token: str,
         names: Names,
         *,
-        max_body: int = 1 << 16,
+        max_body: int = MAX_BODY,
         policy: str = POLICY,
     ) -> None:
-        self._app, self._token, self._names = app, token, names
-        self._max_body, self._policy = max_body, policy
+        self._app = app
+        self._token = token
+        self._names = names
+        self._max_body = max_body
+        self._policy = policy
         self._cookie_name = f"trinat-{names.port}"
         self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request and pass it on; a fault of the application becomes a 500 of one line."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -122,39 +143,37 @@ class Guard:
         body = _Body(receive, self._max_body, Headers(scope=scope))
         answer = _Answer(send, self._policy, body)
         try:
-            if to := self._exchange(scope):
-                cookie = f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
-                headers = {"Location": to, "Set-Cookie": cookie}
-                raise HTTPException(HTTPStatus.SEE_OTHER, "the page is there", headers)
+            self._exchange(scope)
             self._check(scope)
             body.check()
             await self._app(scope, body.receive, answer.send)
         except HTTPException as error:
             await answer.refuse(error)
         except Exception as error:
-            # Its text may name a file or a person: the place in the code says enough.
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(frame.filename).name}:{frame.lineno}"
+            place = _place_of(error)
             _log.error("%s at %s", type(error).__name__, place)
             with suppress(Exception):
                 await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
 
     def _check(self, scope: Scope) -> None:
-        headers, path = Headers(scope=scope), scope["path"]
+        """Raise HTTPException for a request that is not to be answered."""
+        headers = Headers(scope=scope)
         # uvicorn's own limit counts what comes in several pieces alone.
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise HTTPException(status, "the request's head is too long")
-        host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(scope):
-            raise HTTPException(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                "this server has another name: see --name",
-            )
+            status = HTTPStatus.MISDIRECTED_REQUEST
+            raise HTTPException(status, "this server has another name: see --name")
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
-        if path == "/healthz":
-            return
+            raise _other_site()
+        if scope["path"] != "/healthz":
+            self._check_token(headers)
+
+    def _check_token(self, headers: Headers) -> None:
+        """Raise HTTPException unless a request has the token, or the cookie in its place."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _same(given.strip(), self._token):
             return
@@ -162,7 +181,7 @@ class Guard:
             # Sites on other ports of this machine are the same site to a cookie.
             if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
                 return
-            raise HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
+            raise _other_site()
         raise HTTPException(
             HTTPStatus.UNAUTHORIZED,
             "no token, or a wrong one: open the address that was printed at the start, "
@@ -170,18 +189,27 @@ class Guard:
             {"WWW-Authenticate": "Bearer"},
         )
 
-    def _exchange(self, scope: Scope) -> str:
-        """Where a browser that came with the token goes on, without it; "" if it did not."""
+    def _exchange(self, scope: Scope) -> None:
+        """Send a browser that opens the page with the token on without it, with the cookie.
+
+        Raises the HTTPException that does so; nothing happens to other requests.
+        """
+        is_page = scope["method"] == "GET" and scope["path"] == "/"
+        if not is_page or not self._is_ours(scope):
+            return
         pairs = parse_qsl(scope["query_string"].decode("latin-1"))
-        asked = (scope["method"], scope["path"]) == ("GET", "/") and self._is_ours(
-            scope
+        given = [value for name, value in pairs if name == "token"]
+        if not any(_same(value, self._token) for value in given):
+            return
+        to = "/"
+        others = [(name, value) for name, value in pairs if name != "token"]
+        if others:
+            to = f"/?{urlencode(others)}"
+        cookie = (
+            f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
         )
-        if not (
-            asked and any(n == "token" and _same(v, self._token) for n, v in pairs)
-        ):
-            return ""
-        rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-        return f"/?{rest}" if rest else "/"
+        headers = {"Location": to, "Set-Cookie": cookie}
+        raise HTTPException(HTTPStatus.SEE_OTHER, "the page is there", headers)
 
     def _is_ours(self, scope: Scope) -> bool:
         return Headers(scope=scope).get("host", "") in self._names
@@ -191,26 +219,30 @@ class _Body:
     """A request's body: not more than `limit` bytes, and not slower than a poor line."""
 
     def __init__(self, receive: Receive, limit: int, headers: Headers) -> None:
-        self._receive, self._limit, self._headers = receive, limit, headers
-        self._started, self._bytes, self.more = time.monotonic(), 0, True
+        self._receive = receive
+        self._limit = limit
+        self._headers = headers
+        self._started = time.monotonic()
+        self._bytes = 0
+        self.more = True
 
     def check(self) -> None:
+        """Refuse a body that says of itself that it is too large, before any of it is read."""
         length = self._headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
+        """The next part of the body, as ASGI has it; HTTPException if it is late or too much."""
         if not self.more:
             return await self._receive()
-        left = (
-            self._started + _PATIENCE_S + self._bytes / _BYTES_PER_S - time.monotonic()
-        )
+        allowed_s = _PATIENCE_S + self._bytes / _BYTES_PER_S
+        left_s = self._started + allowed_s - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0, left))
+            message = await asyncio.wait_for(self._receive(), max(0, left_s))
         except TimeoutError:
-            raise HTTPException(
-                HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly"
-            ) from None
+            status = HTTPStatus.REQUEST_TIMEOUT
+            raise HTTPException(status, "the request came too slowly") from None
         self._bytes += len(message.get("body", b""))
         self.more = message.get("more_body", False)
         if self._bytes > self._limit:
@@ -232,10 +264,16 @@ class _Body:
 
 
 class _Answer:
+    """An answer: has the headers that keep browsers safe, whoever gives it."""
+
     def __init__(self, send: Send, policy: str, body: _Body) -> None:
-        self._send, self._policy, self._body, self._begun = send, policy, body, False
+        self._send = send
+        self._policy = policy
+        self._body = body
+        self._begun = False
 
     async def send(self, message: Message) -> None:
+        """Send a part of the answer; after a refusal, once the body of the request is over."""
         if message["type"] == "http.response.start":
             self._begun = True
             headers = MutableHeaders(scope=message)
@@ -255,11 +293,14 @@ class _Answer:
             return
         body = json.dumps({"reason": one_line(error.detail)}).encode() + b"\n"
         headers = MutableHeaders(error.headers)
-        headers.update(
-            {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        )
-        start = {"type": "http.response.start", "status": int(error.status_code)}
-        await self.send({**start, "headers": headers.raw})
+        headers["Content-Type"] = "application/json"
+        headers["Content-Length"] = str(len(body))
+        start = {
+            "type": "http.response.start",
+            "status": int(error.status_code),
+            "headers": headers.raw,
+        }
+        await self.send(start)
         await self.send({"type": "http.response.body", "body": body})
 
 
@@ -269,7 +310,19 @@ def _same(given: str, known: str) -> bool:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    pairs = (
-        part.strip().partition("=") for part in headers.get("cookie", "").split(";")
-    )
-    return next((value for found, _, value in pairs if found == name), "")
+    """The value of a request's cookie; "" if it has none of this name."""
+    for part in headers.get("cookie", "").split(";"):
+        found, _, value = part.strip().partition("=")
+        if found == name:
+            return value
+    return ""
+
+
+def _other_site() -> HTTPException:
+    return HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
+
+
+def _place_of(error: Exception) -> str:
+    """Where in the code it was raised, for a log: its text may name a file or a person."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

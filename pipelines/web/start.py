@@ -1,4 +1,8 @@
-"""Listening on a port, and answering until told to stop."""
+"""Listening on a port, and answering until a signal ends the process.
+
+uvicorn does the work, with its own logging off and with a protocol that waits for no client for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,13 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trinat.pipelines.common.process import stop_signals
-from trinat.pipelines.web.guard import MAX_HEAD, POLICY, Guard, Names
+from trinat.pipelines.web.guard import MAX_BODY, MAX_HEAD, POLICY, Guard, Names
 from trinat.segmentation.errors import ConfigError
 
+# How long the head of a request may take.
 _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512
+# How long answers that have begun may take after the signal.
 _LAST_ANSWERS_S = 3
 
 
@@ -32,51 +38,62 @@ def answer(
     host: str = "127.0.0.1",
     port: int = 0,
     names: Collection[str] = (),
-    max_body: int = 1 << 16,
+    max_body: int = MAX_BODY,
     policy: str = POLICY,
     say: Callable[[str], object],
 ) -> None:
     """Answer requests until a signal; `say` gets the address with the token once it is listened at.
 
-    Port 0 is any free one. `names` are those of proxies before this server.
+    Port 0 is any free one. `names` are those of proxies before this server. `token`, `max_body`
+    (bytes) and `policy` are those of `Guard`. Raises ConfigError where it cannot listen.
     """
     with _listen(host, port) as listening:
         port = listening.getsockname()[1]
-        guard = Guard(
-            app, token, Names(host, port, names), max_body=max_body, policy=policy
-        )
-        config = uvicorn.Config(
-            guard,
-            http=_Protocol,
-            ws="none",
-            # Its lines hold addresses and tracebacks; ours come from the guard.
-            log_config=None,
-            log_level=logging.CRITICAL,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            h11_max_incomplete_event_size=MAX_HEAD,
-            limit_concurrency=_MAX_CONNECTIONS,
-            timeout_graceful_shutdown=_LAST_ANSWERS_S,
-        )
-        server = uvicorn.Server(config)
+        called = Names(host, port, names)
+        guard = Guard(app, token, called, max_body=max_body, policy=policy)
+        server = uvicorn.Server(_configuration(guard))
 
         def stop() -> None:
             server.should_exit = True
 
-        shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(
-            host, host
-        )
         # uvicorn repeats the signal that ended it, which would end this process as well.
         with stop_signals(stop):
-            say(
-                f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={token}"
-            )
+            say(f"http://{_shown(host)}:{port}/?token={token}")
             server.run(sockets=[listening])
 
 
+def _configuration(guard: Guard) -> uvicorn.Config:
+    """What uvicorn is to do otherwise than by default: less said, and limits on what is kept."""
+    return uvicorn.Config(
+        guard,
+        http=_Protocol,
+        ws="none",
+        # Its lines hold addresses and tracebacks; ours come from the guard.
+        log_config=None,
+        log_level=logging.CRITICAL,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEAD,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_LAST_ANSWERS_S,
+    )
+
+
+def _shown(host: str) -> str:
+    """A host as addresses have it; of one that stands for every address, this machine's name."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    if ":" in host:
+        return f"[{host}]"
+    return host
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A socket that listens, or ConfigError with what to change."""
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
@@ -90,7 +107,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """A head that does not come to its end is not waited for, and a broken one is told in JSON."""
+    """HTTP/1.1 that does not wait for a head without an end, and refuses a broken one in JSON.
+
+    The timer runs while a head may come: from the connection, or the end of the request before,
+    to the end of the head.
+    """
 
     _slow: Any = None  # the timer of a head that has begun
 
@@ -107,6 +128,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
+        """Start the timer, or stop it if the head is over."""
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
         elif self._slow is None:
@@ -122,19 +144,20 @@ class _Protocol(H11Protocol):
             self._end(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly")
 
     def send_400_response(self, msg: str) -> None:
-        self._end(
-            HTTPStatus.BAD_REQUEST, "not a request in HTTP/1.1, or its head is too long"
-        )
+        """What uvicorn calls for what is no request."""
+        reason = "not a request in HTTP/1.1, or its head is too long"
+        self._end(HTTPStatus.BAD_REQUEST, reason)
 
     def _end(self, status: HTTPStatus, reason: str) -> None:
+        """Say why, and close the connection."""
         # Where an answer has begun already, this one cannot be given.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"reason": reason}).encode() + b"\n"
             headers = [
                 ("Content-Type", "application/json"),
                 ("Content-Length", str(len(body))),
+                ("Connection", "close"),
             ]
-            headers.append(("Connection", "close"))
             head = h11.Response(
                 status_code=status, headers=headers, reason=status.phrase
             )

@@ -62,5 +62,5 @@ def test_something_wrong_gives_a_failing_status(
 ) -> None:
     bad = doctor.Finding("memory", "1.0 GiB free", "wrong", "close other programs")
     monkeypatch.setattr(doctor, "examine", lambda: [bad])
-    assert doctor.run(as_json=True) == Exit.ALL_FAILED
+    assert doctor.diagnose(as_json=True) == Exit.ALL_FAILED
     assert json.loads(capsys.readouterr().out)[0]["subject"] == "memory"

@@ -44,7 +44,7 @@ def names(attempt: Try) -> None:
     inputs, out = attempt.folder / "in", attempt.folder / "out"
     inputs.mkdir()
     sound = (attempt.sound / "scans/a.nii.gz").read_bytes()
-    made: list[Path] = []
+    made: set[Path] = set()  # the same name may be drawn twice: that is one file
     for _ in range(chance.randint(1, 4)):
         stem = "".join(chance.choice(_PARTS) for _ in range(chance.randint(1, 3)))
         folder = inputs / chance.choice(
@@ -61,7 +61,7 @@ def names(attempt: Try) -> None:
                     path.symlink_to("nowhere")
                 else:
                     path.write_bytes(sound)
-                made.append(path)
+                made.add(path)
     before = digests(inputs)
     line = [
         "predict",

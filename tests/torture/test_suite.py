@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from torture import mutate, scans
+from torture import mutate, scans, surroundings
 from torture.suite import Suite, families
 from torture.verdicts import Verdict, lost, raw_in, wrong
 from torture.workshop import Done, Try, checked, time_limit
@@ -128,6 +131,38 @@ def test_every_family_is_found_and_the_same_seed_gives_the_same_tries(
         )
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 4
+
+
+class SameDraws(random.Random):
+    """Draws three names, all of them `a` in the folder of inputs itself."""
+
+    def randint(self, low: int, high: int) -> int:
+        return min(3, high)
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        return options[0]
+
+    def random(self) -> float:
+        return 0.9
+
+
+def test_a_name_that_is_drawn_twice_is_expected_once(tmp_path: Path) -> None:
+    out = tmp_path / "tries/out"
+
+    class OneScan(Try):
+        """Its command leaves what `trinat predict` leaves of one scan."""
+
+        def run(self, *line: object, **_: object) -> Done:
+            out.mkdir()
+            (out / "aaa_dseg.nii.gz").touch()
+            (out / "run.jsonl").write_text('{"case":"aaa","status":"done"}\n')
+            return Done(0, "", "")
+
+    (tmp_path / "sound/scans").mkdir(parents=True)
+    (tmp_path / "sound/scans/a.nii.gz").write_bytes(b"scan")
+    (tmp_path / "tries").mkdir()
+    surroundings.names(OneScan(tmp_path / "tries", SameDraws(), 0, tmp_path / "sound"))
+    assert [path.name for path in (tmp_path / "tries/in").iterdir()] == ["aaa.nii.gz"]
 
 
 def test_a_mutant_differs_in_one_place() -> None:

@@ -55,7 +55,8 @@ def http_requests(attempt: Try) -> None:
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
     from trinat.pipelines.predict.request import PredictRequest
-    from trinat.pipelines.serve.app import make_app, read_scheme
+    from trinat.pipelines.serve.app import make_app
+    from trinat.pipelines.serve.catalogue import read_scheme
     from trinat.pipelines.serve.queue import Queue
     from trinat.pipelines.serve.worker import Worker
     from trinat.pipelines.web import guard, start

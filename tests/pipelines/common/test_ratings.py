@@ -60,6 +60,16 @@ def test_a_rating_that_is_none_is_refused(tmp_path: Path) -> None:
         read_ratings(path)
 
 
+def test_a_rating_that_is_none_is_refused_behind_an_empty_one_too(
+    tmp_path: Path,
+) -> None:
+    columns = "scan\tstructure\trating\tremark\trater\trated\tsha256"
+    lines = ["a\tn/a\tn/a\tn/a\tanna\tn/a\tx", "b\tn/a\tfine\tn/a\tanna\tn/a\tx"]
+    (tmp_path / "ratings.tsv").write_text("\n".join([columns, *lines]) + "\n")
+    with pytest.raises(DatasetError, match="has a rating 'fine'"):
+        read_ratings(tmp_path / "ratings.tsv")
+
+
 def test_rejections_say_of_what_and_by_whom() -> None:
     found = rejections(
         [

@@ -11,18 +11,21 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.serve.queue import FullError, Job, Queue, default_folder
+from trinat.pipelines.serve.queue import FullError, Queue, default_folder
+from trinat.pipelines.serve.records import Submission
 from trinat.segmentation.errors import DiskFullError
 
 
-def accepted(queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()) -> Job:
+def accepted(
+    queue: Queue, client: str = "a", outputs: tuple[str, ...] = ()
+) -> Submission:
     with queue.upload(client) as folder:
         scan = folder / "scan.nii"
         scan.write_bytes(b"scan")
-        return queue.jobs[queue.accept(scan, list(outputs), client).id]
+        return queue.submissions[queue.accept(scan, list(outputs), client).id]
 
 
-def ended(queue: Queue, job: Job, status: str = "done") -> None:
+def ended(queue: Queue, job: Submission, status: str = "done") -> None:
     staged = queue.folder / "staging" / job.id
     staged.mkdir()
     (staged / "labels").write_bytes(b"labels")
@@ -49,7 +52,7 @@ def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(
     queue.enter(second.id, "reading")
 
     again = Queue(tmp_path)
-    states = [again.jobs[job.id].state for job in (first, second, third)]
+    states = [again.submissions[job.id].state for job in (first, second, third)]
     assert states == ["done", "queued", "queued"]
     assert (again.result(first) / "labels").read_bytes() == b"labels"
     turns = [case.id for case in iter(again.next, None)]
@@ -69,10 +72,10 @@ def test_a_scan_that_ends_the_server_again_and_again_fails(tmp_path: Path) -> No
     job = accepted(Queue(tmp_path))
     for _ in range(5):
         queue = Queue(tmp_path)
-        assert queue.jobs[job.id].state == "queued"
+        assert queue.submissions[job.id].state == "queued"
         queue.next()
         queue.enter(job.id, "reading")
-    last = Queue(tmp_path).jobs[job.id]
+    last = Queue(tmp_path).submissions[job.id]
     assert (last.state, last.reason) == (
         "failed",
         "the server ended 5 times while it was at work",
@@ -103,7 +106,7 @@ def test_what_ended_is_deleted_after_its_time(tmp_path: Path) -> None:
         ended(queue, job)
     old.ended = time.time() - 101
     queue.sweep()
-    assert set(queue.jobs) == {new.id, waiting.id}
+    assert set(queue.submissions) == {new.id, waiting.id}
     assert {path.name for path in (tmp_path / "jobs").iterdir()} == {new.id, waiting.id}
 
 
@@ -116,7 +119,7 @@ def test_what_is_deleted_while_it_is_done_leaves_nothing(tmp_path: Path) -> None
     queue.delete(job)
     ended(queue, job)
     assert forgotten
-    assert not queue.jobs
+    assert not queue.submissions
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -138,7 +141,7 @@ def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None
 def test_a_damaged_record_is_a_failed_scan(tmp_path: Path) -> None:
     job = accepted(Queue(tmp_path))
     (tmp_path / "jobs" / job.id / "job.json").write_text("{")
-    assert Queue(tmp_path).jobs[job.id].state == "failed"
+    assert Queue(tmp_path).submissions[job.id].state == "failed"
 
 
 def full(path: Path) -> None:
@@ -162,16 +165,22 @@ def test_a_full_disk_does_not_end_the_service_and_loses_nothing(
     assert len(caplog.messages) == 2
     # The records before hold, so that a restart does both again.
     again = Queue(tmp_path)
-    assert [again.jobs[job.id].state for job in (first, second)] == ["queued", "queued"]
+    assert [again.submissions[job.id].state for job in (first, second)] == [
+        "queued",
+        "queued",
+    ]
     # With room the records are brought up to date.
     queue.sweep()
     last = Queue(tmp_path)
-    assert [last.jobs[job.id].state for job in (first, second)] == ["failed", "failed"]
+    assert [last.submissions[job.id].state for job in (first, second)] == [
+        "failed",
+        "failed",
+    ]
     with monkeypatch.context() as there:
         there.setattr("trinat.segmentation.io.files.sync", full)
         with pytest.raises(DiskFullError):
             accepted(queue)
-    assert len(queue.jobs) == 2
+    assert len(queue.submissions) == 2
     assert not list((tmp_path / "incoming").iterdir())
 
 

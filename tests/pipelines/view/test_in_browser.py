@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.studies import write_study
+from numpy.typing import NDArray
+from PIL import Image
 
 from trinat.pipelines.common.ratings import read_ratings, save_rating
 from trinat.pipelines.view.app import make_app
@@ -32,6 +38,13 @@ def address(
     out = write_study(
         tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, count))]
     )
+    with served(out, monkeypatch) as address:
+        yield address
+
+
+@contextmanager
+def served(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address at which the page of a folder of results answers, while the block runs."""
     servers, said = [], Queue[str]()
     server = start.uvicorn.Server
     monkeypatch.setattr(
@@ -44,9 +57,11 @@ def address(
         target=start.answer, args=(app, "secret"), kwargs={"say": said.put}
     )
     thread.start()
-    yield said.get(timeout=60)
-    servers[0].should_exit = True
-    thread.join(60)
+    try:
+        yield said.get(timeout=60)
+    finally:
+        servers[0].should_exit = True
+        thread.join(60)
 
 
 @pytest.mark.slow
@@ -126,6 +141,86 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         assert not page.problems
         host = address.partition("?")[0]
         assert all(url.startswith((host, "data:", "blob:")) for url in page.requests)
+    finally:
+        page.close()
+
+
+def write_marked(out: Path, codes: str) -> None:
+    """A grey head with a white marker on the person's left, labelled as the left thalamus.
+
+    The arrays have axes that run as `codes`; in the world both files are the same.
+    """
+    write_study(out, ["marked"])
+    head = np.zeros((30, 24, 18), np.int16)
+    head[2:28, 2:22, 2:16] = 200
+    marker = np.s_[5:11, 9:15, 6:12]  # i grows to the right: low is left
+    labels = np.zeros(head.shape, np.uint8)
+    head[marker] = 1000
+    labels[marker] = 10
+    affine = np.diag([4.0, 4.0, 4.0, 1.0])
+    affine[:3, 3] = [-58, -46, -34]  # 0 mm in the middle
+    if codes == "LAS":
+        head = head[::-1].copy()
+        labels = labels[::-1].copy()
+        affine[0] = [-4, 0, 0, 58]
+    assert "".join(nib.aff2axcodes(affine)) == codes
+    Volume(head, affine).write(out.parent / "scans/scan0.nii.gz")
+    Volume(labels, affine).write(out / "marked_dseg.nii.gz", labels=True)
+
+
+def columns_of(page: Browser, grey: tuple[int, int]) -> NDArray[np.intp]:
+    """Columns of the pixels on the canvas that are grey, at a brightness within these bounds."""
+    box = page.evaluate(
+        "(() => { const b = document.getElementById('planes').getBoundingClientRect();"
+        " return [b.left, b.top, b.right, b.bottom].map(Math.round); })()"
+    )
+    with Image.open(io.BytesIO(page.picture())) as shot:
+        pixels = np.asarray(shot.convert("RGB").crop(box), int)
+    spread = pixels.max(axis=2) - pixels.min(axis=2)
+    level = pixels.mean(axis=2)
+    found = (spread <= 3) & (grey[0] <= level) & (level <= grey[1])
+    return np.nonzero(found)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("codes", ["RAS", "LAS"])
+def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: str
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    write_marked(tmp_path / "out", codes)
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        with served(tmp_path / "out", monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            # The cross-hair is in the marker, and the page says on which side of the person it is.
+            here = page.evaluate("document.getElementById('here').textContent")
+            assert here.startswith("Thalamus L · -")
+            words = page.evaluate("document.getElementById('sides').textContent")
+            side = re.search(r"the person's left is on the (left|right)", words)
+            assert side
+            page.press("h")  # without the labels the marker is white
+            for key, layout in (("a", "axial"), ("c", "coronal")):
+                page.press(key)
+                page.wait(
+                    f"document.getElementById('stage').dataset.layout === {layout!r}"
+                )
+                page.evaluate("new Promise((done) => setTimeout(done, 500))")
+                marker = columns_of(page, (240, 255))
+                head = columns_of(page, (35, 70))
+                assert len(marker) > 100
+                assert len(head) > 10 * len(marker)
+                middle = (head.min() + head.max()) / 2
+                if side[1] == "left":
+                    assert marker.max() < middle
+                else:
+                    assert marker.min() > middle
     finally:
         page.close()
 
