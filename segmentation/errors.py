@@ -163,7 +163,7 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
     ):
         parts = ["out of memory", "close other programs, or use a larger machine"]
     elif isinstance(error, ImportError):
-        parts = [first, "trinat doctor says what is missing"]
+        parts = [first, "trinat doctor shows what is missing"]
     else:
         parts = [type(error).__name__, first, "a fault of trinat"]
     return ": ".join(one_line(part) for part in parts if part)

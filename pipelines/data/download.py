@@ -214,7 +214,7 @@ class _Download:
             # Of a reply in chunks the last one is marked; any other may have been cut.
             is_marked = response.status == 200 and response.chunked
             if total is None and remote.md5 is None and not is_marked:
-                what = "neither server nor catalogue says how long the file is"
+                what = "neither server nor catalogue gives the length of the file"
                 raise DownloadError(what, where=remote.name)
             missing, free = (
                 (total or have) - have,

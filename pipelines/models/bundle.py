@@ -214,7 +214,7 @@ def _fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
     for source in sources:
         if source.info.fusion != sources[0].info.fusion:
             what = f"joins its views otherwise than {sources[0].folder}"
-            remedy = f"say how with --weights FILE or --weights {DEFAULT}"
+            remedy = f"choose with --weights FILE or --weights {DEFAULT}"
             raise ConfigError(what, where=source.folder, remedy=remedy)
     return sources[0].info.fusion
 

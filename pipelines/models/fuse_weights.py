@@ -130,7 +130,7 @@ def fuse_weights(settings: Settings, say: Say = lambda line: None) -> Found:
             try:
                 scans.append(_look(segmenter, pair, file, generator, mapping, settings))
                 say(
-                    f"{scans[-1].name}: looked at, {number + 1} of {len(pairing.pairs)}"
+                    f"{scans[-1].name}: segmented, {number + 1} of {len(pairing.pairs)}"
                 )
             except (TrinatError, OSError) as error:
                 failures.append(f"{pair.truth.name}: {error}")

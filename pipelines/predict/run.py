@@ -383,7 +383,7 @@ class _Run:
                 entry = _without_place(entry, error)
         if entry.no_room:
             # The scans to come would be segmented for nothing.
-            remedy = "free some and run again: it goes on where it stopped"
+            remedy = "free some and run again: the run continues where it stopped"
             raise DiskFullError(
                 "no space left on its disk", where=self.settings.out, remedy=remedy
             )

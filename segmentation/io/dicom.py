@@ -606,7 +606,7 @@ def _parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, in
     if not _has_magic(head):
         raise IntegrityError("no DICOM file", where=where, remedy=_REMAKE)
     if _lists_files(head):
-        remedy = "give the folder that it stands in"
+        remedy = "give the folder that holds it"
         raise FormatError(
             "a list of files (DICOMDIR), no image", where=where, remedy=remedy
         )

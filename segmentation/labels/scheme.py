@@ -380,7 +380,7 @@ def _find_problem(labels: tuple[Label, ...]) -> str:
         for value in of
         if of[value] > 1
     ]
-    return f"{twice[0]} stands there twice" if twice else ""
+    return f"{twice[0]} occurs twice" if twice else ""
 
 
 def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
