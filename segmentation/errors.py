@@ -166,5 +166,5 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{kind} {first_line}"):
         return ["out of memory", "close other programs, or use a larger machine"]
     if isinstance(error, ImportError):
-        return [first_line, "trinat doctor says what is missing"]
+        return [first_line, "trinat doctor shows what is missing"]
     return [kind, first_line, "a fault of trinat"]

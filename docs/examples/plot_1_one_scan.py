@@ -21,8 +21,8 @@ result = trinat.segment(image)
 print(result)
 
 # %%
-# Every result has a grade and its reasons. This part of a head has less brain than any person, and
-# the grade says so.
+# Every result has a grade and its reasons. This part of a head has less brain than any person,
+# which lowers the grade.
 
 print(result.quality.name, *result.quality.reasons, sep="\n")
 
@@ -32,7 +32,7 @@ print(result.quality.name, *result.quality.reasons, sep="\n")
 result.plot()
 
 # %%
-# Volumes, and the grade of each structure. *pass* means: use it; *look*: see the picture first.
+# Volumes, and the grade of each structure. *pass* means: use it; *look*: check the picture first.
 
 result.volumes().head(12)
 

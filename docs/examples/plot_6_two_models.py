@@ -2,7 +2,7 @@
 Views, their fusion, and two models compared
 ============================================
 
-What each view finds, what their fusion makes of it, and which is nearer to the truth.
+The result of each view, their fusion, and the Dice of each with the truth.
 """
 
 # %%

@@ -2,7 +2,7 @@
 Many scans on a cluster
 =======================
 
-Split a list of scans between tasks that know nothing of each other, and join what they did.
+Divide a list of scans among independent tasks, and join their results.
 """
 
 # %%

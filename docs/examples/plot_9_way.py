@@ -1,8 +1,8 @@
 """
-The way of a scan
-=================
+The path of a scan
+==================
 
-From the scan to its labels, a picture a step: what :doc:`/how-it-works` tells.
+From the scan to its labels, with a picture for each step of :doc:`/how-it-works`.
 """
 
 # %%
@@ -32,7 +32,7 @@ def show(pictures, **options):
 
 
 def middles(volume):
-    """The middle slice of each view, as it is in memory."""
+    """The middle slice of each view, in the order of the array."""
     slices = {view: to_slices(volume, view) for view in View}
     return {view.value: found[len(found) // 2] for view, found in slices.items()}
 
@@ -41,7 +41,7 @@ show(middles(image.data), cmap="gray")
 
 # %%
 # **Conformed.** The working grid has voxels of 1 mm, and axes that grow to the right, the front and
-# the top. What is around the part is cut off here:
+# the top. The empty border is cut off here:
 
 segmenter = trinat.Segmenter.load("fast")
 conformed = segmenter.prepare(image).volume
@@ -58,8 +58,8 @@ slices = to_slices(gray, View.CORONAL)
 show({f"slice {n}": slices[n] for n in (20, 40, 65)}, cmap="gray")
 
 # %%
-# **Each view's labels.** What one network finds by itself. The sagittal view cannot tell left from
-# right, so a segmentation always has another view beside it:
+# **Labels of single views.** The result of one network alone. The sagittal view does not show left
+# and right, so a segmentation always has another view beside it:
 
 ways = {
     "coronal": ["coronal"],

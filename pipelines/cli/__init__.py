@@ -52,7 +52,7 @@ def _root(
 
 
 def doctor(json_: Json = False) -> int:
-    """Print Python, torch, GPU, memory and packages, and what is wrong with them.
+    """Print Python, torch, GPU, memory and packages, and any problem with them.
 
     Example: trinat doctor
     """

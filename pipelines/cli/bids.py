@@ -21,14 +21,14 @@ def command(
         [],
         "--participant_label",
         "--participant-label",
-        help="Participants to process, as 01 or sub-01. Jobs of different participants may share "
-        "OUTPUT_DIR.",
+        help="Participants to process, such as 01 or sub-01. Jobs of different participants may "
+        "share OUTPUT_DIR.",
     ),
     session_label: list[str] = typer.Option(
         [],
         "--session_label",
         "--session-label",
-        help="Sessions to process, as a or ses-a. Default: all.",
+        help="Sessions to process, such as a or ses-a. Default: all.",
     ),
     model: options.Model = "",
     device: str = typer.Option(

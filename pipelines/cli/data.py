@@ -178,7 +178,7 @@ def prepare(
     label_with: str = typer.Option(
         None,
         "--label-with",
-        help="Model that labels all scans (pseudo-labels): a shipped one's name, or a folder.",
+        help="Model that labels all scans (pseudo-labels): name of a shipped model, or a folder.",
     ),
     participants: Path = typer.Option(
         None,
@@ -267,13 +267,13 @@ def split(
     published: bool = typer.Option(
         False,
         "--published",
-        help="The split that the dataset was published with (malc). With --kfold, its training "
-        "persons alone are divided.",
+        help="The split that the dataset was published with (malc). With --kfold, only its "
+        "training persons are divided.",
     ),
     validation: int = typer.Option(
         None,
         min=0,
-        help="With --published: training persons that validate. Default: 0.",
+        help="With --published: number of training persons for validation. Default: 0.",
     ),
     seed: int = typer.Option(
         0, min=0, help="Random seed; the same seed gives the same split."
@@ -335,7 +335,7 @@ def phantom(
         (1.0, 1.0, 1.0), help="Voxel size in mm along the array's axes, 0.3 to 10."
     ),
     orientation: str = typer.Option(
-        "RAS", help="Orientation of the array's axes, as LIA."
+        "RAS", help="Orientation of the array's axes, such as LIA."
     ),
     oblique: float = typer.Option(
         0.0, help="Rotate the grid by this many degrees, up to 45."

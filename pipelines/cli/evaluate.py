@@ -54,7 +54,7 @@ def evaluate(
         None,
         "--fold",
         help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
-        "file with columns first, last, name, target. A store knows its own.",
+        "file with columns first, last, name, target. A store has its own numbering.",
     ),
     fold_pred: list[str] = typer.Option(
         [],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def models(json_: Json = False) -> int:
-    """List the shipped models: size, speed, scores, and which name has no weights.
+    """List the shipped models: size, speed, scores, and names without weights.
 
     Example: trinat models
     """
@@ -120,7 +120,7 @@ def bundle(
         help="File written by trinat fuse-weights, or: default. Default: from the sources.",
     ),
     licence: str = typer.Option(
-        "", help="Licence of the weights, where a source states none."
+        "", help="Licence of the weights, if a source states none."
     ),
     prior: Path = typer.Option(
         None, help="Folder of label maps to make the model's anatomical prior from."
@@ -158,7 +158,7 @@ def bundle(
                 untaught.append(view.value)
         if len(untaught) < len(info.origins):
             views = ", ".join(untaught)
-            typer.echo(f"{structure} is not predicted: not taught to {views}")
+            typer.echo(f"{structure} is not predicted: missing in {views}")
 
 
 def calibrate(
@@ -226,7 +226,7 @@ def fuse_weights(
     seed: int = typer.Option(0, min=0, help="Random seed of the sampled voxels."),
     quiet: Quiet = False,
 ) -> int:
-    """Fit how views are fused, their weights and the kind of mean; kept only where Dice rises.
+    """Fit the fusion of views (weights, kind of mean); kept only if Dice rises.
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
@@ -260,7 +260,7 @@ def import_weights(
     labels: str = typer.Option("quicknat33", help="Label scheme of its classes."),
     licence: str = typer.Option("", help="Licence of the weights."),
 ) -> None:
-    """Convert a checkpoint of the authors' PyTorch port to a model folder, without running it.
+    """Convert a checkpoint of the authors' PyTorch port to a model folder, without executing it.
 
     Example: trinat import-weights coronal.pth.tar --view coronal --out models/port-coronal
     """

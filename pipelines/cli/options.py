@@ -37,7 +37,7 @@ Threads = Annotated[
 ]
 TrustAffine = Annotated[
     Literal["sform", "qform", "header"] | None,
-    typer.Option(help="Affine to use where the header's two forms disagree."),
+    typer.Option(help="Affine to use if the header's two forms disagree."),
 ]
 
 
@@ -45,7 +45,7 @@ StoreOption = Annotated[
     Path | None,
     typer.Option(
         "--store",
-        help="Slice store with a split: brings label scheme, views and files.",
+        help="Slice store with a split: sets label scheme, views and files.",
     ),
 ]
 Folds = Annotated[

@@ -38,7 +38,7 @@ def predict(
         "auto", help="Floating-point type that the networks compute in."
     ),
     views: str = typer.Option(
-        "", help="Views to use, as coronal,axial. Default: all views of the model."
+        "", help="Views to use, such as coronal,axial. Default: all views of the model."
     ),
     mirror: bool = typer.Option(
         False, "--mirror", help="Average with the prediction of the mirrored scan."

@@ -28,17 +28,17 @@ def serve_(
         help="Folder of the waiting scans, their results and the token. Default: trinat/queue in "
         "$XDG_STATE_HOME or ~/.local/state.",
     ),
-    host: str = typer.Option("127.0.0.1", help="Address to listen at."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(
-        8765, min=0, max=65535, help="Port to listen at; 0: any free one."
+        8765, min=0, max=65535, help="Port to listen on; 0: any free one."
     ),
     name: list[str] = typer.Option(
-        [], help="Name that a proxy before this server has. Repeatable."
+        [], help="Host name of a proxy in front of this server; repeatable."
     ),
     keep: float = typer.Option(
         KEEP_HOURS,
         min=0,
-        help="Hours after its end at which a scan is deleted with its results.",
+        help="Hours after which a finished scan is deleted with its results.",
     ),
     max_upload: float = typer.Option(
         MAX_UPLOAD_MB, min=1, help="Largest upload, in MB."
@@ -50,7 +50,7 @@ def serve_(
         MAX_OF_CLIENT, min=1, help="Number of scans that one address may have."
     ),
     device: str = typer.Option(
-        "auto", envvar="TRINAT_DEVICE", help="As of trinat predict."
+        "auto", envvar="TRINAT_DEVICE", help="As for trinat predict."
     ),
     workers: int = typer.Option(
         1, min=1, help="Number of processes; each loads the model."
@@ -60,11 +60,11 @@ def serve_(
         None, min=0, help="Time limit per scan, in seconds."
     ),
     cluster: str | None = typer.Option(
-        None, help="Dask cluster, as of trinat predict."
+        None, help="Dask cluster, as for trinat predict."
     ),
-    cluster_config: Path | None = typer.Option(None, help="As of trinat predict."),
+    cluster_config: Path | None = typer.Option(None, help="As for trinat predict."),
 ) -> int:
-    """Segment scans that come over HTTP, in a browser or from a program; see docs/service.md.
+    """Segment scans received over HTTP, from a browser or a program; see docs/service.md.
 
     Example: trinat serve --model fast
     """
@@ -167,7 +167,7 @@ def view(
         False, "--no-browser", help="Print the address only."
     ),
 ) -> int:
-    """Look at results in the browser and judge them; ratings are saved in RESULTS/ratings.tsv.
+    """View and rate results in the browser; ratings are saved in RESULTS/ratings.tsv.
 
     Example: trinat view out/ --against manual/
     """

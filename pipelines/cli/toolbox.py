@@ -20,7 +20,7 @@ def average(
     soup: bool = typer.Option(
         False,
         "--soup",
-        help="Keep a member only if the mean validates no worse with it.",
+        help="Keep a member only if the validation Dice does not fall with it.",
     ),
     batches: int = typer.Option(
         50,
@@ -33,7 +33,7 @@ def average(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Average the weights of several runs of one architecture; print what validation gained.
+    """Average the weights of several runs of one architecture; print the gain in validation Dice.
 
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
@@ -64,7 +64,7 @@ def explain(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Show which voxels make a network see a structure: integrated gradients and occlusion.
+    """Show which voxels make a network find a structure: integrated gradients and occlusion.
 
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
@@ -83,7 +83,7 @@ def profile(
     ),
     out: Path = typer.Option(Path("profile"), "--out", "-o", help="Output folder."),
     steps: int = typer.Option(
-        5, min=1, help="Steps to measure, after one that is not."
+        5, min=1, help="Steps to measure, after one step of warm-up."
     ),
     against: Path = typer.Option(
         None, help="Folder of an earlier profile to compare with."
@@ -93,7 +93,7 @@ def profile(
 ) -> None:
     """Measure where a network's time goes: a page, tables and a trace for Perfetto.
 
-    Of a model the forward pass of a slice, of a recipe a batch forward and backward.
+    For a model: the forward pass of one slice. For a recipe: a batch forward and backward.
 
     Example: trinat profile fast --steps 10 --out profile
     """
@@ -114,12 +114,12 @@ def profile(
 def suspects(
     store: Path = _STORE,
     model: str = typer.Option(
-        ..., help="Model to hold the labels against: a name or a folder."
+        ..., help="Model to compare the labels with: a name or a folder."
     ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Output folder. Default: STORE/suspects."
     ),
-    every: int = typer.Option(6, min=1, help="Look at every n-th slice."),
+    every: int = typer.Option(6, min=1, help="Check every n-th slice."),
     limit: float = typer.Option(
         8.0, min=0, help="Score above which a subject is excluded."
     ),

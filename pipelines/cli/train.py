@@ -36,12 +36,14 @@ def train(
     store: StoreOption = None,
     folds: Folds = False,
     start: str = typer.Option(
-        None, "--start", help="Model to start from: a shipped one's name, or a folder."
+        None,
+        "--start",
+        help="Model to start from: name of a shipped model, or a folder.",
     ),
     settings: list[str] = typer.Option(
         None,
         "--set",
-        help="Override a recipe setting, as stages.0.batch=4; repeatable.",
+        help="Override a recipe setting, such as stages.0.batch=4; repeatable.",
     ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Run folder. Default: runs/NAME."

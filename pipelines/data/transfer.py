@@ -228,7 +228,7 @@ class Transfer:
         # Of a reply in chunks the last one is marked; any other may have been cut.
         is_marked = response.status == HTTPStatus.OK and response.chunked
         if remote.size is None and remote.md5 is None and not is_marked:
-            what = "neither server nor catalogue says how long the file is"
+            what = "neither server nor catalogue gives the length of the file"
             raise DownloadError(what, where=remote.name)
         return remote.size
 

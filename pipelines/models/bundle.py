@@ -159,7 +159,7 @@ def _joined_fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusi
             raise ConfigError(
                 f"joins its views otherwise than {first.folder}",
                 where=source.folder,
-                remedy=f"say how with --weights FILE or --weights {DEFAULT}",
+                remedy=f"choose with --weights FILE or --weights {DEFAULT}",
             )
     return first.info.fusion
 

@@ -177,7 +177,7 @@ def _segment_all(
             failures.append(f"{pair.truth.name}: {error}")
             continue
         scans.append(scan)
-        say(f"{scan.name}: looked at, {number + 1} of {len(pairs)}")
+        say(f"{scan.name}: segmented, {number + 1} of {len(pairs)}")
     return scans, failures
 
 

@@ -60,7 +60,7 @@ class Recorder:
         if entry.staged:
             entry = self._place(entry)
         if entry.no_room:
-            remedy = "free some and run again: it goes on where it stopped"
+            remedy = "free some and run again: the run continues where it stopped"
             raise DiskFullError(
                 "no space left on its disk", where=self.settings.out, remedy=remedy
             )

@@ -131,7 +131,7 @@ def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
     classes = {"classes": PUBLISHED.classes}
     shapes = {config.model_copy(update=classes) for config in chosen}
     if len(shapes) > 1:
-        remedy = "say in the recipe which `network` to train"
+        remedy = "name the `network` to train in the recipe"
         raise ConfigError(
             "its views have different networks", where=model, remedy=remedy
         )

@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in keys:
-                    problem = f"the key {key.value} stands twice"
+                    problem = f"the key {key.value} occurs twice"
                     raise _RefusedError(problem=problem, problem_mark=key.start_mark)
                 keys.add((key.tag, key.value))
         return node

@@ -101,7 +101,7 @@ def _read_targets(path: Path) -> Targets:
         target = _target(row["target"], where)
         for number in range(first, last + 1):
             if number in targets:
-                raise LabelError(f"{number} stands in two rows", where=where)
+                raise LabelError(f"{number} is in two rows", where=where)
             targets[number] = target
     if not targets:
         raise LabelError("has no rows", where=path)

@@ -93,5 +93,5 @@ def _find_repetition(labels: tuple[Label, ...]) -> str:
     for what, values in stated.items():
         for value, count in Counter(values).items():
             if count > 1:
-                return f"{what} {value} stands there twice"
+                return f"{what} {value} occurs twice"
     return ""

@@ -131,13 +131,13 @@ def load_heads(path: Path) -> HeadMaps:
         raise DatasetError(
             "no label maps there",
             where=path,
-            remedy="name a folder of them, or a heads file",
+            remedy="name a folder of them, or a file written by HeadMaps.save",
         ) from None
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.filename:
             raise  # of the disk, not of what zipfile reads
         raise IntegrityError(
-            "is no file of heads, or a damaged one", where=path
+            "is no file of head maps, or a damaged one", where=path
         ) from error
 
 

@@ -379,7 +379,7 @@ class Trainer:
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
             f"at step {self.counters.step} with {'; '.join(suspects)}",
-            remedy="lower optimiser.rate, or look at those slices",
+            remedy="lower optimiser.rate, or check those slices",
         )
 
 

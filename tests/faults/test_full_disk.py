@@ -55,7 +55,8 @@ def _predicted(folder: Path, disk: Disk) -> None:
     with pytest.raises(DiskFullError) as caught:
         run_serially(folder / "in", out)
     assert str(caught.value) == (
-        f"{out}: no space left on its disk: free some and run again: it goes on where it stopped"
+        f"{out}: no space left on its disk: free some and run again: "
+        "the run continues where it stopped"
     )
     # The scan is not to blame, and no other was begun for nothing.
     entries = read_entries([out / "run.jsonl"])

@@ -1,3 +1,5 @@
+"""`python -m torture` runs the attacks; `python -m torture mutate` mutates our own code."""
+
 import sys
 
 if __name__ == "__main__":

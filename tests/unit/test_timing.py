@@ -1,3 +1,5 @@
+"""Where time goes: stages within stages, in threads, and of several processes together."""
+
 from __future__ import annotations
 
 import os

@@ -139,7 +139,7 @@ def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int
         raise FormatError(
             "a list of files (DICOMDIR), no image",
             where=where,
-            remedy="give the folder that it stands in",
+            remedy="give the folder that holds it",
         )
     # pydicom unpacks a deflated header whole, to whatever size.
     is_deflated = _DEFLATED_UID in head

@@ -127,7 +127,7 @@ def test_an_error_survives_pickling_whole() -> None:
         ("MemoryError()", "out of memory: close other programs"),
         (
             "ModuleNotFoundError('No module named x')",
-            "No module named x: trinat doctor says",
+            "No module named x: trinat doctor shows",
         ),
         ("ValueError('three\\nlines\\nlong')", "ValueError: three: a fault of trinat"),
     ],

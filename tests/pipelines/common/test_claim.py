@@ -1,3 +1,5 @@
+"""A command claims the names of its outputs, and refuses a folder where a user's file has one."""
+
 from pathlib import Path
 
 import pytest

@@ -15,9 +15,9 @@ from trinat.segmentation.errors import ConfigError
     [
         (
             "name: a\nstages:\n  - optimiser: {rate: 1, rate: 2}\n",
-            "the key rate stands twice, line 3",
+            "the key rate occurs twice, line 3",
         ),
-        ("name: a\nseed: 1\nname: b\n", "the key name stands twice, line 3"),
+        ("name: a\nseed: 1\nname: b\n", "the key name occurs twice, line 3"),
         ("name: [\n", "is not readable YAML, line 2"),
         ("[" * 20_000, "is not readable YAML"),
         ("name: !!bool x\n", "is not readable YAML"),

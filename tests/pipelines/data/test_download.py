@@ -397,7 +397,7 @@ def unmeasured(h: Handler, content: bytes = CONTENT) -> None:
             "offers 9999 bytes, and 10000 to 20000",
         ),
         (lambda h: h.reply(200, 2 * CONTENT), "offers 20480 bytes, and 10000 to 20000"),
-        (unmeasured, "neither server nor catalogue says how long"),
+        (unmeasured, "neither server nor catalogue gives the length"),
     ],
 )
 def test_what_may_not_be_the_whole_file_never_becomes_the_measure(

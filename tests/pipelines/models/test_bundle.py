@@ -99,7 +99,7 @@ def test_what_one_view_was_not_taught_is_not_predicted(
     done = CliRunner().invoke(app, words, standalone_mode=False)
     assert done.exception is None
     assert "coronal, axial, sagittal" in done.output
-    assert "CSF is not predicted: not taught to coronal" in done.output
+    assert "CSF is not predicted: missing in coronal" in done.output
     assert load_model(tmp_path / "out").info.not_predicted == ("CSF",)
 
 

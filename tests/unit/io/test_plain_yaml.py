@@ -22,7 +22,7 @@ def test_plain_values_come_as_they_are() -> None:
 )
 def test_a_key_that_stands_twice_is_named_with_its_line(text: str) -> None:
     line = text.count("\n") + 1
-    with pytest.raises(ValueError, match=rf"^the key a stands twice, line {line}$"):
+    with pytest.raises(ValueError, match=rf"^the key a occurs twice, line {line}$"):
         parse_yaml(text)
 
 

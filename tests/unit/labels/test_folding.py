@@ -136,7 +136,7 @@ def test_a_target_that_the_scheme_lacks_is_refused_where_it_occurs(
         ("1\t2\t\tnearest 2", "line 2: target 'nearest 2' is not readable"),
         ("x\t2\t\t4", "line 2: 'x' is no label number"),
         ("2\t1\t\t4", "line 2: numbers 2 to 1 run backwards"),
-        ("1\t2\t\t4\n2\t2\t\t5", "line 3: 2 stands in two rows"),
+        ("1\t2\t\t4\n2\t2\t\t5", "line 3: 2 is in two rows"),
         ("1\t99999999\t\t4", "'99999999' is no label number"),
     ],
 )

@@ -564,11 +564,11 @@ def test_a_sound_prior_is_taken() -> None:
         ("#" * (1 << 20) + "\n", "too large"),
         (
             "format: 1\nname: a\nformat: 1\n",
-            r"model\.yaml: the key format stands twice, line 3",
+            r"model\.yaml: the key format occurs twice, line 3",
         ),
         (
             "fusion:\n  weights: {axial: 1, 'axial': 0}\n",
-            "the key axial stands twice, line 2",
+            "the key axial occurs twice, line 2",
         ),
         ("a: " + ":".join(["1"] * 1000), "holds an endless number, line 1"),
         ("[" * 20_000, "is not readable YAML"),
