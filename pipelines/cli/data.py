@@ -296,7 +296,6 @@ def split(
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
     from trinat.segmentation.errors import ConfigError
-    from trinat.segmentation.models.hardware import count_gpus
 
     left_out = () if exclude is None else read_exclusions(exclude)
     if validation is not None and (kfold is not None or not published):
@@ -318,9 +317,18 @@ def split(
     if out is None:
         run = Path("runs") / Store(store).info.source
         folds = [] if kfold is None else ["--folds"]
-        # Without a GPU quicknat would take weeks.
-        recipe = "quicknat" if count_gpus() else "finetune"
+        recipe = _recipe_for(Store(store).info.source)
         say_next("train", recipe, "--store", store, *folds, "--out", run)
+
+
+def _recipe_for(source: str) -> str:
+    """The recipe to propose for a store of a dataset."""
+    from trinat.segmentation.models.hardware import count_gpus
+
+    if source == "malc":
+        return "manual"
+    # Without a GPU quicknat would take weeks.
+    return "quicknat" if count_gpus() else "finetune"
 
 
 def phantom(

@@ -63,7 +63,7 @@ def _print_models(
     from trinat.segmentation.errors import one_line
 
     table = Table(box=None, pad_edge=False)
-    for header in ("name", "views", "labels", "MB", "measured"):
+    for header in ("name", "views", "labels", "MB", "licence", "measured"):
         table.add_column(header, overflow="fold")
     for model in found:
         metrics = [f"{key} {_short(value)}" for key, value in model["metrics"].items()]
@@ -72,6 +72,7 @@ def _print_models(
             " ".join(model["views"]),
             model["labels"],
             f"{model['megabytes']:.1f}",
+            model["licence"],
             ", ".join(metrics),
         )
         # What a model says of itself is text: no markup, nothing that a terminal obeys.
@@ -94,6 +95,7 @@ def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
         "views": [view.value for view in info.architectures],
         "labels": info.labels,
         "megabytes": round(size / 1e6, 1),
+        "licence": info.training.licence,
         "metrics": dict(info.metrics),
     }
 

@@ -73,6 +73,7 @@ def serve_(
             "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
         )
     from trinat.pipelines.common.lock import run_lock
+    from trinat.pipelines.predict.progress import say_licences
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.serve.app import make_app
     from trinat.pipelines.serve.catalogue import read_scheme
@@ -99,6 +100,7 @@ def serve_(
     _log_own_messages()
     _warn_of_network(host)
     folder = find_model(request.model)
+    say_licences([request.model])
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if queue is None:
         place.chmod(0o700)

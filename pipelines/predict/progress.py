@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from trinat.pipelines.predict.outcome import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.segmentation.errors import one_line
+from trinat.segmentation.models.zoo import find_model, licence_notice
 
 # Grades in the last line; rejected ones come last.
 _GRADES = ("pass", "look", "reject")
@@ -36,6 +37,7 @@ def run_with_progress(
     """Do one request after another, until one is interrupted; returns the sum of their outcomes."""
     outcomes = []
     interactive = sys.stderr.isatty()
+    say_licences(request.model for request in requests)
     for request in requests:
         with listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard:
             outcome = predict(request, heard.on_start, heard.on_entry)
@@ -44,6 +46,14 @@ def run_with_progress(
         if outcome.interrupted:
             break
     return sum_of(outcomes)
+
+
+def say_licences(models: Iterable[str]) -> None:
+    """Print the licence of each model where it is not that of trinat: once, also if quiet."""
+    notices = [licence_notice(find_model(model)) for model in models]
+    for notice in dict.fromkeys(notices):
+        if notice:
+            sys.stderr.write(f"trinat: {one_line(notice)}\n")
 
 
 @contextmanager

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.miniatures import freesurfer_subject, ixi_scan, oasis_session, pack
+from helpers.miniatures import (
+    freesurfer_subject,
+    ixi_scan,
+    malc_scan,
+    oasis_session,
+    pack,
+)
 from helpers.overfitted import overfitted_model
 from helpers.tiny_training import NETWORK
 from typer.testing import CliRunner
@@ -97,6 +103,26 @@ def test_from_ixi_and_a_subjects_dir_to_a_report(
     shutil.rmtree("made")
     follow("trinat prepare --source ixi --root ixi --subjects-dir fs --out store")
     assert mean_dice(views=3) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_from_the_labelling_challenge_to_a_report(
+    follow: Callable[..., list[str]],
+) -> None:
+    """By the published split: 1000 to 1002 train or validate, 1003 and 1004 test."""
+    for number, scan in enumerate(("1000", "1001", "1002")):
+        malc_scan(Path("malc"), scan, part="training", shift=number)
+    for scan in ("1003", "1004"):
+        malc_scan(Path("malc"), scan, part="testing")
+    said = follow(
+        "trinat prepare --source malc --root malc --out store",
+        ("train manual", "train miniature"),
+    )
+    assert sum(line.startswith("next: ") for line in said) == 4
+    assert mean_dice(views=3) > 0
+    lines = Path("report/metrics.csv").read_text().splitlines()
+    assert {row["subject"] for row in csv.DictReader(lines)} == {"1003", "1004"}
 
 
 @pytest.mark.slow

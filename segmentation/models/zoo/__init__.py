@@ -6,12 +6,25 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from trinat.segmentation.errors import ModelError
+from trinat.segmentation.errors import ModelError, TrinatError
+from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.plain_yaml import parse_yaml
 
-__all__ = ["MODEL_FILE", "NOT_YET", "default_model", "find_model", "shipped_models"]
+__all__ = [
+    "MODEL_FILE",
+    "NOT_YET",
+    "default_model",
+    "find_model",
+    "licence_notice",
+    "licence_of",
+    "shipped_models",
+]
 
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
 MODEL_FILE = "model.yaml"
+
+# The licence of trinat itself: weights that have it need no word.
+_OWN_LICENCE = "Apache-2.0"
 
 # Known names without weights, and what there is of them.
 NOT_YET = {
@@ -65,3 +78,25 @@ def find_model(name_or_folder: str | Path) -> Path:
             f"{name} has no weights here: it is {NOT_YET[name]}", remedy=remedy
         )
     raise ModelError("no such model", where=folder, remedy=remedy)
+
+
+def licence_of(folder: Path) -> str:
+    """What the weights of a model may be used under; "" if its model.yaml does not say, or is bad.
+
+    What is wrong with a model is said where it is loaded.
+    """
+    try:
+        content = parse_yaml(read_text(folder / MODEL_FILE), aliases=False)
+    except (TrinatError, OSError, ValueError):
+        return ""
+    training = content.get("training") if isinstance(content, dict) else None
+    licence = training.get("licence") if isinstance(training, dict) else None
+    return licence if isinstance(licence, str) else ""
+
+
+def licence_notice(folder: Path) -> str:
+    """A line for whoever uses a model whose licence is not that of trinat; else ""."""
+    licence = licence_of(folder)
+    if licence in ("", _OWN_LICENCE):
+        return ""
+    return f"the weights of {folder.name} are licensed under {licence}"

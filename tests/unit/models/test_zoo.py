@@ -92,3 +92,38 @@ def test_a_model_that_is_still_to_come_is_said_to_be(
     monkeypatch.setattr(zoo, "shipped_models", dict)
     with pytest.raises(ModelError, match="quicknat has no weights here"):
         zoo.find_model("quicknat")
+
+
+@pytest.mark.parametrize(
+    ("content", "licence"),
+    [
+        ("training: {licence: CC BY-NC 3.0}", "CC BY-NC 3.0"),
+        ("training: {data: scans}", ""),
+        ("training: none", ""),
+        ("- no mapping", ""),
+        ("training: {licence: [", ""),
+        ("training: {licence: 3}", ""),
+    ],
+)
+def test_the_licence_of_a_model_is_read_without_its_weights(
+    tmp_path: Path, content: str, licence: str
+) -> None:
+    (tmp_path / "model.yaml").write_text(content)
+    assert zoo.licence_of(tmp_path) == licence
+
+
+@pytest.mark.parametrize(
+    ("licence", "notice"),
+    [
+        ("Apache-2.0", ""),
+        ("", ""),
+        ("CC BY-NC 3.0", "the weights of own are licensed under CC BY-NC 3.0"),
+    ],
+)
+def test_a_licence_other_than_that_of_trinat_has_a_notice(
+    tmp_path: Path, licence: str, notice: str
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "model.yaml").write_text(f"training: {{licence: '{licence}'}}")
+    assert zoo.licence_notice(own) == notice
