@@ -273,7 +273,8 @@ def split(
     validation: int = typer.Option(
         None,
         min=0,
-        help="With --published: number of training persons for validation. Default: 0.",
+        help="With --published: number of training persons for validation. Default: 0. With "
+        "--kfold, 0: no fold validates, so all but one train.",
     ),
     seed: int = typer.Option(
         0, min=0, help="Random seed; the same seed gives the same split."
@@ -298,8 +299,12 @@ def split(
     from trinat.segmentation.errors import ConfigError
 
     left_out = () if exclude is None else read_exclusions(exclude)
-    if validation is not None and (kfold is not None or not published):
+    if validation is not None and kfold is None and not published:
         raise ConfigError("--validation without --published", remedy="use --ratios")
+    if validation and kfold is not None:
+        raise ConfigError(
+            "--kfold has a fold for validation", remedy="give --validation 0 or none"
+        )
     for path, split in split_store(
         store,
         ratios=ratios,
@@ -308,7 +313,7 @@ def split(
         out=out,
         exclude=left_out,
         published=published,
-        validation=validation or 0,
+        validation=validation,
     ):
         typer.echo(
             f"{path}: {len(split.train)} train, {len(split.validation)} validation, "

@@ -153,11 +153,17 @@ def make_split(
 
 
 def make_folds(
-    participants: Sequence[Participant], folds: int, *, seed: int, store: str
+    participants: Sequence[Participant],
+    folds: int,
+    *,
+    seed: int,
+    store: str,
+    validate: bool = True,
 ) -> list[Split]:
     """One split a fold: fold i tests, fold i + 1 validates, the others train.
 
-    Raises DatasetError for fewer than 3 folds, or fewer persons than folds.
+    Without `validate` nobody validates, and all but fold i train. Raises DatasetError for fewer
+    than 3 folds, or fewer persons than folds.
     """
     if folds < 3:
         raise DatasetError(
@@ -168,13 +174,18 @@ def make_folds(
     for test in range(folds):
         # The folds in a circle: the first tests, the second validates.
         circle = dealt[test:] + dealt[:test]
+        validating: list[str] = []
+        training_folds = circle[1:]
+        if validate:
+            validating = circle[1]
+            training_folds = circle[2:]
         training: list[str] = []
-        for fold in circle[2:]:
+        for fold in training_folds:
             training.extend(fold)
         splits.append(
             _split(
                 train=training,
-                validation=circle[1],
+                validation=validating,
                 test=circle[0],
                 seed=seed,
                 store=store,

@@ -25,12 +25,13 @@ def split_store(
     out: Path | None = None,
     exclude: Collection[str] = (),
     published: bool = False,
-    validation: int = 0,
+    validation: int | None = None,
 ) -> list[tuple[Path, Split]]:
     """Write split.json, or split-0.json and so on for folds, and return what stands in them.
 
     The subjects of `exclude` stand in no part. With `published` the dataset's own division counts:
-    `validation` of its training persons validate, or its training part alone makes the folds.
+    `validation` of its training persons validate (none by default), or its training part alone
+    makes the folds. Of folds, one validates, unless `validation` is 0.
     """
     store = Store(root)
     training = _published_training(store) if published else ()
@@ -44,7 +45,7 @@ def split_store(
     if folds is None:
         if published:
             split = make_published_split(
-                people, training, validation=validation, seed=seed, store=identity
+                people, training, validation=validation or 0, seed=seed, store=identity
             )
         else:
             split = make_split(people, ratios, seed=seed, store=identity)
@@ -53,7 +54,9 @@ def split_store(
     else:
         if published:
             people = [person for person in people if person.subject in training]
-        splits = make_folds(people, folds, seed=seed, store=identity)
+        splits = make_folds(
+            people, folds, seed=seed, store=identity, validate=validation != 0
+        )
         paths = paths_of_folds(path, folds)
         if out is None:
             # More folds of an earlier call would be taken for some of these.

@@ -124,6 +124,16 @@ def test_two_folds_cannot_test_and_validate() -> None:
         make_folds(people(9), 2, seed=0, store="S")
 
 
+def test_folds_without_validation_train_all_but_the_tested() -> None:
+    splits = make_folds(people(6), 3, seed=0, store="S", validate=False)
+    for split in splits:
+        assert split.validation == ()
+        assert len(split.test) == 2
+        assert len(split.train) == 4
+        assert not set(split.train) & set(split.test)
+    assert len({subject for split in splits for subject in split.test}) == 6
+
+
 def test_fewer_families_than_parts_are_refused() -> None:
     twins = [Participant("a", "a", family="f"), Participant("b", "b", family="f")]
     with pytest.raises(DatasetError, match="1 persons or families do not make 2 parts"):
