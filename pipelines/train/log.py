@@ -39,14 +39,17 @@ _METRIC_COLUMNS = (
     "gradient_norm",
     "slices_per_second",
 )
-# Lines of metrics.csv: dense enough for a curve, few enough for a long run.
-_REPORT_SECONDS = 10.0
+# Between two lines of metrics.csv: a part of the time so far, within limits, so that a run of a
+# minute has a curve and one of hours has few lines.
+_PART_OF_TIME = 0.05
+_SHORTEST_S = 1.0
+_LONGEST_S = 10.0
 # Steps and the values there.
 Curve = tuple[list[float], list[float]]
 
 
 class Metrics:
-    """metrics.csv: the mean of the steps since the last line, about every ten seconds.
+    """metrics.csv: the mean of the steps since the last line, every one to ten seconds.
 
     `step` is the one that the run goes on from: later lines are dropped, their steps are done
     again. With `events` the same values go to TensorBoard, which must be installed.
@@ -57,7 +60,8 @@ class Metrics:
         kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
         _write_table(self.path, _METRIC_COLUMNS, [list(row.values()) for row in kept])
         self.pending: list[StepReport] = []
-        self.since = time.monotonic()
+        self.began = time.monotonic()
+        self.since = self.began
         self.events: Any = None
         if events:
             self.events = _open_events(folder, step)
@@ -65,7 +69,7 @@ class Metrics:
     def add(self, report: StepReport, *, last: bool) -> None:
         """Note a step; write a line if it is time, or if the step is the last."""
         self.pending.append(report)
-        if not last and time.monotonic() - self.since < _REPORT_SECONDS:
+        if not last and not self._is_due(time.monotonic()):
             return
         row = _metrics_row(self.pending)
         line = io.StringIO(newline="")
@@ -79,6 +83,12 @@ class Metrics:
         self._write_events(values, report.step)
         self.pending = []
         self.since = time.monotonic()
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the last line is long enough ago."""
+        pause_s = _PART_OF_TIME * (now - self.began)
+        pause_s = min(max(pause_s, _SHORTEST_S), _LONGEST_S)
+        return now - self.since >= pause_s
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
         """Mean Dice and IoU of each view, as events; validations.csv has all structures."""

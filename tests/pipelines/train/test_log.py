@@ -116,3 +116,21 @@ def test_without_validation_there_are_two_curves_in_place_of_four(
         heights.append(imread(tmp_path / "progress.png").shape[0])
         append_scores(tmp_path, 10, scores(0.5), SCHEME)
     assert heights == [330, 660]
+
+
+def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step a second: a line at first after each, after an hour after every tenth."""
+    now = 0.0
+    monkeypatch.setattr("trinat.pipelines.train.log.time.monotonic", lambda: now)
+    metrics = Metrics(tmp_path, 0)
+    lines_at = []
+    for step in range(1, 4001):
+        now = float(step)
+        metrics.add(report(step), last=False)
+        if not metrics.pending:
+            lines_at.append(step)
+    assert lines_at[:5] == [1, 2, 3, 4, 5]
+    assert lines_at[-1] - lines_at[-2] == 10
+    assert sum(step <= 60 for step in lines_at) > 20
