@@ -128,7 +128,7 @@ def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(
     lines_at = []
     for step in range(1, 4001):
         now = float(step)
-        metrics.add(report(step), last=False)
+        metrics.add(report(step, 1.0), last=False)
         if not metrics.pending:
             lines_at.append(step)
     assert lines_at[:5] == [1, 2, 3, 4, 5]
