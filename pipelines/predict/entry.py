@@ -89,9 +89,14 @@ class Entry:
         return cls.of(case, settings, "failed", reason=reason)
 
     @property
+    def is_refusal(self) -> bool:
+        """Whether its input was refused before any model was loaded."""
+        return not self.model
+
+    @property
     def is_kept(self) -> bool:
         """Whether it was skipped because its result was changed after a run had written it."""
-        return self.status == "skipped" and bool(self.model)
+        return self.status == "skipped" and not self.is_refusal
 
     @property
     def is_left_out(self) -> bool:
@@ -101,7 +106,7 @@ class Entry:
     @property
     def is_withdrawn(self) -> bool:
         """Whether it was refused once and is no longer given: no table shows it."""
-        return self.status == "skipped" and not self.model and not self.is_left_out
+        return self.status == "skipped" and self.is_refusal and not self.is_left_out
 
     def is_current(self, case: Case, settings: RunSettings) -> bool:
         """Whether its result needs no new run.

@@ -264,8 +264,7 @@ def read_entries(
     for path in paths:
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
-            is_refusal = not entry.model
-            if cases is not None and entry.case not in cases and not is_refusal:
+            if cases is not None and entry.case not in cases and not entry.is_refusal:
                 continue
             if written is not None:
                 written.update(entry.outputs.items())

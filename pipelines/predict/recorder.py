@@ -65,7 +65,7 @@ class Recorder:
                 "no space left on its disk", where=self.settings.out, remedy=remedy
             )
         if keep:
-            if entry.model:
+            if not entry.is_refusal:
                 entry = replace(entry, aside=self._set_aside(entry))
             self.ledger.add(entry)
         self.counts[entry.status] += 1
@@ -134,7 +134,7 @@ class Recorder:
         """
         refused_now = {refusal.shown for refusal in refusals}
         for entry in list(self.ledger.entries.values()):
-            was_refused = entry.status == "failed" and not entry.model
+            was_refused = entry.status == "failed" and entry.is_refusal
             if was_refused and entry.case not in refused_now:
                 withdrawn = Entry(entry.case, "skipped", entry.input, "no longer given")
                 self.ledger.add(withdrawn)
