@@ -94,7 +94,10 @@ def predict(
     ),
     timings: options.Timings = False,
     quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="Print one summary line only."
+        False,
+        "--quiet",
+        "-q",
+        help="Print only failures, scans with changed results, and the last line.",
     ),
     json_: options.Json = False,
 ) -> int:

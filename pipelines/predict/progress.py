@@ -60,8 +60,8 @@ def say_licences(models: Iterable[str]) -> None:
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
     """The listener of a run: messages and progress go to stderr, JSON lines to stdout.
 
-    `interactive` shows a bar, else there are lines as for a log file. With `quiet` only failures
-    and the last line are shown.
+    `interactive` shows a bar, else there are lines as for a log file. With `quiet` only failures,
+    scans with changed results and the last line are shown.
     """
     if as_json:
         yield Listener(_ignore_start, _say_entry_as_json, _say_outcome_as_json)

@@ -82,7 +82,7 @@ def build_template(
     """Average label maps, each brought to their common space by its structures' centroids.
 
     Label maps have voxels of 1 mm. `learn_fluid` must be what the networks were trained with: see
-    `segmentation.synthetic.heads.aim`. The same seed gives the same template.
+    `segmentation.synthetic.targets.aim`. The same seed gives the same template.
     """
     heads = _drawn_heads(maps, scheme, learn_fluid)
     centroids = [_centroids(head, np.eye(4), scheme) for head in heads]

@@ -64,7 +64,8 @@ Check = Callable[[Evidence, Limits], list[Finding]]
 class Grade:
     """The grade of a scan with its reasons, those that reject it first, and grades of structures.
 
-    Structures of which nothing is known have no grade: with one view there is no agreement.
+    With one view there is no agreement. Then structures that were not found are rejected, those
+    that a check names have the grade look, and the others have no grade.
     """
 
     name: GradeName

@@ -30,6 +30,7 @@ def _usual_sides() -> dict[str, float]:
 class Limits:
     """Beyond the first of each pair a person should look; beyond the second it is rejected.
 
+    Of `missing` the limits themselves count already: one structure not found is enough to look.
     A single number is a limit beyond which a person looks, or a size that counts.
     """
 
