@@ -24,6 +24,7 @@ from trinat.segmentation.inference.quality import (
     limits_of,
     total_brain_mm3,
 )
+from trinat.segmentation.io.foreign_images import to_monai, to_simpleitk, to_torchio
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
@@ -184,6 +185,36 @@ class Result(Prediction):
         """
         return self.labels.to_nibabel(labels=True)
 
+    def to_torchio(self) -> Any:
+        """The labels as a torchio.LabelMap, int16 (1, X, Y, Z).
+
+        Examples
+        --------
+        >>> result.to_torchio().spatial_shape == result.labels.shape
+        True
+        """
+        return to_torchio(self.labels.data, self.labels.affine)
+
+    def to_monai(self) -> Any:
+        """The labels as a monai.data.MetaTensor, int16 (1, X, Y, Z), in RAS mm.
+
+        Examples
+        --------
+        >>> tuple(result.to_monai().shape[1:]) == result.labels.shape
+        True
+        """
+        return to_monai(self.labels.data, self.labels.affine)
+
+    def to_simpleitk(self) -> Any:
+        """The labels as a SimpleITK.Image of int16, at the place where ITK has the scan.
+
+        Examples
+        --------
+        >>> result.to_simpleitk().GetSize() == result.labels.shape
+        True
+        """
+        return to_simpleitk(self.labels.data, self.labels.affine)
+
     def save(self, path: str | Path) -> None:
         """Write the labels to .nii.gz, .nii or .mgz: the bytes that the command writes.
 
@@ -254,7 +285,13 @@ class Segmenter(Predictor):
 
     # Not in the module of its parent: results draw pictures, which inference knows nothing of.
     def segment(
-        self, volume: ScanLike, *, mirror: bool = False, samples: int = 0, seed: int = 0
+        self,
+        volume: ScanLike,
+        *,
+        image: str | None = None,
+        mirror: bool = False,
+        samples: int = 0,
+        seed: int = 0,
     ) -> Result:
         """Segment one scan: see `trinat.segment`.
 
@@ -262,7 +299,7 @@ class Segmenter(Predictor):
         dropout (`seed`) make `result.entropy` and `result.uncertainty`.
         """
         found = super().segment(
-            Volume.of(volume), mirror=mirror, samples=samples, seed=seed
+            Volume.of(volume, image=image), mirror=mirror, samples=samples, seed=seed
         )
         return Result.of(found, self.model)
 
@@ -273,19 +310,23 @@ def segment(
     model: str | Path = "fast",
     device: str = "auto",
     views: Iterable[View | str] | str | None = None,
+    image: str | None = None,
 ) -> Result:
     """Segment one T1-weighted scan of a head.
 
     Parameters
     ----------
-    scan : path, nibabel image, (array, affine) or Volume
-        3D. The array is (X, Y, Z), the affine (4, 4) takes voxel indices to RAS mm.
+    scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
+        3D with one channel. The array is (X, Y, Z), the affine (4, 4) takes voxel indices to
+        RAS mm.
     model : str or path
         Name of a shipped model, or a model folder.
     device : str
         "auto", "cpu", "cuda" or "cuda:1".
     views : list of str, optional
         Some of "coronal", "axial" and "sagittal"; without it all that the model has.
+    image : str, optional
+        Name of the scan in a torchio.Subject; needed if it has several.
 
     Returns
     -------
@@ -297,4 +338,5 @@ def segment(
     >>> result = trinat.segment("scan.nii.gz")
     >>> result.save("labels.nii.gz")
     """
-    return Segmenter.load(model, device=device, views=views).segment(scan)
+    segmenter = Segmenter.load(model, device=device, views=views)
+    return segmenter.segment(scan, image=image)

@@ -20,31 +20,36 @@ from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.pipelines.predict.settings import OutputSettings
+from trinat.segmentation.errors import reason_of
+from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
+from trinat.segmentation.io.volume import ScanLike, Volume
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def segment_many(
-    paths: Iterable[str | os.PathLike[str]],
+    paths: Iterable[ScanLike] | ScanLike,
     out: str | os.PathLike[str] | None = None,
     *,
     progress: bool = True,
     model: str | os.PathLike[str] = "fast",
     device: str = "auto",
+    image: str | None = None,
 ) -> pd.DataFrame:
     """Segment many scans with a model that is loaded once; a scan that fails becomes a row.
 
     Parameters
     ----------
-    paths : paths
-        Scans, folders of scans or glob patterns.
+    paths : list of paths and images, or one of them
+        Scans, folders of scans or glob patterns; images as `trinat.segment` takes them. The third
+        of a list is called image-3.
     out : path, optional
         Folder for all that `trinat predict` writes; what is there and current is not done again.
         Without it only the table is kept.
     progress : bool
         Show progress and failures on stderr.
-    model, device : str
+    model, device, image : str
         As for `trinat.segment`.
 
     Returns
@@ -59,8 +64,9 @@ def segment_many(
     >>> table.status.tolist()
     ['failed', 'done']
     """
-    inputs, entries = _split_inputs(paths)
-    with TemporaryDirectory() as temporary:
+    with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
+        inputs, refused = _split_inputs(paths, Path(images), image)
+        entries: list[Entry] = []
         folder = Path(temporary if out is None else out)
         if inputs:
             request = PredictRequest(
@@ -70,26 +76,48 @@ def segment_many(
                 output=OutputSettings(picture=out is not None),
                 engine=partial(SerialEngine, device=device),
             )
-            entries += _predict(request, progress=progress, sum_up=out is not None)
+            entries = _predict(request, progress=progress, sum_up=out is not None)
         # An entry of what was done before is a skipped one; its result is in the ledger.
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
-    return _table(rows, None if out is None else folder)
+    return _table(refused + rows, None if out is None else folder)
 
 
-def _split_inputs(paths: Iterable[object]) -> tuple[list[str], list[Entry]]:
-    """What is given as paths, and a failed entry for each that is none; one path is taken alone."""
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
+def _split_inputs(
+    scans: Any, folder: Path, image: str | None
+) -> tuple[list[str], list[Entry]]:
+    """The paths of what is given, and a failed entry for each that is no scan.
+
+    Images in memory are written to `folder`. `image` names that of a torchio.Subject.
+    """
+    if _is_one_scan(scans):
+        scans = [scans]
     inputs = []
-    entries = []
-    for path in paths:
-        if isinstance(path, str | os.PathLike):
-            inputs.append(os.fspath(path))
+    refused = []
+    for number, scan in enumerate(scans, start=1):
+        if isinstance(scan, str | os.PathLike):
+            inputs.append(os.fspath(scan))
+            continue
+        name = f"image-{number}"
+        path = folder / f"{name}.nii"
+        # The name is for Subjects alone: other images of the list have none.
+        name_in_subject = image if is_subject(scan) else None
+        try:
+            Volume.of(scan, image=name_in_subject).write(path)
+        except TypeError as error:
+            refused.append(Entry(name, "failed", path.name, str(error)))
+        except Exception as error:
+            refused.append(Entry(name, "failed", path.name, reason_of(error)))
         else:
-            reason = f"a {type(path).__name__} is not a path"
-            entries.append(Entry(str(path), "failed", str(path), reason))
-    return inputs, entries
+            inputs.append(str(path))
+    return inputs, refused
+
+
+def _is_one_scan(value: object) -> bool:
+    """Whether a value is one scan, and no collection of scans."""
+    if isinstance(value, str | os.PathLike | Volume) or hasattr(value, "dataobj"):
+        return True
+    return is_foreign_image(value)
 
 
 def _predict(request: PredictRequest, *, progress: bool, sum_up: bool) -> list[Entry]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import nibabel as nib
 import numpy as np
@@ -25,6 +25,13 @@ from trinat.segmentation.grid import Grid, Shape
 from trinat.segmentation.io.dicom.containers import holds_dicom
 from trinat.segmentation.io.dicom.scan import read_series
 from trinat.segmentation.io.files import atomic_write
+from trinat.segmentation.io.foreign_images import (
+    from_foreign_image,
+    image_of_subject,
+    is_bare_array,
+    is_foreign_image,
+    is_subject,
+)
 from trinat.segmentation.io.headers import from_nifti
 from trinat.segmentation.io.orientation import TrustAffine, place
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
@@ -34,6 +41,11 @@ from trinat.segmentation.io.voxels import (
     read_single_file,
     usable_values,
 )
+
+if TYPE_CHECKING:
+    import SimpleITK
+    import torchio
+    from monai.data import MetaTensor
 
 # Label maps come within a tenth of the size of level 6, in two thirds of its time.
 GZIP_LEVEL = 4
@@ -97,8 +109,15 @@ class Volume:
         return self.grid.axcodes
 
     @classmethod
-    def of(cls, scan: ScanLike, *, labels: bool = False) -> Volume:
-        """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else."""
+    def of(
+        cls, scan: ScanLike, *, labels: bool = False, image: str | None = None
+    ) -> Volume:
+        """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else.
+
+        `image` names the image of a torchio.Subject that has several.
+        """
+        if image is not None or is_subject(scan):
+            scan = image_of_subject(scan, image, labels=labels)
         if isinstance(scan, Volume):
             return scan
         if isinstance(scan, str | os.PathLike):
@@ -106,12 +125,12 @@ class Volume:
         if isinstance(scan, tuple) and len(scan) == 2:
             array, affine = scan
             return cls.of_array(array, affine, labels=labels)
+        if is_foreign_image(scan):
+            array, affine = from_foreign_image(scan)
+            return cls.of_array(array, affine, labels=labels)
         if hasattr(scan, "dataobj") and hasattr(scan, "affine"):
             return cls.of_image(scan, labels=labels)
-        remedy = "give a path, a nibabel image, a tuple (array, affine) or a Volume"
-        if isinstance(scan, list):
-            remedy += "; segment_many takes several paths"
-        raise TypeError(f"cannot use {type(scan).__name__}: {remedy}")
+        raise TypeError(f"cannot use {type(scan).__name__}: {_remedy(scan)}")
 
     @classmethod
     def read(
@@ -204,7 +223,10 @@ class Volume:
         # Not by way of the constructor, which fails on what is refused here.
         image.header.set_sform(to_ras, "aligned")
         image.header.set_zooms(np.linalg.norm(to_ras[:3, :3], axis=0))
-        return cls.of_image(image, labels=labels)
+        checked = cls.of_image(image, labels=labels)
+        # The header rounds to float32. ITK would refuse the labels then: they would not be at the
+        # place of the scan.
+        return replace(checked, affine=to_ras)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
         """Write .nii.gz, .nii or .mgz whole or not at all; the same volume gives the same bytes.
@@ -249,8 +271,25 @@ class Volume:
         return image
 
 
-# What a scan may be given as: a file, a nibabel image (NIfTI or MGH), voxels (X, Y, Z) with the
-# affine (4, 4) that takes their indices to RAS mm, or a Volume.
+# What a scan may be given as: a file, a Volume, voxels (X, Y, Z) with the affine (4, 4) that takes
+# their indices to RAS mm, or an image of nibabel (NIfTI or MGH), torchio, MONAI or SimpleITK.
 ScanLike: TypeAlias = (
-    "str | os.PathLike[str] | SpatialImage | tuple[ArrayLike, ArrayLike] | Volume"
+    "str | os.PathLike[str] | Volume | tuple[ArrayLike, ArrayLike] | SpatialImage"
+    " | torchio.Image | torchio.Subject | MetaTensor | SimpleITK.Image"
 )
+
+
+def _remedy(value: object) -> str:
+    """What to give in place of something that is no scan."""
+    if is_bare_array(value):
+        return (
+            "it has no affine: give a tuple (array, affine), with the affine (4, 4) that takes"
+            " voxel indices to RAS mm"
+        )
+    remedy = (
+        "give a path, an image of nibabel, torchio, MONAI or SimpleITK, "
+        "a tuple (array, affine) or a Volume"
+    )
+    if isinstance(value, list):
+        remedy += "; segment_many takes several scans"
+    return remedy

@@ -289,7 +289,7 @@ def evaluate(
 
     Parameters
     ----------
-    truth, prediction : path, nibabel image, (array, affine), array, Volume or Result
+    truth, prediction : scan as `trinat.segment` takes it, array or Result
         Label maps of FreeSurfer numbers, (X, Y, Z). An array alone is on the grid of the other
         map; two arrays have voxels of 1 mm.
     labels : str or path

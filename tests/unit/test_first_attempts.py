@@ -7,12 +7,18 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+import torchio
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 import trinat
 
-TAKEN = r"give a path, a nibabel image, a tuple \(array, affine\) or a Volume"
+TAKEN = (
+    "give a path, an image of nibabel, torchio, MONAI or SimpleITK, "
+    r"a tuple \(array, affine\) or a Volume"
+)
 
 
 @pytest.fixture
@@ -37,7 +43,16 @@ def refused(scan: object, message: str, **options: object) -> None:
 
 
 def test_a_wrong_type(scan: Path) -> None:
-    refused(nib.load(scan).get_fdata(), f"cannot use ndarray: {TAKEN}")
+    refused(scan.read_bytes(), f"cannot use bytes: {TAKEN}")
+
+
+def test_an_array_without_its_affine(scan: Path) -> None:
+    voxels = nib.load(scan).get_fdata()
+    lacks = (
+        r"it has no affine: give a tuple \(array, affine\), with the affine \(4, 4\)"
+    )
+    refused(voxels, f"cannot use ndarray: {lacks}")
+    refused(torch.from_numpy(voxels), f"cannot use Tensor: {lacks}")
 
 
 def test_a_wrong_path(scan: Path) -> None:
@@ -45,7 +60,7 @@ def test_a_wrong_path(scan: Path) -> None:
 
 
 def test_a_list_of_paths(scan: Path) -> None:
-    refused([scan, scan], f"cannot use list: {TAKEN}; segment_many takes several paths")
+    refused([scan, scan], f"cannot use list: {TAKEN}; segment_many takes several scans")
     table = trinat.segment_many([scan, scan], model=overfitted_model(), progress=False)
     assert set(table.status) == {"done", "skipped"}
 
@@ -107,8 +122,52 @@ def test_many_scans_are_rows_whatever_they_are(scan: Path) -> None:
         "scan"
     )
     assert table.status.value_counts().to_dict() == {"failed": 4, "done": 1}
-    assert table.reason["None"] == "a NoneType is not a path"
+    assert table.reason["image-4.nii"].startswith("cannot use NoneType: give a path")
+    assert table.reason["image-5.nii"].startswith(
+        "cannot use ndarray: it has no affine"
+    )
     assert (table.total_brain_mm3.notna() == (table.status == "done")).all()
+
+
+def test_images_in_memory_are_rows_and_are_done_once(scan: Path) -> None:
+    image = nib.load(scan)
+    t1 = torchio.ScalarImage(scan)
+    subject = torchio.Subject(t1=t1, t2=t1)
+    given = [image, subject, torchio.Subject(t2=t1), scan]
+    first, again = (
+        trinat.segment_many(
+            given, scan.parent / "out", model=random_model(), progress=False, image="t1"
+        )
+        for _ in range(2)
+    )
+    pd.testing.assert_frame_equal(first, again)
+    rows = first.set_index("scan")
+    assert rows.status.to_dict() == {
+        "image-1.nii": "done",
+        "image-2.nii": "done",
+        "image-3.nii": "failed",
+        "scan.nii.gz": "done",
+    }
+    assert rows.reason["image-3.nii"] == "Subject: no image 't1': choose from t2"
+    labels = [nib.load(path).get_fdata() for path in rows.labels.dropna()]
+    assert len(labels) == 3
+    for other in labels[1:]:
+        np.testing.assert_array_equal(other, labels[0])
+
+
+def test_one_image_is_taken_without_a_list(scan: Path) -> None:
+    for one in (trinat.Volume.read(scan), torchio.ScalarImage(scan)):
+        table = trinat.segment_many(one, model=random_model(), progress=False)
+        assert table.status.tolist() == ["done"]
+
+
+def test_a_refused_image_does_not_show_an_earlier_result(scan: Path) -> None:
+    out = scan.parent / "out"
+    rows = [
+        trinat.segment_many([given], out, model=random_model(), progress=False)
+        for given in (nib.load(scan), None)
+    ]
+    assert [row.status[0] for row in rows] == ["done", "failed"]
 
 
 def test_many_scans_into_a_folder_are_done_once(scan: Path, capsys) -> None:

@@ -133,12 +133,10 @@ def test_a_shipped_model_is_loaded_by_name() -> None:
     assert trinat.load_model("fast", [View.AXIAL]).info.name == "fast"
 
 
-@pytest.mark.parametrize(
-    "scan", [None, 3, b"scan.nii", np.zeros((32, 32, 32)), (1, 2, 3)]
-)
+@pytest.mark.parametrize("scan", [None, 3, b"scan.nii", (1, 2, 3)])
 def test_anything_else_is_refused_with_what_is_taken(scan: object) -> None:
     with pytest.raises(
-        TypeError, match=r"give a path, a nibabel image, a tuple \(array, affine\)"
+        TypeError, match=r"give a path, an image of nibabel, .* \(array, affine\)"
     ):
         trinat.segment(scan)  # type: ignore[arg-type]
 

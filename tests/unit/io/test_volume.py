@@ -529,7 +529,7 @@ def test_a_scan_is_taken_in_each_form_that_users_have(tmp_path: Path) -> None:
     fractions = VOXELS + np.float32(0.5)
     np.testing.assert_array_equal(Volume.of((fractions, image.affine)).data, fractions)
     with pytest.raises(
-        TypeError, match=r"cannot use list.*segment_many takes several paths"
+        TypeError, match=r"cannot use list.*segment_many takes several scans"
     ):
         Volume.of([path])  # type: ignore[arg-type]
 

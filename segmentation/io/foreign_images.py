@@ -1,0 +1,220 @@
+"""Images of torchio, MONAI and SimpleITK: to voxels with their affine, and back.
+
+Voxels are (X, Y, Z). Their affine (4, 4) takes voxel indices to RAS mm, as everywhere in trinat.
+
+No library is imported to recognise an image. Whoever has an image has imported its library, so
+its classes are found in `sys.modules`. Only the functions `to_...` import one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.errors import FormatError
+
+# Voxels (X, Y, Z) and their affine (4, 4).
+PlacedArray = tuple[NDArray[Any], NDArray[np.float64]]
+
+# x and y change their signs between RAS and LPS, in both directions.
+_RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+
+
+def is_foreign_image(value: object) -> bool:
+    """Whether `value` is an image that `from_foreign_image` takes, or a torchio.Subject."""
+    return _reader_of(value) is not None or is_subject(value)
+
+
+def from_foreign_image(image: object) -> PlacedArray:
+    """Voxels and affine of an image of torchio, MONAI or SimpleITK.
+
+    Raises FormatError for several channels or another number of axes than three, and TypeError
+    for anything else than such an image.
+    """
+    reader = _reader_of(image)
+    if reader is None:
+        raise TypeError(f"{_kind(image)} is no image of torchio, MONAI or SimpleITK")
+    return reader(image)
+
+
+def is_bare_array(value: object) -> bool:
+    """Whether `value` is a NumPy array or a torch tensor, which have no place in space."""
+    return isinstance(value, np.ndarray) or _is_of(value, "torch", "Tensor")
+
+
+def is_subject(value: object) -> bool:
+    """Whether `value` is a torchio.Subject."""
+    return _is_of(value, "torchio", "Subject")
+
+
+def image_of_subject(
+    subject: Any, name: str | None = None, *, labels: bool = False
+) -> Any:
+    """The image of a torchio.Subject: the one of this name, or the only one there is.
+
+    Without a name its ScalarImages count, and with `labels` its LabelMaps. Raises TypeError if
+    `subject` is none, and FormatError, with the names of the images, where none can be chosen.
+    """
+    if not is_subject(subject):
+        raise TypeError(
+            f"image={name!r} names an image of a torchio.Subject,"
+            f" and this is a {_kind(subject)}: leave out image="
+        )
+    images = subject.get_images_dict(intensity_only=False)
+    names = ", ".join(images)
+    if name is not None:
+        if name not in images:
+            raise FormatError(
+                f"no image {name!r}", where="Subject", remedy=f"choose from {names}"
+            )
+        return images[name]
+    wanted = "LabelMap" if labels else "ScalarImage"
+    candidates = [
+        image for image in images.values() if _is_of(image, "torchio", wanted)
+    ]
+    if len(candidates) != 1:
+        raise FormatError(
+            f"it has {len(candidates)} images of type {wanted}",
+            where="Subject",
+            remedy=f"name one with image=, of {names}",
+        )
+    return candidates[0]
+
+
+def from_torchio(image: Any) -> PlacedArray:
+    """Voxels and affine of a torchio.ScalarImage or LabelMap (1, X, Y, Z).
+
+    Raises FormatError for several channels.
+    """
+    tensor = image.data
+    channels = tensor.shape[0]
+    if channels != 1:
+        raise FormatError(
+            f"{channels} channels",
+            where=_kind(image),
+            remedy="give an image with one channel (1, X, Y, Z)",
+        )
+    return _array_of(tensor[0]), np.array(image.affine, np.float64)
+
+
+def to_torchio(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
+    """A torchio.LabelMap (1, X, Y, Z) of labels and their affine; the labels are copied."""
+    import torchio
+
+    return torchio.LabelMap(tensor=_tensor_of(voxels)[None], affine=affine)
+
+
+def from_monai(image: Any) -> PlacedArray:
+    """Voxels and affine of a monai.data.MetaTensor, (1, X, Y, Z) or (X, Y, Z).
+
+    Its affine is in RAS mm, unless `meta["space"]` says LPS. Raises FormatError for several
+    channels, for a batch, and for an affine that is not (4, 4).
+    """
+    tensor = image.as_tensor()
+    if tensor.ndim == 4 and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    affine = _array_of(image.affine).astype(np.float64)
+    if tensor.ndim != 3 or affine.shape != (4, 4):
+        raise FormatError(
+            f"shape {tuple(image.shape)} with an affine {affine.shape}",
+            where=_kind(image),
+            remedy="give one image with one channel (1, X, Y, Z) and an affine (4, 4)",
+        )
+    if image.meta.get("space") == "LPS":
+        affine = _RAS_TO_LPS @ affine
+    return _array_of(tensor), affine
+
+
+def to_monai(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
+    """A monai.data.MetaTensor (1, X, Y, Z) of voxels, which are copied; its space is RAS."""
+    import torch
+    from monai.data import MetaTensor
+
+    to_ras = torch.tensor(affine, dtype=torch.float64)
+    return MetaTensor(_tensor_of(voxels)[None], affine=to_ras)
+
+
+def from_simpleitk(image: Any) -> PlacedArray:
+    """Voxels and affine of a 3D SimpleITK.Image with one component a voxel.
+
+    ITK has spacing, direction and origin in LPS mm. Raises FormatError for other images.
+    """
+    axes = image.GetDimension()
+    components = image.GetNumberOfComponentsPerPixel()
+    if axes != 3 or components != 1:
+        raise FormatError(
+            f"{axes}D with {components} components a voxel",
+            where="SimpleITK.Image",
+            remedy="give a 3D image with one component",
+        )
+    import SimpleITK as sitk  # noqa: N813 - as its documents do
+
+    # NumPy gets the axes of ITK in reverse order.
+    voxels = sitk.GetArrayFromImage(image).transpose()
+    to_lps = np.eye(4)
+    direction = np.reshape(image.GetDirection(), (3, 3))
+    to_lps[:3, :3] = direction * image.GetSpacing()
+    to_lps[:3, 3] = image.GetOrigin()
+    return voxels, _RAS_TO_LPS @ to_lps
+
+
+def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
+    """A SimpleITK.Image of voxels, which are copied."""
+    import SimpleITK as sitk  # noqa: N813 - as its documents do
+
+    to_lps = _RAS_TO_LPS @ affine
+    spacing_mm = np.linalg.norm(to_lps[:3, :3], axis=0)
+    direction = to_lps[:3, :3] / spacing_mm
+    image = sitk.GetImageFromArray(voxels.transpose())
+    image.SetSpacing(spacing_mm.tolist())
+    image.SetDirection(direction.ravel().tolist())
+    image.SetOrigin(to_lps[:3, 3].tolist())
+    return image
+
+
+# The module and the name of each class of images, and what reads it.
+_READERS = (
+    ("torchio", "Image", from_torchio),
+    ("monai.data", "MetaTensor", from_monai),
+    ("SimpleITK", "Image", from_simpleitk),
+)
+
+
+def _reader_of(value: object) -> Callable[[Any], PlacedArray] | None:
+    """The function that reads an image of this class; None where there is none."""
+    for module, class_name, reader in _READERS:
+        if _is_of(value, module, class_name):
+            return reader
+    return None
+
+
+def _is_of(value: object, module: str, class_name: str) -> bool:
+    """Whether `value` is of a class of a module, which is not imported for that."""
+    imported = sys.modules.get(module)
+    known_class = getattr(imported, class_name, None)
+    return known_class is not None and isinstance(value, known_class)
+
+
+def _kind(value: object) -> str:
+    """The name of a value's class, for messages."""
+    return type(value).__name__
+
+
+def _array_of(tensor: Any) -> NDArray[Any]:
+    """A tensor as an array; numbers with a fraction as float32 or float64."""
+    values = tensor.detach().cpu()
+    # NumPy has no bfloat16.
+    if values.is_floating_point() and values.element_size() < 4:
+        values = values.float()
+    return np.asarray(values.numpy())
+
+
+def _tensor_of(voxels: NDArray[Any]) -> Any:
+    """A copy of voxels as a tensor."""
+    import torch
+
+    return torch.from_numpy(np.array(voxels, order="C"))
