@@ -85,8 +85,8 @@ def _fill_in(app, docname, content):
 
 
 def _no_signature(app, what, name, *_):
-    """Results and segmenters are not made by hand."""
-    if name in ("trinat.Result", "trinat.Segmenter"):
+    """Results, segmenters and opened stores are not made by hand."""
+    if name in ("trinat.OpenedStore", "trinat.Result", "trinat.Segmenter"):
         return "", None
     return None
 

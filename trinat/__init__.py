@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinat.pipelines.predict.many import segment_many
+    from trinat.segmentation.data.open_store import OpenedStore, open_store
     from trinat.segmentation.errors import TrinatError
     from trinat.segmentation.io.volume import Volume
     from trinat.segmentation.metrics.pair import evaluate
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trinat.segmentation.synthetic.phantom import phantom
 
 __all__ = [
+    "OpenedStore",
     "Result",
     "Segmenter",
     "Surface",
@@ -35,6 +37,7 @@ __all__ = [
     "Volume",
     "evaluate",
     "load_model",
+    "open_store",
     "phantom",
     "segment",
     "segment_many",
@@ -54,6 +57,7 @@ if hasattr(os, "register_at_fork"):
 
 # Imported when they are first used: torch takes seconds.
 _MODULES = {
+    "OpenedStore": "trinat.segmentation.data.open_store",
     "Result": "trinat.segmentation.result",
     "Segmenter": "trinat.segmentation.result",
     "Surface": "trinat.segmentation.report.mesh",
@@ -62,6 +66,7 @@ _MODULES = {
     "Volume": "trinat.segmentation.io.volume",
     "evaluate": "trinat.segmentation.metrics.pair",
     "load_model": "trinat.segmentation.models.checkpoint",
+    "open_store": "trinat.segmentation.data.open_store",
     "phantom": "trinat.segmentation.synthetic.phantom",
     "segment": "trinat.segmentation.result",
     "segment_many": "trinat.pipelines.predict.many",

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import typer
 
-from trinat.pipelines.cli.options import Quiet, TrustAffine, say_next, say_nothing
+from trinat.pipelines.cli.export import export
+from trinat.pipelines.cli.options import (
+    ListOptions,
+    Quiet,
+    TrustAffine,
+    say_next,
+    say_nothing,
+)
 
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
+app.command("export", cls=ListOptions)(export)
 
 _STORE = typer.Argument(help="Slice store.", exists=True, file_okay=False)
 

@@ -14,13 +14,18 @@ from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
 from trinat.segmentation.data.dataset import SliceDataset
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.store import Store, StoredSubject
+from trinat.segmentation.data.stored_volumes import (
+    stored_image,
+    stored_labels,
+    whole_view,
+)
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report import pictures
 from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
-from trinat.segmentation.space.views import View, from_slices, to_slices
+from trinat.segmentation.space.views import View, to_slices
 
 Picture = NDArray[np.float32]
 
@@ -44,9 +49,7 @@ def show_subject(
         raise DatasetError(
             what, where=root, remedy="add --whole-head to show the face too"
         )
-    # Sagittal slices have both sides as one class: another view is better.
-    others = [view for view in store.views if view is not View.SAGITTAL]
-    view = others[0] if others else View.SAGITTAL
+    view = whole_view(store)
     scheme = store.scheme.seen_in(view)
     image, labels = _read_volumes(file, entry, view)
     if whole_head:
@@ -65,13 +68,12 @@ def _read_volumes(
     file: SubjectFile, entry: StoredSubject, view: View
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Image and classes on the working grid (X, Y, Z); zeros for what the subject lacks."""
-    count = file.slice_count(view)
     image = None
     labels = None
     if entry.has_image:
-        image = from_slices(file.image(view, 0, count), view)
+        image = stored_image(file, view).data
     if entry.has_labels:
-        labels = from_slices(file.labels(view, 0, count), view)
+        labels = stored_labels(file, view).data
     if image is None:
         assert labels is not None
         return np.zeros(labels.shape, np.float32), labels

@@ -35,6 +35,10 @@ _KEEP_EVERY = 8
 _OPEN_FILES = 256
 
 
+# Called with image (C, H, W) and labels (H, W); returns both as they are used.
+SliceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 class Place(NamedTuple):
     """Slice `middle` of the file with that number, with neighbours: `thick` slices in all."""
 
@@ -124,10 +128,17 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, store: Store, subjects: Sequence[str], view: View, *, thick: int = 1
+        self,
+        store: Store,
+        subjects: Sequence[str],
+        view: View,
+        *,
+        thick: int = 1,
+        transform: SliceTransform | None = None,
     ) -> None:
         """Look through the subjects' files for the slices that there are.
 
+        `transform(image, labels)`, if there is one, makes the item.
         Raises ConfigError for a thickness that is not 1, 3, 5 or 7, and DatasetError where the
         store lacks the view, or a subject its image or labels.
         """
@@ -138,6 +149,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
             raise DatasetError(f"holds no {view.value} slices", where=store.root)
         self.view = view
         self.thick = thick
+        self.transform = transform
         self.scheme: LabelScheme = store.scheme.seen_in(view)
         self.subjects = tuple(subjects)
         self.files = SubjectFiles([store.file(subject) for subject in subjects])
@@ -147,8 +159,12 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.slice_of)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, labels = self.files.read(self.place(index))
-        return torch.from_numpy(image.values()), torch.from_numpy(labels)
+        stored = self.files.read(self.place(index))
+        image = torch.from_numpy(stored.image.values())
+        labels = torch.from_numpy(stored.labels)
+        if self.transform is None:
+            return image, labels
+        return self.transform(image, labels)
 
     def place(self, index: int) -> Place:
         """Where an item stands among `files`."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject, read_participants
-from trinat.segmentation.data.splits import Part, Participant, read_split
+from trinat.segmentation.data.splits import Part, Participant, Split, read_split
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import (
     atomic_text,
@@ -204,13 +204,22 @@ class Store:
 
         `split` is the split's file; without it, that of the store itself.
         """
-        path = self.root / SPLIT if split is None else split
-        assignment = read_split(path)
-        assignment.check(self.participants, self.fingerprint, where=str(path))
-        subjects = assignment.part(name)
+        subjects = self.split(split).part(name)
         if not subjects:
-            raise DatasetError(f"the part {name!r} is empty", where=path)
+            where = self._path_of_split(split)
+            raise DatasetError(f"the part {name!r} is empty", where=where)
         return subjects
+
+    def split(self, path: Path | None = None) -> Split:
+        """The split in a file, or the store's own, after checking that it fits this store."""
+        place = self._path_of_split(path)
+        assignment = read_split(place)
+        assignment.check(self.participants, self.fingerprint, where=str(place))
+        return assignment
+
+    def _path_of_split(self, given: Path | None) -> Path:
+        """Where a split is; without a file, the store's own."""
+        return self.root / SPLIT if given is None else given
 
     @property
     def folds(self) -> tuple[Path, ...]:

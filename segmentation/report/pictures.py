@@ -218,8 +218,13 @@ def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
     return [round(low + (high - low) * (n + 1) / (count + 1)) for n in range(count)]
 
 
-def encoded(picture: NDArray[np.uint8], kind: str, **options: Any) -> bytes:
-    """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP")."""
+def encoded(
+    picture: NDArray[np.uint8] | NDArray[np.uint16], kind: str, **options: Any
+) -> bytes:
+    """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP").
+
+    Grey values (H, W) may have 16 bits.
+    """
     from PIL import Image
 
     buffer = io.BytesIO()

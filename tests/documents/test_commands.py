@@ -32,6 +32,7 @@ from helpers.miniatures import (
     write_nifti,
 )
 from helpers.overfitted import overfitted_model
+from helpers.small_store import all_train, small_store
 
 from trinat.pipelines.common.ratings import Rating, save_rating
 from trinat.segmentation.io.volume import Volume
@@ -248,6 +249,13 @@ def _malc(folder: Path) -> None:
         malc_scan(folder, scan, part="testing")
 
 
+def _store(folder: Path) -> None:
+    """Two subjects that train, for pages that do not make the store themselves."""
+    shape = (48, 48, 48)
+    small_store(folder, {"sub-01": shape, "sub-02": shape})
+    all_train(folder)
+
+
 def _run_of(view: View) -> Callable[[Path], None]:
     """What the training of one view leaves."""
 
@@ -287,6 +295,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "BIDS_DIR": _bids,
     "SUBJECTS_DIR": _subjects,
     "LABELMAPS": _label_maps,
+    "store": _store,
     "oasis": _oasis,
     "ixi": _ixi,
     "ixi-freesurfer": _ixi_freesurfer,

@@ -26,8 +26,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_users_import_is_pinned() -> None:
-    classes = ["Result", "Segmenter", "Surface", "TrinatError", "View", "Volume"]
-    functions = ["evaluate", "load_model", "phantom", "segment", "segment_many"]
+    classes = ["OpenedStore", "Result", "Segmenter", "Surface", "TrinatError"]
+    classes += ["View", "Volume"]
+    functions = ["evaluate", "load_model", "open_store", "phantom", "segment"]
+    functions += ["segment_many"]
     assert trinat.__all__ == [*classes, *functions]
     assert set(trinat.__all__) <= set(dir(trinat))
     assert trinat.View is View

@@ -1,0 +1,273 @@
+"""Slices of a store as PNG pictures with a table: every voxel can be had from them again.
+
+Image: 16-bit grey. Labels: class indices, shown in the scheme's colours by a palette. Row 0 of a
+picture is its top: superior in coronal and sagittal slices, anterior in axial ones.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trinat.pipelines.common.lock import claimed, refuse_others
+from trinat.segmentation.data.quantised import Quantised
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.splits import PARTS, Part
+from trinat.segmentation.data.store import SPLIT, Store
+from trinat.segmentation.errors import DatasetError, InputError, reason_of
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.report.measurements import write_table
+from trinat.segmentation.report.pictures import encoded
+from trinat.segmentation.space.views import View
+
+SLICES = "slices.csv"
+CLASSES = "classes.csv"
+IMAGES = "images"
+LABELS = "labels"
+
+_OUTPUTS = (SLICES, CLASSES, IMAGES, LABELS)
+_COLUMNS = (
+    "subject",
+    "person",
+    "part",
+    "view",
+    "slice",
+    "image",
+    "labels",
+    "image_scale",
+    "image_zero",
+)
+# Threads that write pictures.
+_WRITERS = 8
+# A row of slices.csv, by column.
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Which slices of a store go where; without `views`, `part` and `subjects` all do.
+
+    `split` is the file of the split, without it STORE/split.json if that is there. With
+    `labelled`, slices without a structure are left out.
+    """
+
+    store: Path
+    out: Path
+    views: tuple[View, ...] | None = None
+    part: Part | None = None
+    subjects: tuple[str, ...] = ()
+    split: Path | None = None
+    labelled: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What became of a subject: its rows of the table, or why there are none."""
+
+    subject: str
+    rows: tuple[Row, ...] = ()
+    failure: str = ""
+
+
+def export_slices(
+    settings: ExportSettings,
+    finished: Callable[[Exported, int, int], None] = lambda one, done, total: None,
+) -> list[Exported]:
+    """Write the pictures and the tables; what an earlier export left goes.
+
+    A subject whose file cannot be read is in no table, and its outcome says why. `finished` gets
+    each outcome, how many there are so far, and of how many. Raises DatasetError where the store
+    lacks what was asked for, and OutputError where the folder holds anything else.
+    """
+    store = Store(settings.store)
+    subjects = _chosen_subjects(store, settings)
+    views = _chosen_views(store, settings)
+    facts = _facts(store, settings.split)
+    out = settings.out
+    refuse_others(out, _OUTPUTS)
+    folders = [f"{kind}/{view.value}" for kind in (IMAGES, LABELS) for view in View]
+    with claimed(out, _OUTPUTS, within=folders):
+        # No table names pictures that are being replaced.
+        (out / SLICES).unlink(missing_ok=True)
+        outcomes: list[Exported] = []
+        for subject in subjects:
+            outcome = _export_subject(store, subject, views, facts[subject], settings)
+            outcomes.append(outcome)
+            finished(outcome, len(outcomes), len(subjects))
+        rows = [row for outcome in outcomes for row in outcome.rows]
+        _remove_others(out, folders, rows)
+        write_table(out / CLASSES, _classes(store, views))
+        write_table(out / SLICES, pd.DataFrame(rows, columns=_COLUMNS, dtype=object))
+    return outcomes
+
+
+def _chosen_subjects(store: Store, settings: ExportSettings) -> tuple[str, ...]:
+    """The subjects of the part, or of those the ones that were named."""
+    there = store.subjects
+    where = "the store"
+    if settings.part is not None:
+        there = store.part(settings.part, settings.split)
+        where = f"the part {settings.part!r}"
+    for name in settings.subjects:
+        if name not in there:
+            raise DatasetError(f"has no subject {name!r} in {where}", where=store.root)
+    return tuple(dict.fromkeys(settings.subjects)) or there
+
+
+def _chosen_views(store: Store, settings: ExportSettings) -> tuple[View, ...]:
+    """The views that were named, or all of the store."""
+    if not settings.views:
+        return store.views
+    for view in settings.views:
+        if view not in store.views:
+            raise DatasetError(f"holds no {view.value} slices", where=store.root)
+    return tuple(dict.fromkeys(settings.views))
+
+
+def _facts(store: Store, split: Path | None) -> dict[str, Row]:
+    """Subject, person and part of the split of each subject; the part is empty without one."""
+    parts: dict[str, str] = {}
+    if split is not None or (store.root / SPLIT).is_file():
+        assignment = store.split(split)
+        for part in PARTS:
+            parts.update(dict.fromkeys(assignment.part(part), part))
+    return {
+        one.subject: {
+            "subject": one.subject,
+            "person": one.person,
+            "part": parts.get(one.subject, ""),
+        }
+        for one in store.participants
+    }
+
+
+def _export_subject(
+    store: Store,
+    subject: str,
+    views: Sequence[View],
+    facts: Row,
+    settings: ExportSettings,
+) -> Exported:
+    """Write a subject's pictures; a damaged file is its failure, a full disk is everyone's."""
+    rows: list[Row] = []
+    file = store.file(subject)
+    try:
+        store.check([subject])
+        for view in views:
+            scheme = store.scheme.seen_in(view)
+            place = {**facts, "view": view.value}
+            exported = _export_view(file, view, scheme, settings)
+            rows += [{**place, **row} for row in exported]
+    except (InputError, DatasetError) as error:
+        return Exported(subject, failure=reason_of(error))
+    finally:
+        file.close()
+    return Exported(subject, tuple(rows))
+
+
+def _export_view(
+    file: SubjectFile, view: View, scheme: LabelScheme, settings: ExportSettings
+) -> list[Row]:
+    """Write the pictures of a view; slice number, files and scale of each slice."""
+    count = file.slice_count(view)
+    image: Quantised | None = None
+    labels: NDArray[np.uint8] | None = None
+    if file.has(view, "image"):
+        image = file.codes(view, 0, count).filling_16_bits()
+    if file.has(view, "labels"):
+        labels = file.labels(view, 0, count)
+
+    def write(number: int) -> Row:
+        name = f"{view.value}/{file.path.stem}_{number:03}.png"
+        row: Row = dict.fromkeys(("image", "labels", "image_scale", "image_zero"), "")
+        row["slice"] = number
+        if image is not None:
+            row["image"] = f"{IMAGES}/{name}"
+            row["image_scale"] = image.scale
+            row["image_zero"] = image.zero
+            picture = encoded(_upright(image.codes[number]), "PNG", compress_level=1)
+            _write(settings.out / row["image"], picture)
+        if labels is not None:
+            row["labels"] = f"{LABELS}/{name}"
+            picture = _palette_png(_upright(labels[number]), scheme)
+            _write(settings.out / row["labels"], picture)
+        return row
+
+    numbers: Sequence[int] = range(count)
+    if settings.labelled:
+        numbers = _with_structure(labels)
+    # While one thread waits for the disk, others pack.
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        return list(pool.map(write, numbers))
+
+
+def _with_structure(labels: NDArray[np.uint8] | None) -> Sequence[int]:
+    """Numbers of the slices (N, H, W) that hold a structure."""
+    if labels is None:
+        return []
+    numbers: list[int] = np.flatnonzero(labels.any(axis=(1, 2))).tolist()
+    return numbers
+
+
+def _upright(pixels: NDArray[Any]) -> NDArray[Any]:
+    """A slice (H, W), whose rows grow upwards or forwards, with its last row at the top."""
+    return pixels[::-1]
+
+
+def _palette_png(classes: NDArray[np.uint8], scheme: LabelScheme) -> bytes:
+    """A picture whose pixels are the class indices (H, W), shown in the scheme's colours."""
+    from PIL import Image
+
+    colors: list[int] = []
+    for label in scheme.labels:
+        colors += label.color
+    picture = Image.fromarray(np.ascontiguousarray(classes))
+    picture.putpalette(colors)
+    buffer = io.BytesIO()
+    # A byte a pixel, also where a scheme has few classes: not every reader takes less.
+    picture.save(buffer, "PNG", bits=8)
+    return buffer.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, in a folder that is made for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)
+
+
+def _remove_others(out: Path, folders: Iterable[str], rows: Iterable[Row]) -> None:
+    """Remove pictures of an earlier export, or of a failed subject, that no row names."""
+    named: set[str] = set()
+    for row in rows:
+        named.update((row["image"], row["labels"]))
+    for folder in folders:
+        for path in (out / folder).glob("*.png"):
+            if f"{folder}/{path.name}" not in named:
+                path.unlink()
+
+
+def _classes(store: Store, views: Iterable[View]) -> pd.DataFrame:
+    """What each index in the label pictures of each view is."""
+    rows = []
+    for view in views:
+        for label in store.scheme.seen_in(view).labels:
+            red, green, blue = label.color
+            rows.append(
+                {
+                    "view": view.value,
+                    "index": label.index,
+                    "name": label.name,
+                    "freesurfer": label.fs_id,
+                    "color": f"#{red:02x}{green:02x}{blue:02x}",
+                }
+            )
+    return pd.DataFrame(rows)

@@ -1,0 +1,204 @@
+"""A store as datasets of torch, torchio and MONAI: what `trinat.open_store` returns."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinat.segmentation.data.dataset import SliceDataset, SliceTransform
+from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.splits import Part
+from trinat.segmentation.data.store import Store, subject_path
+from trinat.segmentation.data.stored_volumes import (
+    stored_image,
+    stored_labels,
+    whole_view,
+)
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.views import View, chosen_views
+
+if TYPE_CHECKING:
+    import torchio
+
+# Of a voxel in memory: float32 intensity and uint8 class.
+_BYTES_PER_VOXEL = 5
+
+
+def open_store(path: str | Path) -> OpenedStore:
+    """A slice store as datasets of torch, torchio and MONAI.
+
+    Parameters
+    ----------
+    path
+        The folder that `trinat prepare` made.
+
+    Returns
+    -------
+    OpenedStore
+        Its `slices`, `subjects` and `monai` give the datasets.
+
+    Examples
+    --------
+    >>> import trinat
+    >>> store = trinat.open_store("store")
+    >>> image, labels = store.slices("coronal")[0]
+    >>> image.shape[1:] == labels.shape
+    True
+    """
+    return OpenedStore(Store(Path(path)))
+
+
+class OpenedStore:
+    """The datasets of a store. Each method takes a part of its split, or all subjects.
+
+    Without `part`, subjects without an image or without labels are left out. All methods raise a
+    DatasetError where the store lacks what they are asked for.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        """Where it is, and what it holds."""
+        views = ", ".join(view.value for view in self._store.views)
+        count = len(self._store.subjects)
+        return f"OpenedStore({str(self._store.root)!r}: {count} subjects, {views})"
+
+    @property
+    def scheme(self) -> LabelScheme:
+        """Names and numbers of the classes of whole volumes; `slices(view).scheme` has a view's."""
+        return self._store.scheme
+
+    def slices(
+        self,
+        view: View | str,
+        part: Part | None = None,
+        neighbours: int | None = None,
+        transform: SliceTransform | None = None,
+    ) -> SliceDataset:
+        """Slices of a view, as a torch `Dataset`.
+
+        An item is the image (C, H, W) float32 and the labels (H, W) uint8. With `neighbours` (1 to
+        3) the image has as many slices on each side as channels. Slices without a structure are
+        items too, every eighth of them. `transform(image, labels)` returns the item as it is used.
+        """
+        chosen = chosen_views([view])
+        assert chosen is not None
+        beside = 0 if neighbours is None else neighbours
+        if beside not in (0, 1, 2, 3):
+            raise ConfigError(f"{neighbours} neighbours", remedy="choose 1, 2 or 3")
+        return SliceDataset(
+            self._store,
+            self._names(part),
+            chosen[0],
+            thick=2 * beside + 1,
+            transform=transform,
+        )
+
+    def subjects(self, part: Part | None = None) -> torchio.SubjectsDataset:
+        """Whole volumes, as a `torchio.SubjectsDataset`; each is read when it is used.
+
+        A subject has `name`, `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8, with
+        the affine of the working grid (RAS axes, 1 mm).
+        """
+        import torchio
+
+        view = whole_view(self._store)
+        found = []
+        for name in self._names(part):
+            path = subject_path(self._store.root, name)
+            subject = torchio.Subject(
+                name=name,
+                image=torchio.ScalarImage(path, reader=partial(_read_image, view=view)),
+                label=torchio.LabelMap(path, reader=partial(_read_labels, view=view)),
+            )
+            found.append(subject)
+        return torchio.SubjectsDataset(found)
+
+    def monai(self, part: Part | None = None) -> list[dict[str, Any]]:
+        """Whole volumes, as dictionaries for MONAI's transforms and datasets.
+
+        `subject` is the name; `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8 are
+        MetaTensors. All are in memory: 84 MB a subject. A DatasetError where there is not so much.
+        """
+        from monai.data.meta_tensor import MetaTensor
+
+        view = whole_view(self._store)
+        names = self._names(part)
+        found = []
+        for number, name in enumerate(names):
+            file = self._store.file(name)
+            image = stored_image(file, view)
+            self._require_memory(image, len(names) - number)
+            labels = stored_labels(file, view)
+            file.close()
+            affine = torch.from_numpy(image.affine.copy())
+            item = {
+                "subject": name,
+                "image": MetaTensor(_with_channel(image.data), affine=affine),
+                "label": MetaTensor(_with_channel(labels.data), affine=affine.clone()),
+            }
+            found.append(item)
+        return found
+
+    def _names(self, part: Part | None) -> tuple[str, ...]:
+        """The subjects of a part; without one, all that have an image and labels."""
+        names = self._store.subjects
+        if part is not None:
+            names = self._store.part(part)
+        stored = self._store.info.subjects
+        complete = [
+            name for name in names if stored[name].has_image and stored[name].has_labels
+        ]
+        if part is not None and len(complete) < len(names):
+            lacking = next(name for name in names if name not in complete)
+            raise DatasetError(
+                f"subject {lacking} lacks its image or its labels",
+                where=self._store.root,
+                remedy="leave it out of the split",
+            )
+        if not complete:
+            what = "no subject has both an image and labels"
+            raise DatasetError(what, where=self._store.root)
+        return tuple(complete)
+
+    def _require_memory(self, volume: Volume, count: int) -> None:
+        """Refuse `count` subjects of this size, where they would not fit in memory."""
+        needed = count * volume.data.size * _BYTES_PER_VOXEL
+        free = free_memory()
+        if needed > free:
+            raise DatasetError(
+                f"{count} volumes take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+                where=self._store.root,
+                remedy="take a part of the split, or subjects(), which reads one at a time",
+            )
+
+
+def _read_image(path: str | Path, view: View) -> tuple[Tensor, NDArray[np.float64]]:
+    """A subject's image (1, X, Y, Z) and affine (4, 4), as torchio asks for them."""
+    file = SubjectFile(Path(path))
+    volume = stored_image(file, view)
+    file.close()
+    return _with_channel(volume.data), volume.affine
+
+
+def _read_labels(path: str | Path, view: View) -> tuple[Tensor, NDArray[np.float64]]:
+    """A subject's labels (1, X, Y, Z) and affine (4, 4), as torchio asks for them."""
+    file = SubjectFile(Path(path))
+    volume = stored_labels(file, view)
+    file.close()
+    return _with_channel(volume.data), volume.affine
+
+
+def _with_channel(voxels: NDArray[Any]) -> Tensor:
+    """Voxels (X, Y, Z) as a tensor (1, X, Y, Z)."""
+    return torch.from_numpy(np.ascontiguousarray(voxels))[None]

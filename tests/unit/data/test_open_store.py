@@ -1,0 +1,161 @@
+"""A store as datasets of torch, torchio and MONAI: its voxels, in their places."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_store import VIEWS, all_train, small_store, stored_subject
+from torch.utils.data import DataLoader
+
+import trinat
+from trinat.segmentation.data import open_store as module
+from trinat.segmentation.data.quantised import quantise
+from trinat.segmentation.data.slices import scheme_table, write_subject
+from trinat.segmentation.data.sources.base import Subject
+from trinat.segmentation.data.store import StoreInfo, subject_path, write_participants
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.labels.scheme import load_scheme
+
+# Voxel (0, 0, 0) is 20 mm to the left, 30 mm behind and 40 mm below the origin.
+AFFINE = np.array([[1.0, 0, 0, -20], [0, 1, 0, -30], [0, 0, 1, -40], [0, 0, 0, 1]])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Subject a: value 4095 and class 3 in voxel (1, 2, 3) of (4, 5, 6); b has no labels."""
+    scheme = load_scheme("tissue4")
+    image = np.zeros((4, 5, 6), np.float32)
+    labels = np.zeros((4, 5, 6), np.uint8)
+    image[1, 2, 3] = 4095  # a step is 1: codes are values
+    labels[1, 2, 3] = 3
+    (tmp_path / "subjects").mkdir()
+    stored = {}
+    for name in ("a", "b"):
+        write_subject(
+            subject_path(tmp_path, name),
+            image=quantise(image),
+            labels=labels if name == "a" else None,
+            affine=AFFINE,
+            scheme=scheme,
+            views=VIEWS,
+            fingerprint=name,
+        )
+        stored[name] = stored_subject(tmp_path, name, has_labels=name == "a")
+    write_participants(tmp_path, [Subject(name, name, None, None) for name in "ab"])
+    StoreInfo(
+        source="pairs", scheme=scheme_table(scheme), views=VIEWS, subjects=stored
+    ).write(tmp_path)
+    return tmp_path
+
+
+def test_slices_are_those_of_subjects_with_image_and_labels(root: Path) -> None:
+    slices = trinat.open_store(root).slices("axial")
+    assert slices.subjects == ("a",)
+    # Of six slices, the fourth has a label; of the others every eighth is kept, the first.
+    assert slices.slice_of.tolist() == [0, 3]
+    image, labels = slices[1]
+    assert (image.shape, image.dtype) == ((1, 5, 4), torch.float32)
+    assert (labels.shape, labels.dtype) == ((5, 4), torch.uint8)
+    # Rows run along j, columns along i.
+    assert image.nonzero().tolist() == [[0, 2, 1]]
+    assert labels.nonzero().tolist() == [[2, 1]]
+    assert (image.max(), labels.max()) == (4095, 3)
+
+
+def test_neighbours_are_channels_on_each_side(root: Path) -> None:
+    slices = trinat.open_store(root).slices(trinat.View.AXIAL, neighbours=1)
+    image, _ = slices[0]
+    assert image.shape == (3, 5, 4)
+    middle, _ = slices[1]
+    assert middle.nonzero().tolist() == [[1, 2, 1]]
+    for wrong in (-1, 4):
+        with pytest.raises(ConfigError, match=f"{wrong} neighbours: choose 1, 2 or 3"):
+            trinat.open_store(root).slices("axial", neighbours=wrong)
+
+
+def _doubled(
+    image: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return image * 2, labels.long()
+
+
+def test_a_transform_makes_the_item_also_in_batches(root: Path) -> None:
+    slices = trinat.open_store(root).slices("coronal", transform=_doubled)
+    images, labels = next(iter(DataLoader(slices, batch_size=len(slices))))
+    assert images.max() == 8190
+    assert labels.dtype == torch.int64
+
+
+def test_torchio_gets_volumes_with_their_affine_when_they_are_used(root: Path) -> None:
+    subjects = trinat.open_store(str(root)).subjects()
+    assert len(subjects) == 1
+    # As a process that reads ahead gets it: not read yet.
+    subject = pickle.loads(pickle.dumps(subjects))[0]
+    assert subject.name == "a"
+    assert subject.image.data.shape == (1, 4, 5, 6)
+    assert subject.image.data.nonzero().tolist() == [[0, 1, 2, 3]]
+    assert subject.image.data.max() == 4095
+    assert subject.label.data.nonzero().tolist() == [[0, 1, 2, 3]]
+    assert subject.label.data.max() == 3
+    for image in (subject.image, subject.label):
+        np.testing.assert_array_equal(image.affine, AFFINE)
+
+
+def test_monai_gets_tensors_with_their_affine(root: Path) -> None:
+    (item,) = trinat.open_store(root).monai()
+    assert set(item) == {"subject", "image", "label"}
+    assert item["subject"] == "a"
+    assert item["image"].nonzero().tolist() == [[0, 1, 2, 3]]
+    assert (item["image"].max(), item["image"].dtype) == (4095, torch.float32)
+    assert (item["label"].max(), item["label"].dtype) == (3, torch.uint8)
+    for name in ("image", "label"):
+        np.testing.assert_array_equal(item[name].affine, AFFINE)
+
+
+def test_volumes_that_do_not_fit_in_memory_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 4 x 5 x 6 voxels of five bytes.
+    monkeypatch.setattr(module, "free_memory", lambda: 600)
+    assert len(trinat.open_store(root).monai()) == 1
+    monkeypatch.setattr(module, "free_memory", lambda: 599)
+    with pytest.raises(DatasetError, match="take a part of the split, or subjects"):
+        trinat.open_store(root).monai()
+
+
+def test_a_part_is_that_of_the_stores_split(tmp_path: Path) -> None:
+    root = small_store(tmp_path / "store", {"a": (14, 16, 18), "b": (14, 16, 18)})
+    store = trinat.open_store(root)
+    with pytest.raises(DatasetError, match="no such split file"):
+        store.subjects("train")
+    all_train(root)
+    assert store.slices("axial", "train").subjects == ("a", "b")
+    assert [subject.name for subject in store.subjects("train")] == ["a", "b"]
+    assert [item["subject"] for item in store.monai("train")] == ["a", "b"]
+    with pytest.raises(DatasetError, match="the part 'test' is empty"):
+        store.monai("test")
+
+
+def test_a_subject_of_a_part_without_labels_is_refused(root: Path) -> None:
+    all_train(root)
+    with pytest.raises(DatasetError, match="subject b lacks its image or its labels"):
+        trinat.open_store(root).subjects("train")
+
+
+def test_what_the_store_lacks_is_told(root: Path) -> None:
+    with pytest.raises(DatasetError, match="holds no sagittal slices"):
+        trinat.open_store(root).slices("sagittal")
+    with pytest.raises(ConfigError, match="'top' is not a valid View"):
+        trinat.open_store(root).slices("top")
+    with pytest.raises(DatasetError, match="not a slice store"):
+        trinat.open_store(root / "subjects")
+
+
+def test_an_opened_store_says_what_it_is(root: Path) -> None:
+    store = trinat.open_store(root)
+    assert repr(store) == f"OpenedStore('{root}': 2 subjects, coronal, axial)"
+    assert store.scheme.name == "tissue4"
