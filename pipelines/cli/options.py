@@ -39,8 +39,6 @@ TrustAffine = Annotated[
     Literal["sform", "qform", "header"] | None,
     typer.Option(help="Affine to use if the header's two forms disagree."),
 ]
-
-
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -57,6 +55,34 @@ Folds = Annotated[
 Part = Annotated[
     Literal["train", "validation", "test"],
     typer.Option("--part", help="Part of the split of --store."),
+]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace files that trinat did not write; keep a copy (.bak).",
+    ),
+]
+Uncertainty = Annotated[
+    int,
+    typer.Option(
+        "--uncertainty",
+        min=0,
+        help="Number of dropout samples to estimate uncertainty from.",
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
+Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
+Probabilities = Annotated[
+    bool, typer.Option("--probabilities", help="Write probability maps.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
+Workers = Annotated[
+    int, typer.Option(min=1, help="Number of processes; each loads the model.")
+]
+ModelOut = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
+OverwriteModel = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the model in --out.")
 ]
 
 
@@ -102,25 +128,3 @@ class ListOptions(TyperCommand):
                 spread.append(current)
             spread.append(word)
         return super().parse_args(ctx, spread)
-
-
-Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite",
-        help="Replace files that trinat did not write; keep a copy (.bak).",
-    ),
-]
-Uncertainty = Annotated[
-    int,
-    typer.Option(
-        "--uncertainty",
-        min=0,
-        help="Number of dropout samples to estimate uncertainty from.",
-    ),
-]
-Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
-Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
-Probabilities = Annotated[
-    bool, typer.Option("--probabilities", help="Write probability maps.")
-]
