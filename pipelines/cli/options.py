@@ -11,6 +11,42 @@ from typer.core import TyperCommand
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
+
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, if that is wanted."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"trinat {version('trinat')}")
+        raise typer.Exit
+
+
+# Of trinat itself, before the command's name.
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=show_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Show the traceback of an error; accepted anywhere in the line."
+    ),
+]
+LogLevel = Annotated[
+    Literal["quiet", "normal", "debug"],
+    typer.Option(
+        help="quiet: --quiet, for every command that has it; debug: --debug; anywhere in the line."
+    ),
+]
+
+# Of several commands.
+
 Device = Annotated[
     str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")
 ]
@@ -94,15 +130,6 @@ def say_next(*words: str | Path) -> None:
 
 def say_nothing(line: str) -> None:
     """What shows the progress of a quiet command."""
-
-
-def show_version(wanted: bool) -> None:
-    """Print the version and exit, if that is wanted."""
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"trinat {version('trinat')}")
-        raise typer.Exit
 
 
 class ListOptions(TyperCommand):
