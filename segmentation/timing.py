@@ -30,7 +30,10 @@ class Clock:
         self._lock = threading.Lock()
 
     def switch(self, to: str | None) -> str | None:
-        """From now on this thread is in another stage, or in none; returns the one before."""
+        """From now on this thread is in another stage, or in none; returns the one before.
+
+        The time until now counts for the stage before.
+        """
         thread = threading.get_ident()
         with self._lock:
             self._add()
@@ -66,7 +69,10 @@ _of_process: Clock | None = None
 
 
 def time_process() -> Clock:
-    """The clock of this process, on from now; what went before is its stage "start"."""
+    """The clock of this process, on from now; what went before is its stage "start".
+
+    Calling it again gives the same clock. Until the first call stages cost nothing.
+    """
     global _of_process
     if _of_process is None:
         _of_process = Clock()
@@ -102,7 +108,10 @@ def timed(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """The block is a stage, on every clock that is on; without any it costs nothing."""
+    """The block is a stage, on every clock that is on; without any it costs nothing.
+
+    Stages may be nested: the inner one gets the time, and the outer one goes on when it ends.
+    """
     clocks = [clock for clock in (_of_scan.get(), _of_process) if clock is not None]
     before = [clock.switch(name) for clock in clocks]
     try:
@@ -127,7 +136,11 @@ def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
 
 
 def as_table(*parts: Spent) -> str:
-    """Stages in the order in which they were begun, the rest, and this process's whole time."""
+    """Stages in the order in which they were begun, the rest, and this process's whole time.
+
+    Several parts, as those of worker processes, are added. Times are in seconds; processor time may
+    be more than wall time, since threads add up.
+    """
     spent = together(parts)
     total_wall = time.perf_counter() - time_process().began
     rows = {name: seconds for name, seconds in spent.items() if name}

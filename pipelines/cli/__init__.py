@@ -10,12 +10,21 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-from trinat.pipelines.cli import data, evaluate, models, predict, serve, toolbox, train
-from trinat.pipelines.cli.options import HELP, Json, ListOptions, show_version
+from trinat.pipelines.cli import (
+    data,
+    evaluate,
+    models,
+    options,
+    predict,
+    serve,
+    toolbox,
+    train,
+)
+from trinat.pipelines.cli.options import HELP, Json, ListOptions
 from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.segmentation.errors import TrinatError, one_line, reason_of
 
@@ -31,22 +40,9 @@ app = typer.Typer(
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(
-        False,
-        "--version",
-        callback=show_version,
-        is_eager=True,
-        help="Print the version and exit.",
-    ),
-    debug: bool = typer.Option(
-        False,
-        "--debug",
-        help="Show the traceback of an error; accepted anywhere in the line.",
-    ),
-    log_level: Literal["quiet", "normal", "debug"] = typer.Option(
-        "normal",
-        help="quiet: --quiet, for every command that has it; debug: --debug; anywhere in the line.",
-    ),
+    version: options.Version = False,
+    debug: options.Debug = False,
+    log_level: options.LogLevel = "normal",
 ) -> None:
     pass
 
@@ -200,5 +196,5 @@ def _failure(error: Exception) -> Exit:
 
 def _say(message: str, code: Exit) -> Exit:
     """Print a message on stderr; returns `code`."""
-    print(f"trinat: {one_line(message)}", file=sys.stderr)
+    typer.echo(f"trinat: {one_line(message)}", err=True)
     return code

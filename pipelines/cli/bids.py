@@ -7,41 +7,19 @@ from typing import NoReturn
 
 import typer
 
-from trinat.pipelines.cli import options, run
-from trinat.pipelines.cli.options import show_version
+from trinat.pipelines.cli import bids_options, options, run
+from trinat.segmentation.errors import ConfigError, InputError
 
 
 def command(
-    bids_dir: Path = typer.Argument(help="BIDS dataset."),
-    output_dir: Path = typer.Argument(help="Folder for the derivatives."),
-    level: str = typer.Argument(
-        help="participant: segment; group: write tables of all."
-    ),
-    participant_label: list[str] = typer.Option(
-        [],
-        "--participant_label",
-        "--participant-label",
-        help="Participants to process, such as 01 or sub-01. Jobs of different participants may "
-        "share OUTPUT_DIR.",
-    ),
-    session_label: list[str] = typer.Option(
-        [],
-        "--session_label",
-        "--session-label",
-        help="Sessions to process, such as a or ses-a. Default: all.",
-    ),
+    bids_dir: bids_options.BidsDir,
+    output_dir: bids_options.OutputDir,
+    level: bids_options.Level,
+    participant_label: bids_options.ParticipantLabel = None,
+    session_label: bids_options.SessionLabel = None,
     model: options.Model = "",
-    device: str = typer.Option(
-        "auto", envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:0,1."
-    ),
-    n_cpus: int | None = typer.Option(
-        None,
-        "--n_cpus",
-        "--n-cpus",
-        min=1,
-        envvar="TRINAT_THREADS",
-        help="Number of CPU threads.",
-    ),
+    device: bids_options.Device = "auto",
+    n_cpus: bids_options.NCpus = None,
     uncertainty: options.Uncertainty = 0,
     stats: options.Stats = False,
     entropy: options.Entropy = False,
@@ -50,20 +28,8 @@ def command(
     trust_affine: options.TrustAffine = None,
     overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
-    _version: bool = typer.Option(
-        False,
-        "--version",
-        "-v",
-        callback=show_version,
-        is_eager=True,
-        help="Print the version.",
-    ),
-    skip_bids_validation: bool = typer.Option(
-        False,
-        "--skip_bids_validation",
-        "--skip-bids-validation",
-        help="Accepted and ignored.",
-    ),
+    _version: bids_options.Version = False,
+    skip_bids_validation: bids_options.SkipBidsValidation = False,
 ) -> int:
     """Segment the T1w scans of a BIDS dataset into BIDS derivatives.
 
@@ -74,20 +40,12 @@ def command(
     from trinat.pipelines.predict.progress import run_with_progress
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.settings import OutputSettings
-    from trinat.segmentation.errors import ConfigError, InputError
     from trinat.segmentation.models.zoo import default_model
 
-    if level not in ("participant", "group"):
-        raise ConfigError(
-            f"unknown analysis level {level!r}", remedy="give participant or group"
-        )
+    _check_level(level)
     if level == "group":
         return merge(output_dir, overwrite=overwrite).exit
-    if not (bids_dir / "dataset_description.json").is_file():
-        what = "not a BIDS dataset: dataset_description.json is missing"
-        raise InputError(
-            what, where=bids_dir, remedy="use trinat predict for other folders"
-        )
+    _check_dataset(bids_dir)
     devices = split_devices(device)
     output = OutputSettings(
         samples=uncertainty,
@@ -105,10 +63,27 @@ def command(
         devices=devices,
         threads=n_cpus,
         overwrite=overwrite,
-        participants=participant_label,
-        sessions=session_label,
+        participants=participant_label or (),
+        sessions=session_label or (),
     )
     return run_with_progress([request], quiet=quiet).exit
+
+
+def _check_level(level: str) -> None:
+    """ConfigError unless a word is one of the two levels of analysis."""
+    if level not in ("participant", "group"):
+        raise ConfigError(
+            f"unknown analysis level {level!r}", remedy="give participant or group"
+        )
+
+
+def _check_dataset(folder: Path) -> None:
+    """InputError unless a folder is the top of a BIDS dataset."""
+    if not (folder / "dataset_description.json").is_file():
+        what = "not a BIDS dataset: dataset_description.json is missing"
+        raise InputError(
+            what, where=folder, remedy="use trinat predict for other folders"
+        )
 
 
 def main() -> NoReturn:

@@ -6,19 +6,12 @@ from pathlib import Path
 
 import typer
 
+from trinat.pipelines.cli import data_options, options
 from trinat.pipelines.cli.export import export
-from trinat.pipelines.cli.options import (
-    ListOptions,
-    Quiet,
-    TrustAffine,
-    say_next,
-    say_nothing,
-)
+from trinat.pipelines.cli.options import ListOptions, say_next, say_nothing
 
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
 app.command("export", cls=ListOptions)(export)
-
-_STORE = typer.Argument(help="Slice store.", exists=True, file_okay=False)
 
 
 @app.command("list")
@@ -53,18 +46,12 @@ def list_() -> None:
 
 @app.command("get")
 def get(
-    dataset: str = typer.Argument(help="Dataset name, as printed by trinat data list."),
-    root: Path = typer.Option(..., "--root", help="Download folder."),
-    disc: list[int] = typer.Option(
-        None, help="Disc to download; repeatable. Default: all."
-    ),
-    part: str = typer.Option("images", help="oasis1: images or freesurfer."),
-    accept_terms: bool = typer.Option(
-        False,
-        "--accept-terms",
-        help="Confirm that you have read and accept the dataset's terms.",
-    ),
-    quiet: Quiet = False,
+    dataset: data_options.Dataset,
+    root: data_options.GetRoot,
+    disc: data_options.Disc = None,
+    part: data_options.Part = "images",
+    accept_terms: data_options.AcceptTerms = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Download a dataset's archives; run the same command again to resume.
 
@@ -97,23 +84,13 @@ def get(
 
 @app.command("show")
 def show(
-    store: Path = _STORE,
-    subject: str = typer.Argument(help="Subject in the store."),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="PNG file. Default: SUBJECT.png."
-    ),
-    augment: int = typer.Option(
-        0, min=0, max=48, help="Show this many augmented slices per view instead."
-    ),
-    augmentation: Path = typer.Option(
-        None, help="YAML file with augmentation settings."
-    ),
-    seed: int = typer.Option(0, min=0, help="Random seed of the augmentation."),
-    whole_head: bool = typer.Option(
-        False,
-        "--whole-head",
-        help="Show the face too; by default only the brain is shown.",
-    ),
+    store: data_options.Store,
+    subject: data_options.Subject,
+    out: data_options.ShowOut = None,
+    augment: data_options.Augment = 0,
+    augmentation: data_options.Augmentation = None,
+    seed: data_options.ShowSeed = 0,
+    whole_head: data_options.WholeHead = False,
 ) -> None:
     """Write a mosaic of a subject: image, labels and overlay in three views.
 
@@ -133,10 +110,8 @@ def show(
 
 @app.command("report")
 def report(
-    store: Path = _STORE,
-    out: Path = typer.Option(
-        None, "--out", "-o", help="HTML file. Default: STORE/report.html."
-    ),
+    store: data_options.Store,
+    out: data_options.ReportOut = None,
 ) -> None:
     """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
 
@@ -150,64 +125,23 @@ def report(
 
 
 def prepare(
-    out: Path = typer.Option(
-        ..., "--out", "-o", help="Slice store to create or update."
-    ),
-    source: str = typer.Option(
-        None, help="oasis1, neurite, ixi, malc, freesurfer, bids, pairs or labelmaps."
-    ),
-    root: Path = typer.Option(
-        None, "--root", "-i", help="Dataset folder (for pairs also its table)."
-    ),
-    labels: str = typer.Option(
-        None, help="Label scheme: quicknat33 (default), tissue4, left4 or a TSV file."
-    ),
-    views: list[str] = typer.Option(
-        None,
-        help="Views to cut: coronal axial sagittal. Default: all that the scheme allows.",
-    ),
-    image: str = typer.Option(
-        None,
-        help="Image to use: oasis1 t88-masked, t88, subj111, raw, freesurfer; neurite orig, norm; "
-        "malc head, stripped; freesurfer a file name in mri/.",
-    ),
-    label_maps: str = typer.Option(
-        None,
-        help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder.",
-    ),
-    fold: str = typer.Option(
-        None,
-        help="Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV file "
-        "with columns first, last, name, target.",
-    ),
-    subjects_dir: Path = typer.Option(
-        None, help="FreeSurfer results of these scans (ixi)."
-    ),
-    label_with: str = typer.Option(
-        None,
-        "--label-with",
-        help="Model that labels all scans (pseudo-labels): name of a shipped model, or a folder.",
-    ),
-    participants: Path = typer.Option(
-        None,
-        help="Table with participant_id and any of age, sex, family (twins), or IXI's or OASIS's "
-        "own; CSV, TSV or Excel.",
-    ),
-    config: Path = typer.Option(
-        None, help="YAML file with any of these settings, and with extra and ignore."
-    ),
-    trust_affine: TrustAffine = None,
-    # Without these options, the config's settings count.
-    fill_nonfinite: bool = typer.Option(
-        None, "--fill-nonfinite", help="Replace NaN and infinite voxels by 0."
-    ),
-    require_checksum: bool = typer.Option(
-        None,
-        "--require-checksum",
-        help="Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
-    ),
-    jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Number of processes."),
-    quiet: Quiet = False,
+    out: data_options.PrepareOut,
+    source: data_options.Source = None,
+    root: data_options.PrepareRoot = None,
+    labels: data_options.Labels = None,
+    views: data_options.Views = None,
+    image: data_options.Image = None,
+    label_maps: data_options.LabelMaps = None,
+    fold: data_options.Fold = None,
+    subjects_dir: data_options.SubjectsDir = None,
+    label_with: data_options.LabelWith = None,
+    participants: data_options.Participants = None,
+    config: data_options.Config = None,
+    trust_affine: options.TrustAffine = None,
+    fill_nonfinite: data_options.FillNonfinite = None,
+    require_checksum: data_options.RequireChecksum = None,
+    jobs: data_options.Jobs = 1,
+    quiet: options.Quiet = False,
 ) -> int:
     """Resample each subject of a dataset to the working grid and cut it into slices.
 
@@ -265,35 +199,14 @@ def _say_split(store: Path, source: str) -> None:
 
 
 def split(
-    store: Path = _STORE,
-    ratios: tuple[float, float, float] = typer.Option(
-        (8, 1, 1), help="Ratio of training, validation and test persons."
-    ),
-    kfold: int = typer.Option(
-        None, min=3, help="Make this many splits for cross-validation instead."
-    ),
-    published: bool = typer.Option(
-        False,
-        "--published",
-        help="The split that the dataset was published with (malc). With --kfold, only its "
-        "training persons are divided.",
-    ),
-    validation: int = typer.Option(
-        None,
-        min=0,
-        help="With --published: number of training persons for validation. Default: 0. With "
-        "--kfold, 0: no fold validates, so all but one train.",
-    ),
-    seed: int = typer.Option(
-        0, min=0, help="Random seed; the same seed gives the same split."
-    ),
-    exclude: Path = typer.Option(
-        None,
-        help="Text file of subjects to leave out, one a line, as trinat suspects writes it.",
-    ),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="JSON file. Default: STORE/split.json."
-    ),
+    store: data_options.Store,
+    ratios: data_options.Ratios = (8, 1, 1),
+    kfold: data_options.Kfold = None,
+    published: data_options.Published = False,
+    validation: data_options.Validation = None,
+    seed: data_options.SplitSeed = 0,
+    exclude: data_options.Exclude = None,
+    out: data_options.SplitOut = None,
 ) -> None:
     """Divide a store's persons; sessions of one person and families stay together.
 
@@ -345,23 +258,13 @@ def _recipe_for(source: str) -> str:
 
 
 def phantom(
-    out: Path = typer.Argument(help="Output folder.", file_okay=False),
-    subjects: int = typer.Option(
-        1, min=1, max=9999, help="Number of heads, all different."
-    ),
-    seed: int = typer.Option(
-        0, min=0, help="Random seed; the same seed gives the same files."
-    ),
-    spacing: tuple[float, float, float] = typer.Option(
-        (1.0, 1.0, 1.0), help="Voxel size in mm along the array's axes, 0.3 to 10."
-    ),
-    orientation: str = typer.Option(
-        "RAS", help="Orientation of the array's axes, such as LIA."
-    ),
-    oblique: float = typer.Option(
-        0.0, help="Rotate the grid by this many degrees, up to 45."
-    ),
-    force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
+    out: data_options.PhantomOut,
+    subjects: data_options.Subjects = 1,
+    seed: data_options.PhantomSeed = 0,
+    spacing: data_options.Spacing = (1.0, 1.0, 1.0),
+    orientation: data_options.Orientation = "RAS",
+    oblique: data_options.Oblique = 0.0,
+    force: data_options.Force = False,
 ) -> None:
     """Write synthetic T1 scans of a head, each with its exact segmentation.
 

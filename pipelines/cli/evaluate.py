@@ -6,96 +6,36 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from trinat.pipelines.cli.options import Folds, Part, Quiet, StoreOption, TrustAffine
-
-RatingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--ratings",
-        help="ratings.tsv of trinat view: leave out rejected scans and structures, and write "
-        "raters.csv (agreement, Cohen's kappa).",
-    ),
-]
-Jobs = Annotated[
-    int | None, typer.Option(help="Number of processes. Default: one per processor.")
-]
+from trinat.pipelines.cli import evaluate_options, options
 
 
 def evaluate(
-    truth: Path = typer.Option(
-        None, "--truth", help="True label maps: a folder or a file."
-    ),
-    pred: list[Path] = typer.Option(
-        ..., "--pred", "-i", help="Predicted label maps; repeat it to compare models."
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
-    store: StoreOption = None,
-    part: Part = "test",
-    folds: Folds = False,
-    model_name: list[str] = typer.Option(
-        [], "--model-name", help="Display name of a model, one for each --pred."
-    ),
-    labels: str = typer.Option(
-        "quicknat33",
-        "--labels",
-        help="Label scheme to compare in: a name or a TSV file.",
-    ),
-    mapping: Path | None = typer.Option(
-        None,
-        "--mapping",
-        help="TSV that translates label numbers which are not FreeSurfer's. Columns: number, "
-        "freesurfer, and optionally of (truth, prediction or both).",
-    ),
-    fold: str | None = typer.Option(
-        None,
-        "--fold",
-        help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
-        "file with columns first, last, name, target. A store has its own numbering.",
-    ),
-    fold_pred: list[str] = typer.Option(
-        [],
-        "--fold-pred",
-        help="The same for predictions, which have FreeSurfer's numbers by default: one for all, "
-        "or one for each --pred (freesurfer, neuromorphometrics or a TSV file).",
-    ),
-    images: Path | None = typer.Option(
-        None, "--images", help="T1 scans, to show the worst cases on."
-    ),
-    resample: bool = typer.Option(
-        False,
-        "--resample",
-        help="Resample predictions on another grid to the truth's grid.",
-    ),
-    trust_affine: TrustAffine = None,
-    not_predicted: list[str] = typer.Option(
-        [],
-        "--not-predicted",
-        help="Structure that the models cannot predict, such as CSF; repeatable. "
-        "For predictions made by trinat it is read from their folder.",
-    ),
-    ratings: RatingsFile = None,
-    jobs: Jobs = None,
-    show_heads: bool = typer.Option(
-        False,
-        "--show-heads",
-        help="Show whole heads including faces, not only the brain.",
-    ),
-    tables_only: bool = typer.Option(
-        False, "--tables-only", help="Write tables only, without figures and page."
-    ),
-    latex: bool = typer.Option(
-        False,
-        "--latex",
-        help="Also write structures.tex: Dice, IoU and distances for a paper.",
-    ),
-    csv: bool = typer.Option(
-        False, "--csv", help="Also write structures.csv: the numbers of structures.tex."
-    ),
-    quiet: Quiet = False,
+    *,
+    truth: evaluate_options.Truth = None,
+    pred: evaluate_options.Pred,
+    out: options.Out,
+    store: options.StoreOption = None,
+    part: options.Part = "test",
+    folds: options.Folds = False,
+    model_name: evaluate_options.ModelName = None,
+    labels: evaluate_options.EvaluateLabels = "quicknat33",
+    mapping: evaluate_options.Mapping = None,
+    fold: evaluate_options.Fold = None,
+    fold_pred: evaluate_options.FoldPred = None,
+    images: evaluate_options.EvaluateImages = None,
+    resample: evaluate_options.Resample = False,
+    trust_affine: options.TrustAffine = None,
+    not_predicted: evaluate_options.NotPredicted = None,
+    ratings: evaluate_options.RatingsFile = None,
+    jobs: evaluate_options.Jobs = None,
+    show_heads: evaluate_options.ShowHeads = False,
+    tables_only: evaluate_options.TablesOnly = False,
+    latex: evaluate_options.Latex = False,
+    csv: evaluate_options.Csv = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Compare label maps with the truth: Dice, IoU, surface distances, volumes, statistics.
 
@@ -108,20 +48,18 @@ def evaluate(
         named_models,
     )
 
-    _check_truth(truth, store, fold, folds=folds)
-    part_of_store = None
-    if store is not None and not folds:
-        part_of_store = part
+    place = _place_of_truth(truth, store, fold, folds=folds)
+    has_part = store is not None and not folds
     settings = EvaluationSettings(
-        truth=truth if store is None else store,
-        part=part_of_store,
+        truth=place,
+        part=part if has_part else None,
         folds=folds,
-        models=named_models(pred, model_name),
+        models=named_models(pred, model_name or ()),
         out=out,
         labels=labels,
         mapping=mapping,
         fold=fold,
-        fold_pred=tuple(fold_pred),
+        fold_pred=tuple(fold_pred or ()),
         images=images,
         resample=resample,
         trust_affine=trust_affine,
@@ -130,7 +68,7 @@ def evaluate(
         tables_only=tables_only,
         latex=latex,
         csv=csv,
-        not_predicted=tuple(not_predicted),
+        not_predicted=tuple(not_predicted or ()),
         ratings=ratings,
         command=_command(),
     )
@@ -144,13 +82,14 @@ def evaluate(
     return status
 
 
-def _check_truth(
+def _place_of_truth(
     truth: Path | None, store: Path | None, fold: str | None, *, folds: bool
-) -> None:
-    """ConfigError unless there is one truth, and options that fit it."""
+) -> Path:
+    """The one truth that is given; ConfigError unless it is one, with options that fit it."""
     from trinat.segmentation.errors import ConfigError
 
-    if (truth is None) == (store is None):
+    place = truth if store is None else store
+    if place is None or (truth is not None and store is not None):
         raise ConfigError("one of --truth and --store is needed", remedy="give either")
     if folds and store is None:
         raise ConfigError(
@@ -160,36 +99,20 @@ def _check_truth(
         raise ConfigError(
             "--fold with --store", remedy="leave it out: a store knows its numbers"
         )
+    return place
 
 
 def report(
-    predictions: Path = typer.Argument(
-        ..., help="Label maps: a folder, or a BIDS derivative."
-    ),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="Output folder. Default: PREDICTIONS/report."
-    ),
-    labels: str = typer.Option(
-        "quicknat33", help="Label scheme: a name or a TSV file."
-    ),
-    participants: Path | None = typer.Option(
-        None,
-        "--participants",
-        help="Table with sex, age and site: participants.tsv, or IXI's or OASIS's own.",
-    ),
-    reference: Path | None = typer.Option(
-        None,
-        "--reference",
-        help="TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally sex, "
-        "age_from, age_to.",
-    ),
-    images: Path | None = typer.Option(
-        None, "--images", help="T1 scans, for pictures."
-    ),
-    trust_affine: TrustAffine = None,
-    ratings: RatingsFile = None,
-    jobs: Jobs = None,
-    quiet: Quiet = False,
+    predictions: evaluate_options.Predictions,
+    out: evaluate_options.Out = None,
+    labels: evaluate_options.ReportLabels = "quicknat33",
+    participants: evaluate_options.Participants = None,
+    reference: evaluate_options.Reference = None,
+    images: evaluate_options.ReportImages = None,
+    trust_affine: options.TrustAffine = None,
+    ratings: evaluate_options.RatingsFile = None,
+    jobs: evaluate_options.Jobs = None,
+    quiet: options.Quiet = False,
 ) -> int:
     """Volumes, asymmetry and outliers of a group of segmentations, without a truth.
 

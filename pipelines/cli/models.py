@@ -6,24 +6,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trinat.pipelines.cli.options import (
-    Device,
-    Json,
-    Quiet,
-    Threads,
-    TrustAffine,
-    say_nothing,
-)
+from trinat.pipelines.cli import models_options, options
+from trinat.pipelines.cli.options import say_nothing
 
 if TYPE_CHECKING:
     from trinat.segmentation.models.model_info import ModelInfo
 
 
-def models(json_: Json = False) -> int:
+def models(json_: options.Json = False) -> int:
     """List the shipped models: size, speed, scores, and names without weights.
 
     Example: trinat models
@@ -110,31 +104,14 @@ def _short(value: Any) -> str:
 
 
 def bundle(
-    sources: list[Path] = typer.Argument(
-        help="Run folders of trinat train, or model folders."
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
-    name: str = typer.Option(
-        None, help="Name of the model. Default: name of the folder."
-    ),
-    weights: str = typer.Option(
-        None,
-        help="File written by trinat fuse-weights, or: default. Default: from the sources.",
-    ),
-    licence: str = typer.Option(
-        "", help="Licence of the weights, if a source states none."
-    ),
-    prior: Path = typer.Option(
-        None, help="Folder of label maps to make the model's anatomical prior from."
-    ),
-    ensemble: bool = typer.Option(
-        False,
-        "--ensemble",
-        help="Sources of the same view become members whose mean counts.",
-    ),
-    overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace the model in --out."
-    ),
+    sources: models_options.Sources,
+    out: options.ModelOut,
+    name: models_options.Name = None,
+    weights: models_options.Weights = None,
+    licence: models_options.BundleLicence = "",
+    prior: models_options.Prior = None,
+    ensemble: models_options.Ensemble = False,
+    overwrite: options.OverwriteModel = False,
 ) -> None:
     """Combine views that were trained separately, and their fusion weights, into one model.
 
@@ -164,14 +141,11 @@ def bundle(
 
 
 def calibrate(
-    model: str = typer.Argument(help="Model folder."),
-    scans: list[Path] = typer.Argument(
-        None,
-        help="FreeSurfer subject folders to test the limits on; they set no limits.",
-    ),
-    device: Device = "auto",
-    threads: Threads = None,
-    quiet: Quiet = False,
+    model: models_options.CalibrateModel,
+    scans: models_options.CalibrateScans = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find the quality limits of a model's structures on phantoms; write them to model.yaml.
 
@@ -186,11 +160,9 @@ def calibrate(
 
 
 def export(
-    model: str = typer.Argument(help="Name of a shipped model, or a model folder."),
-    out: Path = typer.Option(
-        ..., "--out", "-o", help="Output folder; one file per view."
-    ),
-    format_: str = typer.Option("onnx", "--format", help="onnx"),
+    model: models_options.ExportModel,
+    out: models_options.ExportOut,
+    format_: models_options.ExportFormat = "onnx",
 ) -> None:
     """Write a model's networks as ONNX, and check that they give the same labels.
 
@@ -203,30 +175,16 @@ def export(
 
 
 def fuse_weights(
-    model: str = typer.Argument(
-        help="Model folder; with --out also a shipped model's name."
-    ),
-    scans: Path = typer.Option(
-        ..., "--scans", "-i", help="T1 scans not used in training."
-    ),
-    truth: Path = typer.Option(..., "--truth", help="Their true label maps."),
-    out: Path = typer.Option(
-        None,
-        "--out",
-        "-o",
-        help="Write the weights to this file; do not change the model.",
-    ),
-    mapping: Path = typer.Option(
-        None,
-        "--mapping",
-        help="TSV that translates label numbers which are not FreeSurfer's. "
-        "Columns: number, freesurfer.",
-    ),
-    trust_affine: TrustAffine = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    seed: int = typer.Option(0, min=0, help="Random seed of the sampled voxels."),
-    quiet: Quiet = False,
+    model: models_options.FuseWeightsModel,
+    scans: models_options.FuseWeightsScans,
+    truth: models_options.Truth,
+    out: models_options.FuseWeightsOut = None,
+    mapping: models_options.Mapping = None,
+    trust_affine: options.TrustAffine = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    seed: models_options.Seed = 0,
+    quiet: options.Quiet = False,
 ) -> int:
     """Fit the fusion of views (weights, kind of mean); kept only if Dice rises.
 
@@ -252,15 +210,11 @@ def fuse_weights(
 
 
 def import_weights(
-    file: Path = typer.Argument(
-        exists=True, dir_okay=False, help="File written by torch.save."
-    ),
-    view: Literal["coronal", "axial", "sagittal"] = typer.Option(
-        ..., help="View that it was trained on."
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
-    labels: str = typer.Option("quicknat33", help="Label scheme of its classes."),
-    licence: str = typer.Option("", help="Licence of the weights."),
+    file: models_options.File,
+    view: models_options.View,
+    out: options.ModelOut,
+    labels: models_options.Labels = "quicknat33",
+    licence: models_options.ImportWeightsLicence = "",
 ) -> None:
     """Convert a checkpoint of the authors' PyTorch port to a model folder, without executing it.
 
@@ -278,20 +232,10 @@ def import_weights(
 
 
 def labels(
-    format_: Literal["freesurfer", "itksnap", "slicer", "fsleyes"] = typer.Option(
-        "freesurfer", "--format", help="Program to write for."
-    ),
-    scheme: str = typer.Option(
-        "quicknat33", "--labels", help="Label scheme: a name or TSV file."
-    ),
-    index: bool = typer.Option(
-        False,
-        "--index",
-        help="Numbers 0 to K, as trinat predict --format index writes them.",
-    ),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="File to write. Default: print."
-    ),
+    format_: models_options.LabelsFormat = "freesurfer",
+    scheme: models_options.Scheme = "quicknat33",
+    index: models_options.Index = False,
+    out: models_options.LabelsOut = None,
 ) -> None:
     """Print names and colours of the labels for FreeView, ITK-SNAP, 3D Slicer or FSLeyes.
 

@@ -11,6 +11,42 @@ from typer.core import TyperCommand
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
+
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, if that is wanted."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"trinat {version('trinat')}")
+        raise typer.Exit
+
+
+# Of trinat itself, before the command's name.
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=show_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Show the traceback of an error; accepted anywhere in the line."
+    ),
+]
+LogLevel = Annotated[
+    Literal["quiet", "normal", "debug"],
+    typer.Option(
+        help="quiet: --quiet, for every command that has it; debug: --debug; anywhere in the line."
+    ),
+]
+
+# Of several commands.
+
 Device = Annotated[
     str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")
 ]
@@ -39,8 +75,6 @@ TrustAffine = Annotated[
     Literal["sform", "qform", "header"] | None,
     typer.Option(help="Affine to use if the header's two forms disagree."),
 ]
-
-
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -58,6 +92,34 @@ Part = Annotated[
     Literal["train", "validation", "test"],
     typer.Option("--part", help="Part of the split of --store."),
 ]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace files that trinat did not write; keep a copy (.bak).",
+    ),
+]
+Uncertainty = Annotated[
+    int,
+    typer.Option(
+        "--uncertainty",
+        min=0,
+        help="Number of dropout samples to estimate uncertainty from.",
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
+Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
+Probabilities = Annotated[
+    bool, typer.Option("--probabilities", help="Write probability maps.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
+Workers = Annotated[
+    int, typer.Option(min=1, help="Number of processes; each loads the model.")
+]
+ModelOut = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
+OverwriteModel = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the model in --out.")
+]
 
 
 def say_next(*words: str | Path) -> None:
@@ -68,15 +130,6 @@ def say_next(*words: str | Path) -> None:
 
 def say_nothing(line: str) -> None:
     """What shows the progress of a quiet command."""
-
-
-def show_version(wanted: bool) -> None:
-    """Print the version and exit, if that is wanted."""
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"trinat {version('trinat')}")
-        raise typer.Exit
 
 
 class ListOptions(TyperCommand):
@@ -102,25 +155,3 @@ class ListOptions(TyperCommand):
                 spread.append(current)
             spread.append(word)
         return super().parse_args(ctx, spread)
-
-
-Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite",
-        help="Replace files that trinat did not write; keep a copy (.bak).",
-    ),
-]
-Uncertainty = Annotated[
-    int,
-    typer.Option(
-        "--uncertainty",
-        min=0,
-        help="Number of dropout samples to estimate uncertainty from.",
-    ),
-]
-Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
-Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
-Probabilities = Annotated[
-    bool, typer.Option("--probabilities", help="Write probability maps.")
-]

@@ -3,102 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from trinat.pipelines.cli import options
+from trinat.pipelines.cli import options, predict_options
 from trinat.pipelines.cli.choices import engine_on, split_devices, split_views
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 
+if TYPE_CHECKING:
+    from trinat.pipelines.predict.request import PredictRequest
+
+Part = Literal["train", "validation", "test"]
+
 
 def predict(
-    inputs: list[str] = typer.Argument(
-        None,
-        help="Scans, folders, glob patterns, lists (.txt), DICOM files or zips, a BIDS dataset "
-        "or a SUBJECTS_DIR.",
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Output folder."),
+    *,
+    inputs: predict_options.Inputs = None,
+    out: options.Out,
     model: options.Model = "",
     store: options.StoreOption = None,
     part: options.Part = "test",
     folds: options.Folds = False,
-    device: str = typer.Option(
-        "auto",
-        envvar="TRINAT_DEVICE",
-        help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1.",
-    ),
-    workers: int = typer.Option(
-        1, min=1, help="Number of processes; each loads the model."
-    ),
+    device: predict_options.Device = "auto",
+    workers: options.Workers = 1,
     threads: options.Threads = None,
-    batch: int | None = typer.Option(None, min=1, help="Number of slices per batch."),
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
-        "auto", help="Floating-point type that the networks compute in."
-    ),
-    views: str = typer.Option(
-        "", help="Views to use, such as coronal,axial. Default: all views of the model."
-    ),
-    mirror: bool = typer.Option(
-        False, "--mirror", help="Average with the prediction of the mirrored scan."
-    ),
+    batch: predict_options.Batch = None,
+    precision: predict_options.Precision = "auto",
+    views: predict_options.Views = "",
+    mirror: predict_options.Mirror = False,
     uncertainty: options.Uncertainty = 0,
-    clean: bool = typer.Option(
-        False,
-        "--clean",
-        help="Keep the largest component of each structure and fill holes.",
-    ),
-    format_: Literal["aseg", "index"] = typer.Option(
-        "aseg", "--format", help="Label numbers: aseg (FreeSurfer's) or index (0 to K)."
-    ),
-    mgz: bool = typer.Option(
-        False, "--mgz", help="Write .mgz label maps for .mgz scans."
-    ),
+    clean: predict_options.Clean = False,
+    format_: predict_options.Format = "aseg",
+    mgz: predict_options.Mgz = False,
     stats: options.Stats = False,
-    pictures: bool = typer.Option(True, help="Write a picture of each scan's labels."),
+    pictures: predict_options.Pictures = True,
     entropy: options.Entropy = False,
     probabilities: options.Probabilities = False,
-    dicom_seg: bool = typer.Option(
-        False,
-        "--dicom-seg",
-        help="Write a DICOM SEG of each scan that was given as DICOM.",
-    ),
+    dicom_seg: predict_options.DicomSeg = False,
     fill_nonfinite: options.FillNonfinite = False,
     trust_affine: options.TrustAffine = None,
-    require_checksum: bool = typer.Option(
-        False,
-        "--require-checksum",
-        help="Refuse scans in formats without a checksum (.nii, .mgh, .hdr).",
-    ),
-    timeout: float | None = typer.Option(
-        None,
-        min=0,
-        help="Time limit per scan, in seconds; 0: none. Default: two hours for each pass of the "
-        "networks.",
-    ),
+    require_checksum: predict_options.RequireChecksum = False,
+    timeout: predict_options.Timeout = None,
     overwrite: options.Overwrite = False,
-    allow_cpu: bool = typer.Option(
-        False, "--allow-cpu", help="Continue on the CPU if the GPU runs out of memory."
-    ),
-    shard: str | None = typer.Option(
-        None,
-        metavar="K/N",
-        help="Process part K of N of the scans, as a task of scripts/slurm/array.sh does.",
-    ),
-    cluster: str | None = typer.Option(
-        None, help="Dask cluster: local:2, tcp://host:8786, slurm, pbs, sge or lsf."
-    ),
-    cluster_config: Path | None = typer.Option(
-        None, help="YAML file with the cluster's jobs, cores, memory and walltime."
-    ),
+    allow_cpu: predict_options.AllowCpu = False,
+    shard: predict_options.Shard = None,
+    cluster: predict_options.Cluster = None,
+    cluster_config: predict_options.ClusterConfig = None,
     timings: options.Timings = False,
-    quiet: bool = typer.Option(
-        False,
-        "--quiet",
-        "-q",
-        help="Print only failures, scans with changed results, and the last line.",
-    ),
+    quiet: predict_options.Quiet = False,
     json_: options.Json = False,
 ) -> int:
     """Segment scans: label maps in each scan's own space, volumes and quality grades.
@@ -116,11 +70,6 @@ def predict(
 
     devices = split_devices(device)
     _check_source(inputs, model, store, folds=folds)
-    stored = None
-    if store is not None:
-        from trinat.pipelines.predict.stored_scans import StoredScans
-
-        stored = StoredScans.find(store, part, folds=folds)
     output = OutputSettings(
         views=split_views(views),
         precision=precision,
@@ -137,7 +86,6 @@ def predict(
         dicom_seg=dicom_seg,
         fill_nonfinite=fill_nonfinite,
     )
-    part_of_scans = Shard.parse(shard) if shard else None
     engine = None
     if cluster:
         engine = engine_on(cluster, cluster_config, devices, workers, timeout)
@@ -155,19 +103,16 @@ def predict(
         require_checksum=require_checksum,
         timings=timings,
         overwrite=overwrite,
-        shard=part_of_scans,
+        shard=Shard.parse(shard) if shard else None,
         engine=engine,
     )
-    requests = [request] if stored is None else stored.requests(request)
+    requests = _requests(request, store, part, folds=folds)
     outcome = run_with_progress(requests, quiet=quiet, as_json=json_)
     if clock is not None:
         typer.echo(as_table(outcome.spent, clock.take()), err=True)
     has_results = outcome.done + outcome.skipped > 0
     if store is not None and has_results and not quiet and not json_:
-        tested = ("--folds",) if folds else ("--part", part)
-        options.say_next(
-            "evaluate", "--store", store, *tested, "--pred", out, "--out", "report"
-        )
+        _say_evaluation(store, part, out, folds=folds)
     return outcome.exit
 
 
@@ -183,8 +128,27 @@ def _check_source(
         raise ConfigError("--folds needs --store and --model", remedy="give both")
 
 
+def _requests(
+    request: PredictRequest, store: Path | None, part: Part, *, folds: bool
+) -> list[PredictRequest]:
+    """The request itself, or with a store those of the scans of its split, one for each fold."""
+    if store is None:
+        return [request]
+    from trinat.pipelines.predict.stored_scans import StoredScans
+
+    return StoredScans.find(store, part, folds=folds).requests(request)
+
+
+def _say_evaluation(store: Path, part: Part, out: Path, *, folds: bool) -> None:
+    """Print the command that compares the results in `out` with the labels of a store."""
+    tested = ("--folds",) if folds else ("--part", part)
+    options.say_next(
+        "evaluate", "--store", store, *tested, "--pred", out, "--out", "report"
+    )
+
+
 def merge(
-    out: Path = typer.Argument(help="The --out of the sharded trinat predict."),
+    out: predict_options.MergeOut,
     overwrite: options.Overwrite = False,
 ) -> int:
     """Join the ledgers of shards: summary.tsv, volumes.tsv, qc.tsv and report.html.
@@ -199,13 +163,9 @@ def merge(
 
 
 def demo(
-    out: Path = typer.Option(
-        Path("demo"), "--out", "-o", help="Output folder.", file_okay=False
-    ),
-    seed: int = typer.Option(0, min=0, help="Random seed of the heads."),
-    model: str = typer.Option(
-        "fast", help="Name of a shipped model, or a model folder."
-    ),
+    out: predict_options.DemoOut = Path("demo"),
+    seed: predict_options.Seed = 0,
+    model: predict_options.Model = "fast",
 ) -> int:
     """Make three synthetic heads in unusual geometries, segment and evaluate them.
 

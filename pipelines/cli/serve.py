@@ -5,12 +5,13 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import logging
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
+from trinat.pipelines.cli import options, serve_options
 from trinat.pipelines.cli.choices import engine_on, split_devices
-from trinat.pipelines.cli.options import Model, Threads
 from trinat.pipelines.serve.limits import (
     KEEP_HOURS,
     MAX_OF_CLIENT,
@@ -20,58 +21,32 @@ from trinat.pipelines.serve.limits import (
 )
 from trinat.segmentation.errors import ConfigError
 
+if TYPE_CHECKING:
+    from trinat.pipelines.serve.worker import Worker
+
 
 def serve_(
-    model: Model = "",
-    queue: Path | None = typer.Option(
-        None,
-        help="Folder of the waiting scans, their results and the token. Default: trinat/queue in "
-        "$XDG_STATE_HOME or ~/.local/state.",
-    ),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(
-        8765, min=0, max=65535, help="Port to listen on; 0: any free one."
-    ),
-    name: list[str] = typer.Option(
-        [], help="Host name of a proxy in front of this server; repeatable."
-    ),
-    keep: float = typer.Option(
-        KEEP_HOURS,
-        min=0,
-        help="Hours after which a finished scan is deleted with its results.",
-    ),
-    max_upload: float = typer.Option(
-        MAX_UPLOAD_MB, min=1, help="Largest upload, in MB."
-    ),
-    max_queue: int = typer.Option(
-        MAX_WAITING, min=1, help="Number of scans that may wait."
-    ),
-    max_client: int = typer.Option(
-        MAX_OF_CLIENT, min=1, help="Number of scans that one address may have."
-    ),
-    device: str = typer.Option(
-        "auto", envvar="TRINAT_DEVICE", help="As for trinat predict."
-    ),
-    workers: int = typer.Option(
-        1, min=1, help="Number of processes; each loads the model."
-    ),
-    threads: Threads = None,
-    timeout: float | None = typer.Option(
-        None, min=0, help="Time limit per scan, in seconds."
-    ),
-    cluster: str | None = typer.Option(
-        None, help="Dask cluster, as for trinat predict."
-    ),
-    cluster_config: Path | None = typer.Option(None, help="As for trinat predict."),
+    model: options.Model = "",
+    queue: serve_options.Queue = None,
+    host: serve_options.Host = "127.0.0.1",
+    port: serve_options.ServePort = 8765,
+    name: serve_options.Name = None,
+    keep: serve_options.Keep = KEEP_HOURS,
+    max_upload: serve_options.MaxUpload = MAX_UPLOAD_MB,
+    max_queue: serve_options.MaxQueue = MAX_WAITING,
+    max_client: serve_options.MaxClient = MAX_OF_CLIENT,
+    device: serve_options.Device = "auto",
+    workers: options.Workers = 1,
+    threads: options.Threads = None,
+    timeout: serve_options.Timeout = None,
+    cluster: serve_options.Cluster = None,
+    cluster_config: serve_options.ClusterConfig = None,
 ) -> int:
     """Segment scans received over HTTP, from a browser or a program; see docs/service.md.
 
     Example: trinat serve --model fast
     """
-    if importlib.util.find_spec("fastapi") is None:
-        raise ConfigError(
-            "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
-        )
+    _check_packages()
     from trinat.pipelines.common.lock import run_lock
     from trinat.pipelines.predict.progress import say_licences
     from trinat.pipelines.predict.request import PredictRequest
@@ -109,24 +84,33 @@ def serve_(
             place, queued=max_queue, per_client=max_client, keep_s=keep * 3600
         )
         worker = Worker(waiting, request, folder)
-
-        def start(address: str) -> None:
-            worker.start()
-            typer.echo(address)
-
         answer(
             make_app(waiting, worker, request.model, read_scheme(folder)),
             waiting.token(),
             host=host,
             port=port,
-            names=name,
+            names=name or (),
             max_body=bytes_of(max_upload),
-            say=start,
+            say=partial(_start, worker),
         )
         worker.stop()
     if worker.error is not None:
         raise worker.error
     return 0
+
+
+def _check_packages() -> None:
+    """ConfigError where the packages of the service are not installed."""
+    if importlib.util.find_spec("fastapi") is None:
+        raise ConfigError(
+            "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
+        )
+
+
+def _start(worker: Worker, address: str) -> None:
+    """Start the worker of a service that listens now, and print the service's address."""
+    worker.start()
+    typer.echo(address)
 
 
 def _log_own_messages() -> None:
@@ -146,28 +130,13 @@ def _warn_of_network(host: str) -> None:
 
 
 def view(
-    results: Path = typer.Argument(..., help="Output folder of trinat predict."),
-    against: Path | None = typer.Option(
-        None, "--against", help="True label maps, or a second result, to switch to."
-    ),
-    images: Path | None = typer.Option(
-        None, "--images", help="T1 scans. Default: where trinat predict read them."
-    ),
-    labels: str = typer.Option(
-        "quicknat33", "--labels", help="Label scheme of folders without a label table."
-    ),
-    rater: str = typer.Option(
-        "",
-        "--rater",
-        envvar="TRINAT_RATER",
-        help="Name in ratings.tsv. Default: your user name.",
-    ),
-    port: int = typer.Option(
-        0, "--port", min=0, max=65535, help="Port. Default: any free one."
-    ),
-    no_browser: bool = typer.Option(
-        False, "--no-browser", help="Print the address only."
-    ),
+    results: serve_options.Results,
+    against: serve_options.Against = None,
+    images: serve_options.Images = None,
+    labels: serve_options.Labels = "quicknat33",
+    rater: serve_options.Rater = "",
+    port: serve_options.ViewPort = 0,
+    no_browser: serve_options.NoBrowser = False,
 ) -> int:
     """View and rate results in the browser; ratings are saved in RESULTS/ratings.tsv.
 

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
-from trinat.pipelines.cli.options import Device, Model, Quiet, Threads, say_next
-
-_STORE = typer.Argument(help="Slice store.")
+from trinat.pipelines.cli import options, toolbox_options
+from trinat.pipelines.cli.options import say_next
 
 
 def average(
-    runs: list[Path] = typer.Argument(
-        help="Runs of one recipe; after the first also models."
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Model folder to write."),
-    soup: bool = typer.Option(
-        False,
-        "--soup",
-        help="Keep a member only if the validation Dice does not fall with it.",
-    ),
-    batches: int = typer.Option(
-        50,
-        min=1,
-        help="Training batches from which the norms' statistics are computed again.",
-    ),
-    overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace the model in --out."
-    ),
-    device: Device = "auto",
-    threads: Threads = None,
+    runs: toolbox_options.Runs,
+    out: options.ModelOut,
+    soup: toolbox_options.Soup = False,
+    batches: toolbox_options.Batches = 50,
+    overwrite: options.OverwriteModel = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Average the weights of several runs of one architecture; print the gain in validation Dice.
 
@@ -54,15 +40,13 @@ def average(
 
 
 def explain(
-    scan: Path = typer.Argument(help="T1 scan."),
-    structure: str = typer.Option(..., help="Name, abbreviation or FreeSurfer number."),
-    model: Model = "fast",
-    view: Literal["coronal", "axial", "sagittal"] = typer.Option(
-        "coronal", help="Network."
-    ),
-    out: Path = typer.Option(Path("explained"), "--out", "-o", help="Output folder."),
-    device: Device = "auto",
-    threads: Threads = None,
+    scan: toolbox_options.Scan,
+    structure: toolbox_options.Structure,
+    model: options.Model = "fast",
+    view: toolbox_options.View = "coronal",
+    out: options.Out = Path("explained"),
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Show which voxels make a network find a structure: integrated gradients and occlusion.
 
@@ -78,18 +62,12 @@ def explain(
 
 
 def profile(
-    name: str = typer.Argument(
-        metavar="MODEL|RECIPE", help="A model's or a recipe's name or path."
-    ),
-    out: Path = typer.Option(Path("profile"), "--out", "-o", help="Output folder."),
-    steps: int = typer.Option(
-        5, min=1, help="Steps to measure, after one step of warm-up."
-    ),
-    against: Path = typer.Option(
-        None, help="Folder of an earlier profile to compare with."
-    ),
-    device: Device = "auto",
-    threads: Threads = None,
+    name: toolbox_options.Name,
+    out: options.Out = Path("profile"),
+    steps: toolbox_options.Steps = 5,
+    against: toolbox_options.Against = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Measure where a network's time goes: a page, tables and a trace for Perfetto.
 
@@ -112,20 +90,14 @@ def profile(
 
 
 def suspects(
-    store: Path = _STORE,
-    model: str = typer.Option(
-        ..., help="Model to compare the labels with: a name or a folder."
-    ),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="Output folder. Default: STORE/suspects."
-    ),
-    every: int = typer.Option(6, min=1, help="Check every n-th slice."),
-    limit: float = typer.Option(
-        8.0, min=0, help="Score above which a subject is excluded."
-    ),
-    device: Device = "auto",
-    threads: Threads = None,
-    quiet: Quiet = False,
+    store: toolbox_options.Store,
+    model: toolbox_options.Model,
+    out: toolbox_options.Out = None,
+    every: toolbox_options.Every = 6,
+    limit: toolbox_options.Limit = 8.0,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find subjects whose labels are likely wrong; write a page and a list for trinat split.
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from trinat.pipelines.cli import options, train_options
 from trinat.pipelines.cli.choices import split_devices
-from trinat.pipelines.cli.options import Folds, Quiet, StoreOption, Timings, say_next
+from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.common.naming import FOLD
 from trinat.pipelines.common.progress import LINE_S, MINUTE_S, Progress, progress
 from trinat.segmentation.errors import ConfigError
@@ -27,45 +28,19 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: str = typer.Argument(
-        help="Recipe: a YAML file, or a shipped recipe's name (fast)."
-    ),
-    view: str = typer.Option(
-        "all", help="coronal, axial, sagittal, or all (all views of the recipe)."
-    ),
-    store: StoreOption = None,
-    folds: Folds = False,
-    start: str = typer.Option(
-        None,
-        "--start",
-        help="Model to start from: name of a shipped model, or a folder.",
-    ),
-    settings: list[str] = typer.Option(
-        None,
-        "--set",
-        help="Override a recipe setting, such as stages.0.batch=4; repeatable.",
-    ),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="Run folder. Default: runs/NAME."
-    ),
-    resume: bool = typer.Option(False, "--resume", help="Continue the run in --out."),
-    device: str = typer.Option(
-        "auto",
-        help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once.",
-    ),
-    nproc: int = typer.Option(
-        1,
-        min=1,
-        help="Processes that share each batch: one per GPU, or one per CPU core.",
-    ),
-    seconds: float = typer.Option(
-        None,
-        min=1,
-        help="Train for this wall time instead of the recipe's steps or epochs; "
-        "with --resume, for the rest of the schedule.",
-    ),
-    timings: Timings = False,
-    quiet: Quiet = False,
+    config: train_options.Config,
+    view: train_options.View = "all",
+    store: options.StoreOption = None,
+    folds: options.Folds = False,
+    start: train_options.Start = None,
+    settings: train_options.Settings = None,
+    out: train_options.TrainOut = None,
+    resume: train_options.Resume = False,
+    device: train_options.Device = "auto",
+    nproc: train_options.Nproc = 1,
+    seconds: train_options.Seconds = None,
+    timings: options.Timings = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train one network per view from a recipe; a run can be resumed at any point.
 
@@ -77,7 +52,7 @@ def train(
         from trinat.pipelines.train.launch import launch
         from trinat.pipelines.train.run import on_store, read_recipe
         from trinat.segmentation.data.splits import read_split
-        from trinat.segmentation.data.store import SPLIT, Store
+        from trinat.segmentation.data.store import SPLIT
 
     overrides = list(settings or ())
     if start:
@@ -85,18 +60,7 @@ def train(
     whole = read_recipe(config, overrides)
     if out is None:
         out = Path("runs") / whole.name
-    # A run folder for each split.
-    splits: dict[Path, Path | None] = {}
-    if not folds:
-        splits[out] = None if store is None else store / SPLIT
-    elif store is None:
-        raise ConfigError(
-            "--folds without --store", remedy="name the store that was split"
-        )
-    else:
-        for number, split in enumerate(Store(store).folds):
-            splits[out / FOLD.format(number)] = split
-    for run, split_file in splits.items():
+    for run, split_file in _runs_of_splits(out, store, folds=folds).items():
         recipe = whole
         if store is not None:
             recipe = on_store(whole, store, split_file)
@@ -118,6 +82,28 @@ def train(
         say_next("predict", "--store", store, *tested, "--out", "found")
     if clock is not None:
         typer.echo(as_table(clock.take()), err=True)
+
+
+def _runs_of_splits(
+    out: Path, store: Path | None, *, folds: bool
+) -> dict[Path, Path | None]:
+    """A run folder for each split of a store, with the split's file.
+
+    Without folds it is `out` itself, with None if there is no store. ConfigError for folds of no
+    store.
+    """
+    from trinat.segmentation.data.store import SPLIT, Store
+
+    if not folds:
+        return {out: None if store is None else store / SPLIT}
+    if store is None:
+        raise ConfigError(
+            "--folds without --store", remedy="name the store that was split"
+        )
+    runs: dict[Path, Path | None] = {}
+    for number, split in enumerate(Store(store).folds):
+        runs[out / FOLD.format(number)] = split
+    return runs
 
 
 def _refuse_timings_of_several(timings: bool, nproc: int, device: str) -> None:
@@ -147,10 +133,8 @@ def _say_missing_views(whole: Recipe, recipe: Recipe, store: Path) -> None:
 
 
 def runs(
-    runs: list[Path] = typer.Argument(help="Run folders; the first is the reference."),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="Also write curves and tables to this HTML page."
-    ),
+    runs: train_options.Runs,
+    out: train_options.RunsOut = None,
 ) -> None:
     """Compare training runs: settings that differ, steps, time, loss, best Dice and IoU.
 

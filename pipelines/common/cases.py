@@ -41,7 +41,10 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that the scan consists of, a header before its image; a zip as a whole."""
+        """All files that the scan consists of, a header before its image; a zip as a whole.
+
+        The paths need not exist. They are what a ledger hashes to see whether a scan changed.
+        """
         if self.series and not is_file(self.path):
             return tuple(self.path / name for name in self.series)
         suffix = self.path.suffix
@@ -54,7 +57,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that was given and is not segmented; `harmless`: nothing is missing without it."""
+    """Something that was given and is not segmented; `harmless`: nothing is missing without it.
+
+    `shown` is how the user named it; `reason` is a phrase for the ledger.
+    """
 
     shown: str
     reason: str
@@ -64,7 +70,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Found:
-    """All that an input holds: cases, refusals, and its root where it is a BIDS dataset."""
+    """All that an input holds: cases, refusals, and its root where it is a BIDS dataset.
+
+    `bids_root` is None for all other inputs.
+    """
 
     cases: tuple[Case, ...]
     refusals: tuple[Refusal, ...] = ()
@@ -77,7 +86,10 @@ class Found:
         refusals: Iterable[Refusal],
         bids_root: Path | None = None,
     ) -> Found:
-        """Cases in natural order; those that would write the same output are refused."""
+        """Cases in natural order; those that would write the same output are refused.
+
+        All of the twins are refused, as none of them is more right than the others.
+        """
         by_id: dict[str, list[Case]] = defaultdict(list)
         for case in cases:
             by_id[case.id].append(case)

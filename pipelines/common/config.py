@@ -18,7 +18,11 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping; anything else is a ConfigError."""
+    """A YAML file that holds a mapping; anything else is a ConfigError.
+
+    The message names the file. YAML that would make other objects than texts, numbers, lists and
+    mappings is refused.
+    """
     try:
         content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
@@ -33,7 +37,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name_or_path: str | Path, folder: str) -> Path:
-    """A YAML file, or a shipped one by its name: `fast` is configs/train/fast.yaml."""
+    """A YAML file, or a shipped one by its name: `fast` is configs/train/fast.yaml.
+
+    A file goes first. `folder` is one in configs/. ConfigError for neither, with the names that
+    exist.
+    """
     path = Path(name_or_path)
     if path.is_file():
         return path

@@ -29,7 +29,12 @@ def is_bids(root: Path) -> bool:
 def find_bids(
     root: Path, participants: Collection[str], sessions: Collection[str]
 ) -> Found:
-    """The T1w scans of a BIDS dataset; participants and sessions, if given, say which."""
+    """The T1w scans of a BIDS dataset; participants and sessions, if given, say which.
+
+    Labels may have their prefix or not (01, sub-01). Refused are folders that may not be read,
+    images whose names say another person than their folders, and participants without a T1w scan.
+    InputError where the whole dataset has none.
+    """
     wanted = {label.removeprefix("sub-") for label in participants}
     visits = {label.removeprefix("ses-") for label in sessions}
     refusals: list[Refusal] = []
@@ -68,7 +73,11 @@ def is_subjects_dir(root: Path) -> bool:
 
 
 def find_subjects(root: Path) -> Found:
-    """The image of each subject in a SUBJECTS_DIR."""
+    """The image of each subject in a SUBJECTS_DIR.
+
+    Folders without `mri/` are passed over. A folder that may not be read, or whose `mri/` has no
+    image, is refused.
+    """
     cases: list[Case] = []
     refusals: list[Refusal] = []
     for folder in natsorted(root.iterdir(), key=str):

@@ -40,7 +40,10 @@ def exit_code(error: errors.TrinatError) -> Exit:
 
 
 def batch_exit(*, done: int, failed: int) -> Exit:
-    """The status for a batch: a skipped input counts as done."""
+    """The status for a batch: a skipped input counts as done.
+
+    OK also for a batch of nothing.
+    """
     if not failed:
         return Exit.OK
     if done:

@@ -133,7 +133,11 @@ def _take(path: Path, descriptor: int) -> bool:
 
 
 def refuse_held(path: Path) -> None:
-    """Raise LockedError if somebody holds `path` now, naming who; it is not taken."""
+    """Raise LockedError if somebody holds `path` now, naming who; it is not taken.
+
+    A file that does not exist is held by nobody. Also refused is a lock whose owner on another
+    machine is still alive.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -228,7 +232,11 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    """Raise OutputError for a folder that has files of these names and no mark of a command."""
+    """Raise OutputError for a folder that has files of these names and no mark of a command.
+
+    So a command never replaces files that somebody else put there. An empty or missing folder
+    passes.
+    """
     if _is_marked(folder):
         return
     for name in (_MARK, *names):

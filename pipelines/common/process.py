@@ -99,7 +99,11 @@ def deaf_to_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at SIGTERM, SIGUSR1, Ctrl-C or an alarm; only in the main thread."""
+    """Call `stop` at SIGTERM, SIGUSR1, Ctrl-C or an alarm; only in the main thread.
+
+    The handlers from before are back when the context ends. In another thread nothing is changed,
+    as Python allows handlers in the main thread alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -55,7 +55,11 @@ class Progress:
         failed: int = 0,
         every_s: float = LINE_S,
     ) -> bool:
-        """Show `head`; True if it is a line of the log: at the end, or `every_s` after the last."""
+        """Show `head`; True if it is a line of the log: at the end, or `every_s` after the last.
+
+        `done` and `total` are in any one unit; None is a total that is not known, and gives no time
+        left. A bar is drawn at every call.
+        """
         now = self._clock()
         text = head
         if failed:
@@ -88,7 +92,10 @@ def progress(
     terminal: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """Progress on stderr, a bar if that is a `terminal`; a quiet one says nothing."""
+    """Progress on stderr, a bar if that is a `terminal`; a quiet one says nothing.
+
+    `terminal` None looks at stderr. `clock` gives seconds.
+    """
     if terminal is None:
         terminal = not quiet and sys.stderr.isatty()
     if quiet:
@@ -163,7 +170,10 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None
 def byte_progress(
     name: str, quiet: bool
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Bytes of a download; yields what to call with those that are there, and their number."""
+    """Bytes of a download; yields what to call with those that are there, and their number.
+
+    The number is None where the server does not say it.
+    """
     with progress(quiet) as shown:
 
         def fetched(done: int, total: int | None) -> None:

@@ -102,7 +102,10 @@ def _cells(rating: Rating) -> list[str | None]:
 
 
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
-    """By the SHA-256 of a label map: what of it was rejected ("" is all of it), and by whom."""
+    """By the SHA-256 of a label map: what of it was rejected ("" is all of it), and by whom.
+
+    Maps of which nothing was rejected are not in it.
+    """
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for rating in ratings:
         if rating.rating != "reject":
@@ -121,7 +124,10 @@ def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
 
 
 def read_given(path: Path | None) -> list[Rating]:
-    """The ratings of a file that a user named; none where none was."""
+    """The ratings of a file that a user named; none where none was.
+
+    ConfigError if it is missing: a name with a typing error must not count as no ratings.
+    """
     if path is None:
         return []
     if not path.is_file():
@@ -162,7 +168,11 @@ def use_of_ratings(
 
 
 def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
-    """Each two raters on what both judged: share of equal ratings in percent, and Cohen's kappa."""
+    """Each two raters on what both judged: share of equal ratings in percent, and Cohen's kappa.
+
+    Scans and structures are judged apart: `of` says which. If a rater judged one thing twice, the
+    last time counts. Empty if no two raters judged the same.
+    """
     import pandas as pd  # with SciPy too slow for the start of the page
 
     from trinat.segmentation.metrics.statistics import cohen_kappa

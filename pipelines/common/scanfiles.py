@@ -58,7 +58,10 @@ class ScanFile:
 
     @property
     def scan(self) -> str:
-        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say."""
+        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say.
+
+        Two scans of one person are told apart by it.
+        """
         rest = dict(self.identity)
         rest.pop("sub", None)
         session = rest.pop("ses", None)
@@ -203,7 +206,10 @@ def _named_below(place: Path, path: Path) -> ScanFile:
 
 
 def as_scan(file: ScanFile, scan: Path) -> ScanFile:
-    """A label map under the name of the scan that it is of."""
+    """A label map under the name of the scan that it is of.
+
+    The path stays that of the label map.
+    """
     named = _named(scan)
     return replace(
         file,
@@ -215,7 +221,10 @@ def as_scan(file: ScanFile, scan: Path) -> ScanFile:
 
 
 def refuse_changed(known: str, digest: str | None, where: Path) -> None:
-    """Raise if a file is not what a store was made from (`known`, empty for other files)."""
+    """Raise if a file is not what a store was made from (`known`, empty for other files).
+
+    `digest` is the SHA-256 of the file as it was read. InputError with the file in `where`.
+    """
     if known and digest != known:
         remedy = "run `trinat prepare` again"
         raise InputError(

@@ -39,7 +39,11 @@ def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
 
 
 def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
-    """The label maps of subjects (or kind "image" their scans), with whose they are."""
+    """The label maps of subjects (or kind "image" their scans), with whose they are.
+
+    In the order of `subjects`. They have the store's own label numbers and axes, so that they are
+    read as `trinat prepare` read them. No map is opened.
+    """
     people = {
         participant.subject: participant.person for participant in store.participants
     }

@@ -17,7 +17,10 @@ Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """What an archive may hold at most, as declared before it is opened."""
+    """What an archive may hold at most, as declared before it is opened.
+
+    `bytes` are those of all members, unpacked.
+    """
 
     members: int
     bytes: int
@@ -45,7 +48,10 @@ class RemoteFile(_Strict):
     plausible_bytes: tuple[int, int] = _PLAUSIBLE_BYTES
 
     def problem_of(self, size: int) -> str:
-        """What is wrong with a file of `size` bytes; empty if nothing is."""
+        """What is wrong with a file of `size` bytes; empty if nothing is.
+
+        A published size must be met exactly; without one the range of plausible sizes counts.
+        """
         if self.size is not None:
             if size != self.size:
                 return f"the file has {self.size}"
@@ -72,7 +78,10 @@ class Archive(_Strict):
     limits: ArchiveLimits
 
     def disc(self, number: int) -> RemoteFile:
-        """The file of one disc, counted from 1."""
+        """The file of one disc, counted from 1.
+
+        Size and checksum are None where nobody published them.
+        """
         urls = tuple(url.format(disc=number) for url in self.urls)
         return RemoteFile(
             name=self.name.format(disc=number),

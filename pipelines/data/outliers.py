@@ -24,7 +24,10 @@ _LEAST_SPREAD = 0.01
 
 
 class Outlier(NamedTuple):
-    """A value far from those of the other subjects; `distance` is in robust standard deviations."""
+    """A value far from those of the other subjects; `distance` is in robust standard deviations.
+
+    `what` names the measure; values are in its unit.
+    """
 
     subject: str
     what: str

@@ -26,7 +26,10 @@ from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a subject; `stored` is what the store is to say of one that is done."""
+    """What became of a subject; `stored` is what the store is to say of one that is done.
+
+    `reason` says in one line why it failed.
+    """
 
     subject: str
     status: Literal["done", "failed"]
@@ -57,7 +60,11 @@ class SubjectJob:
     known: StoredSubject | None
 
     def bring_up_to_date(self) -> StoredSubject:
-        """Make the subject's file unless it is current; what the store is to say of it."""
+        """Make the subject's file unless it is current; what the store is to say of it.
+
+        Current is a file whose sources, settings and content are the same as before. Errors of the
+        subject's files are raised; the caller notes them.
+        """
         subject = self.subject
         image = digest_of(subject.image)
         labels = digest_of(subject.labels)

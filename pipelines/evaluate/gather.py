@@ -212,7 +212,11 @@ def _truths_and_images(
 
 
 def plan_tasks(inputs: Inputs) -> list[Task]:
-    """One measurement for each pair of each model; an EvaluationError where there is no pair."""
+    """One measurement for each pair of each model; an EvaluationError where there is no pair.
+
+    Nothing is measured yet. A structure that the label scheme lacks, in --not-predicted or in
+    ratings, is refused here.
+    """
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)

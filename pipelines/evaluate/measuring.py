@@ -51,7 +51,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """One pair measured, or why it was not: a `failure`, or by whom it was `rejected`."""
+    """One pair measured, or why it was not: a `failure`, or by whom it was `rejected`.
+
+    `failure` and `rejected` are empty for a pair that was measured; `facts` are the columns of
+    pairs.csv that come from the files.
+    """
 
     task: Task
     measurements: tuple[Measurement, ...] = ()

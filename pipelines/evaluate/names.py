@@ -71,7 +71,11 @@ def common_ending(names: Sequence[str]) -> str:
 
 
 def common_beginning(names: Sequence[str]) -> str:
-    """What all names begin with, up to a separator or a digit; empty for fewer than two names."""
+    """What all names begin with, up to a separator or a digit; empty for fewer than two names.
+
+    A beginning ends where names begin to say whose they are: "sub-01", "sub-02" have "sub-" in
+    common.
+    """
     if len(names) < 2:
         return ""
     before_digits = re.split(r"\d", _shared_beginning(names))[0]
@@ -94,7 +98,10 @@ def _shared_beginning(names: Sequence[str]) -> str:
 
 
 def distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
-    """What is left of the files' names without the beginning and the ending that all share."""
+    """What is left of the files' names without the beginning and the ending that all share.
+
+    Files of one name in two folders have the same part.
+    """
     names = [file.name for file in files]
     beginning = common_beginning(names)
     ending = common_ending(names)
@@ -108,7 +115,10 @@ def distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
 def longest_beginning(
     name: str, files_by_name: Mapping[str, list[ScanFile]]
 ) -> list[ScanFile]:
-    """The files with the longest name that `name` begins with, up to a separator; or none."""
+    """The files with the longest name that `name` begins with, up to a separator; or none.
+
+    The whole name itself is not looked for.
+    """
     for end in range(len(name) - 1, 0, -1):
         beginning = name[:end]
         if not name[end].isalnum() and beginning in files_by_name:

@@ -57,7 +57,10 @@ class Pairing:
 
     @property
     def guesses(self) -> list[str]:
-        """What the user is asked to check, one line a pair; of many pairs the first ones."""
+        """What the user is asked to check, one line a pair; of many pairs the first ones.
+
+        Empty if all pairs are certain.
+        """
         guessed = [pair for pair in self.pairs if pair.is_guess]
         lines = []
         for pair in guessed[:_MOST_NAMED]:

@@ -104,7 +104,10 @@ def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
 
 @dataclass(frozen=True)
 class Case:
-    """A phantom, changed for the worse by an amount that its `change` knows the meaning of."""
+    """A phantom, changed for the worse by an amount that its `change` knows the meaning of.
+
+    `seed` makes the phantom; the same seed gives the same case.
+    """
 
     name: str
     seed: int

@@ -65,7 +65,11 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
 
 
 def export_network(network: Network, path: Path) -> None:
-    """Write a network as ONNX, for any number of slices of any size that it allows."""
+    """Write a network as ONNX, for any number of slices of any size that it allows.
+
+    The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). The sides must be
+    multiples of what the network halves. The weights are inside the file.
+    """
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
     # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
     unit = network.config.multiple

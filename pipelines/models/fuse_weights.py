@@ -96,7 +96,10 @@ class Found:
         return float(np.mean(self.dice[kind]))
 
     def lines(self) -> list[str]:
-        """The figures for people."""
+        """The figures for people.
+
+        Dice of each scan with each way of joining the views, then the best way with its weights.
+        """
         judged = "fitted to this very person"
         if self.held_out:
             judged = "fitted without its person"

@@ -31,7 +31,10 @@ from trinat.segmentation.space.views import View, to_slices
 
 @dataclass(frozen=True, eq=False)
 class SegmentedScan:
-    """What is kept of a scan: evidence to fit weights to, and a file to score weights with."""
+    """What is kept of a scan: evidence to fit weights to, and a file to score weights with.
+
+    `person` decides which scans are left out together when weights are judged.
+    """
 
     name: str
     person: str
@@ -39,7 +42,10 @@ class SegmentedScan:
     file: Path
 
     def save(self, ambiguous: AmbiguousVoxels) -> None:
-        """Write the voxels whose class depends on the weights."""
+        """Write the voxels whose class depends on the weights.
+
+        The format is NumPy's .npz, without compression. An existing file is replaced.
+        """
         probabilities: dict[str, Any] = {}
         for view, values in ambiguous.probabilities.items():
             probabilities[view.value] = values

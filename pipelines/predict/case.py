@@ -89,7 +89,11 @@ class CaseWorker:
         return scan
 
     def infer(self, scan: CaseInProgress) -> CaseInProgress:
-        """Segment the scan on the working grid."""
+        """Segment the scan on the working grid.
+
+        The scan's digest is the seed of dropout. The conformed image is released here, since it is
+        as large as the scan.
+        """
         assert scan.conformed is not None
         output = self.settings.output
         # The same scan draws the same dropout, in whatever order scans are done.
@@ -102,7 +106,10 @@ class CaseWorker:
         return scan
 
     def write(self, scan: CaseInProgress) -> Entry:
-        """The outputs of a scan and its entry, which says where the disk has no room for them."""
+        """The outputs of a scan and its entry, which says where the disk has no room for them.
+
+        A full disk makes a failed entry with `no_room`; other errors are raised.
+        """
         try:
             return self._write(scan)
         except Exception as error:

@@ -134,7 +134,10 @@ class CaseFiles:
 
 @stage("picture")
 def write_slices(path: Path, found: Prediction) -> None:
-    """What the page of the run shows of a scan, its most doubtful structure first."""
+    """What the page of the run shows of a scan, its most doubtful structure first.
+
+    JSON, with pictures of the slices inside. The folder of `path` must not exist.
+    """
     labels = found.scheme.labels
     focus = 0
     if found.agreement is not None:

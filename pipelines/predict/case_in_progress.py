@@ -36,7 +36,11 @@ class CaseInProgress:
 
 
 def read(case: Case, settings: RunSettings) -> CaseInProgress:
-    """Read the scan of a case. What is wrong with its file raises, as does one that was changed."""
+    """Read the scan of a case. What is wrong with its file raises, as does one that was changed.
+
+    The time is taken on the clock of the scan. `refuse_changed` raises if a store knows another
+    checksum.
+    """
     scan = CaseInProgress(case)
     with timed(scan.clock), stage("read"):
         scan.volume = Volume.read(

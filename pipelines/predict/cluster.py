@@ -253,7 +253,10 @@ async def _ask(client: Client) -> dict[str, Any]:
 
 
 def segment(settings: RunSettings, case: Case, device: str) -> Entry:
-    """On a worker: one scan, with the model that the worker has loaded once."""
+    """On a worker: one scan, with the model that the worker has loaded once.
+
+    The entry says how it ended, also if it failed. `device` is a device of the worker's machine.
+    """
     from distributed import get_worker
 
     from trinat.pipelines.common.process import prepare_process

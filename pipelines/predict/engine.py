@@ -57,7 +57,10 @@ class SerialEngine:
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """As of `Engine`."""
+        """As of `Engine`.
+
+        One thread writes the results of a scan while the next one is segmented.
+        """
         from trinat.pipelines.predict.case import CaseWorker
 
         prepare_process(self._settings.threads)
@@ -111,7 +114,11 @@ class LocalEngine:
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """As of `Engine`."""
+        """As of `Engine`.
+
+        A process that dies is replaced, and its case fails; so does a case that takes longer than
+        the limit. No process is left when the iterator ends or is closed.
+        """
         waiting = iter(cases)
         workers = [self._start(device) for device in self.devices]
         self._failed_starts = 0

@@ -70,7 +70,10 @@ class Entry:
     def of(
         cls, case: Case, settings: RunSettings, status: Status, **fields: Any
     ) -> Entry:
-        """What a run with these settings made of a case; `fields` are further fields."""
+        """What a run with these settings made of a case; `fields` are further fields.
+
+        The path of the scan is relative to the output folder.
+        """
         # As seen from the output, so that no path of this machine gets into the ledger.
         scan = os.path.relpath(case.path, settings.out.resolve())
         return cls(

@@ -65,7 +65,11 @@ class Ledger:
         self._file: FileIO | None = None
 
     def add(self, entry: Entry) -> None:
-        """Append an entry; one without a number is the attempt after the one that held so far."""
+        """Append an entry; one without a number is the attempt after the one that held so far.
+
+        The line is on the disk when this returns; after a failure the file is as it was. The file
+        is opened with the first entry and stays open until the ledger is closed.
+        """
         if entry.status != "writing" and not entry.attempt:
             before = self.entries.get(entry.case)
             attempt = 1 if before is None else before.attempt + 1

@@ -38,7 +38,10 @@ class Outcome:
 
 
 def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of several runs that were done one after another, until one was interrupted."""
+    """The outcome of several runs that were done one after another, until one was interrupted.
+
+    Counts and times are added. No outcomes give one of zeros.
+    """
     grades: Counter[str] = Counter()
     for outcome in outcomes:
         grades.update(outcome.grades)

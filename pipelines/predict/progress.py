@@ -24,7 +24,10 @@ _GRADES = ("pass", "look", "reject")
 
 
 class Listener(NamedTuple):
-    """What to call at the start of a run (number of inputs), at each entry, and at the end."""
+    """What to call at the start of a run (number of inputs), at each entry, and at the end.
+
+    `on_end` gets the output folder as well, for the last line.
+    """
 
     on_start: Callable[[int], None]
     on_entry: Callable[[Entry], None]
@@ -34,7 +37,10 @@ class Listener(NamedTuple):
 def run_with_progress(
     requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
 ) -> Outcome:
-    """Do one request after another, until one is interrupted; returns the sum of their outcomes."""
+    """Do one request after another, until one is interrupted; returns the sum of their outcomes.
+
+    With `as_json` stdout has a line of JSON for each entry and one for the end, and nothing else.
+    """
     outcomes = []
     interactive = sys.stderr.isatty()
     say_licences(request.model for request in requests)

@@ -140,7 +140,11 @@ class Recorder:
                 self.ledger.add(withdrawn)
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
-        """Note the inputs of this run that cannot be segmented."""
+        """Note the inputs of this run that cannot be segmented.
+
+        Results that an earlier run made of a refused case are moved aside: they are not of this
+        input.
+        """
         for refusal in refusals:
             shown = refusal.shown
             if refusal.harmless:
@@ -212,7 +216,10 @@ class Recorder:
         return None
 
     def outcome(self, given: int, *, is_part: bool) -> Outcome:
-        """What the run came to; `given` is the number of its inputs."""
+        """What the run came to; `given` is the number of its inputs.
+
+        A run with fewer entries than inputs was interrupted.
+        """
         return Outcome(
             self.counts["done"],
             self.counts["skipped"],

@@ -26,7 +26,10 @@ EngineMaker = Callable[[RunSettings], Engine]
 
 @dataclass(frozen=True)
 class Shard:
-    """Part K of N of a list of cases, 1 to N; the same cases wherever it is computed."""
+    """Part K of N of a list of cases, 1 to N; the same cases wherever it is computed.
+
+    Shards of one list have no case in common, and have all cases together.
+    """
 
     part: int
     of: int

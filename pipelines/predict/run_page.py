@@ -49,7 +49,11 @@ class _Slices(BaseModel):
 
 
 def write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
-    """Write the page of all entries, given in natural order; `results` has the scans' own files."""
+    """Write the page of all entries, given in natural order; `results` has the scans' own files.
+
+    Pictures are linked, not included, so that pages of many scans stay small. An existing page is
+    replaced.
+    """
     ranked = sorted(entries, key=doubt_of)
     counts = Counter(grade_of(entry) for entry in entries)
     volumes = _volumes_of_batch(entries)

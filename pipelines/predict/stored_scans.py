@@ -35,7 +35,10 @@ class StoredScans:
         *,
         folds: bool = False,
     ) -> StoredScans:
-        """The scans of one part of a store's split; with `folds` the test scans of each fold."""
+        """The scans of one part of a store's split; with `folds` the test scans of each fold.
+
+        DatasetError if the store has no split, or none of the kind that is asked for.
+        """
         store = Store(path)
         subjects = {}
         if folds:

@@ -69,7 +69,11 @@ def _write_summary(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
-    """A row a scan: volumes in mm³, then each as a share of the total brain."""
+    """A row a scan: volumes in mm³, then each as a share of the total brain.
+
+    Cells of scans without that structure, as of failed ones, are empty (n/a). The order is that of
+    `entries`.
+    """
     names = _keys_in(entries, "volumes_mm3")
     key_names, keys = _keys(entries)
     rows = []
@@ -140,7 +144,10 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
-    """dataset_description.json and .bidsignore, for `out`; `raw` is what was segmented."""
+    """dataset_description.json and .bidsignore, for `out`; `raw` is what was segmented.
+
+    They are written into `folder`, from where they are moved to `out` as the other outputs are.
+    """
     # As seen from the output, so that no path of this machine gets into the file.
     raw_from_out = Path(os.path.relpath(raw.resolve(), out.resolve()))
     description = {
@@ -173,7 +180,11 @@ def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> Non
 def format_aseg_stats(
     subject: str, scheme: LabelScheme, voxels: Mapping[str, int], voxel_mm3: float
 ) -> str:
-    """`aseg.stats` in FreeSurfer's form; measures that were not measured (eTIV) are not there."""
+    """`aseg.stats` in FreeSurfer's form; measures that were not measured (eTIV) are not there.
+
+    Rows are sorted by FreeSurfer number and counted from 1. Structures that are not in `voxels`
+    have no row; those with 0 voxels have one.
+    """
     lines = [
         "# Title Segmentation Statistics",
         "# generating_program trinat",

@@ -22,7 +22,10 @@ Target = Callable[[Connection, RunSettings, str], None]
 
 @dataclass
 class CaseInHand:
-    """A case that a worker process has got: the stage it is in, and the time it was at work."""
+    """A case that a worker process has got: the stage it is in, and the time it was at work.
+
+    Seconds; `since` is when its stage began, on the clock of `time.monotonic`.
+    """
 
     case: Case
     stage: str = WAITING

@@ -330,7 +330,11 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
 
 
 def add_artefact(image: Tensor, artefact: Artefact, seed: int) -> Tensor:
-    """One slice (C, H, W) with the artefact, on the slice's device; the seed fixes it."""
+    """One slice (C, H, W) with the artefact, on the slice's device; the seed fixes it.
+
+    The image is not changed. Intensities below 0 become 0. Computed on the processor, whatever
+    device the slice is on.
+    """
     slices = image.detach().cpu()
     if artefact in ("spike", "gibbs"):
         changed = _with_monai(slices, artefact, seed)

@@ -40,7 +40,11 @@ SliceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Place(NamedTuple):
-    """Slice `middle` of the file with that number, with neighbours: `thick` slices in all."""
+    """Slice `middle` of the file with that number, with neighbours: `thick` slices in all.
+
+    `file` counts in the order of the subjects that a dataset was made of; `middle` counts slices of
+    the view from 0.
+    """
 
     file: int
     view: View
@@ -49,14 +53,21 @@ class Place(NamedTuple):
 
 
 class StoredSlice(NamedTuple):
-    """What a file holds of a slice: codes (C, H, W) and labels (H, W)."""
+    """What a file holds of a slice: codes (C, H, W) and labels (H, W).
+
+    C is the number of slices in the slab; the labels are those of its middle slice.
+    """
 
     image: Quantised
     labels: NDArray[np.uint8]
 
 
 class SubjectFiles:
-    """Subjects' files by number; when too many are open, the first that was opened is closed."""
+    """Subjects' files by number; when too many are open, the first that was opened is closed.
+
+    Files are opened when a slice of them is first asked for, and again in each process: an open
+    HDF5 file cannot be shared after a fork.
+    """
 
     def __init__(self, files: Sequence[SubjectFile]) -> None:
         self._files = tuple(files)

@@ -147,7 +147,11 @@ def fingerprint(
 
 
 def digest_of(path: Path | None) -> str | None:
-    """SHA-256 of a file; of an Analyze pair, of header and image in a row."""
+    """SHA-256 of a file; of an Analyze pair, of header and image in a row.
+
+    None for no path. This is how a store knows whether a file is still the one that it was made
+    from.
+    """
     if path is None:
         return None
     if path.suffix == ".hdr":

@@ -19,14 +19,20 @@ _SMALLEST_STEP = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 stays exactly 0."""
+    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 stays exactly 0.
+
+    Codes are 0 to 4,095 and may have any shape. The error of a value is at most half of `scale`.
+    """
 
     codes: NDArray[np.uint16]
     scale: float
     zero: int
 
     def values(self) -> NDArray[np.float32]:
-        """The intensities, in the shape of the codes."""
+        """The intensities, in the shape of the codes.
+
+        A new array of float32; what was below 0 before is below 0 again.
+        """
         values: NDArray[np.float32] = self.codes.astype(np.float32)
         if self.zero:
             values -= np.float32(self.zero)
@@ -47,7 +53,11 @@ class Quantised:
 
 
 def quantise(image: NDArray[np.float32]) -> Quantised:
-    """Spread the values from the lowest (0 or below) to the highest over 4,096 codes."""
+    """Spread the values from the lowest (0 or below) to the highest over 4,096 codes.
+
+    Any shape; 0 is always among the values that have a code of their own. An image that is 0
+    everywhere gets the scale 1. Values must be finite.
+    """
     low = min(float(image.min()), 0.0)
     high = max(float(image.max()), 0.0)
     step = (high - low) / (_LEVELS - 1)

@@ -181,7 +181,11 @@ class SubjectFile:
         return Quantised(codes, self._scale, self._zero)
 
     def slab(self, view: View, middle: int, thick: int) -> Quantised:
-        """`thick` slices around the middle one, (C, H, W); beyond the ends is background."""
+        """`thick` slices around the middle one, (C, H, W); beyond the ends is background.
+
+        `view` and `middle` as in `Place`; C is `thick`. The codes beyond the ends are those of
+        intensity 0. The file is opened if it is not open, and stays open.
+        """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)
         before = max(-start, 0)
@@ -229,7 +233,11 @@ class SubjectFile:
 
     @property
     def statistics(self) -> Statistics:
-        """What `write_subject` returned."""
+        """What `write_subject` returned.
+
+        As they were when the file was written: nothing is computed from slices. Entries of older
+        stores that are not used any more are left out.
+        """
         values = json.loads(self._opened().attrs["statistics"])
         values.pop("class_stds", None)  # of older stores
         percentiles = values.pop("percentiles")
@@ -237,7 +245,11 @@ class SubjectFile:
         return Statistics(percentiles=percentiles, **per_class)
 
     def close(self) -> None:
-        """Close the file; the next call of another method opens it again."""
+        """Close the file; the next call of another method opens it again.
+
+        Closing twice does nothing. In a forked process the file of the parent is forgotten, not
+        closed.
+        """
         with FILES:
             if self._file is not None and self._pid == os.getpid():
                 self._file.close()

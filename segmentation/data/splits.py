@@ -27,7 +27,10 @@ _AGE_BINS = 5
 
 @dataclass(frozen=True)
 class Participant:
-    """One subject of a store: a session of a person, who may belong to a family (twins)."""
+    """One subject of a store: a session of a person, who may belong to a family (twins).
+
+    `age` in years. Persons of one family are never divided among parts.
+    """
 
     subject: str
     person: str
@@ -51,7 +54,10 @@ class Split(BaseModel):
     test: tuple[str, ...] = ()
 
     def part(self, name: Part) -> tuple[str, ...]:
-        """The subjects of that part."""
+        """The subjects of that part.
+
+        In the order of the file; empty if the part is empty.
+        """
         parts: dict[Part, tuple[str, ...]] = {
             "train": self.train,
             "validation": self.validation,
@@ -104,7 +110,11 @@ class Split(BaseModel):
 
 
 def read_split(path: Path) -> Split:
-    """The split in a file; raises DatasetError where there is none."""
+    """The split in a file; raises DatasetError where there is none.
+
+    The message names what is wrong in the file. Whether its subjects are in a store is not looked
+    at.
+    """
     try:
         return Split.model_validate_json(read_text(path))
     except FileNotFoundError:
@@ -118,7 +128,11 @@ def read_split(path: Path) -> Split:
 
 
 def read_exclusions(path: Path) -> tuple[str, ...]:
-    """Subjects of a text file, one a line; what follows a # is a remark."""
+    """Subjects of a text file, one a line; what follows a # is a remark.
+
+    Empty lines are passed over; the order is kept. DatasetError for a file that is missing or is
+    not text. An empty list is allowed.
+    """
     try:
         lines = read_text(path).splitlines()
     except (FileNotFoundError, UnicodeDecodeError):

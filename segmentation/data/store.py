@@ -54,7 +54,10 @@ class _Strict(BaseModel):
 
 
 class FileStamp(_Strict):
-    """The content of a file, and by what it is taken as unchanged without being read."""
+    """The content of a file, and by what it is taken as unchanged without being read.
+
+    `size` in bytes, `mtime_ns` in nanoseconds since 1970.
+    """
 
     sha256: str
     size: int
@@ -68,7 +71,11 @@ class FileStamp(_Strict):
         return cls(sha256=digest, size=state.st_size, mtime_ns=state.st_mtime_ns)
 
     def renewed(self, path: Path) -> FileStamp | None:
-        """Of the file as it is, read only if its size or time changed; None if its content did."""
+        """Of the file as it is, read only if its size or time changed; None if its content did.
+
+        The same stamp if nothing changed; a new one, with the new time, if only the time did.
+        OSError if the file is missing.
+        """
         state = path.stat()
         if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
             return self
@@ -145,7 +152,10 @@ class StoreInfo(_Strict):
 
 
 class LedgerRow(_Strict):
-    """What became of a subject that the source named."""
+    """What became of a subject that the source named.
+
+    `reason` is empty for a subject that was done without a remark.
+    """
 
     subject: str
     status: Literal["done", "failed", "skipped"]
@@ -223,7 +233,11 @@ class Store:
 
     @property
     def folds(self) -> tuple[Path, ...]:
-        """The files of the splits of a cross-validation, in the order of their numbers."""
+        """The files of the splits of a cross-validation, in the order of their numbers.
+
+        DatasetError if there are none, or if one in the middle is missing: a cross-validation
+        without one of its parts would leave persons out.
+        """
         possible = paths_of_folds(self.root / SPLIT, len(self.subjects))
         paths = [path for path in possible if path.is_file()]
         if not paths or paths != possible[: len(paths)]:
@@ -242,7 +256,11 @@ class Store:
         return tuple(subjects)
 
     def check(self, subjects: Iterable[str]) -> None:
-        """Refuse a subject whose file is not what `trinat prepare` left."""
+        """Refuse a subject whose file is not what `trinat prepare` left.
+
+        Only the size and the time of an unchanged file are looked at; a file with another time is
+        read whole. IntegrityError names the first file that is not as it was.
+        """
         for subject in subjects:
             path = subject_path(self.root, subject)
             stamp = self.info.subjects[subject].file
@@ -254,7 +272,11 @@ class Store:
                 )
 
     def pseudo_labels(self, subjects: Iterable[str]) -> str:
-        """Which models made labels of these subjects; empty where none did."""
+        """Which models made labels of these subjects; empty where none did.
+
+        Models with the beginning of their hashes, sorted and joined by "; ". A run records this, so
+        that nobody takes labels of a model for labels of a person.
+        """
         models: set[str] = set()
         for subject in subjects:
             pseudo = self.info.subjects[subject].pseudo
@@ -277,7 +299,11 @@ class Store:
 
     @cached_property
     def participants(self) -> tuple[Participant, ...]:
-        """One entry a subject, from participants.tsv as it stands now."""
+        """One entry a subject, from participants.tsv as it stands now.
+
+        The table is read at each call, since users complete it by hand. DatasetError if a subject
+        has no row or no person, or if an entry cannot be read.
+        """
         table = self.root / "participants.tsv"
         facts = read_participants(table)
         rows = read_rows(table, required=_PARTICIPANT_COLUMNS[:2])
@@ -328,7 +354,12 @@ def subject_path(root: Path, subject: str) -> Path:
 
 
 def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
-    """Write participants.tsv; what a reader has filled in where we know nothing stays."""
+    """Write participants.tsv; what a reader has filled in where we know nothing stays.
+
+    Our values replace those in the table; cells that we would leave empty keep what they have. Rows
+    of subjects that are not given are removed. Columns: participant_id, person, session, family,
+    age, sex.
+    """
     path = root / "participants.tsv"
     present: dict[str, dict[str, str]] = {}
     if path.is_file():

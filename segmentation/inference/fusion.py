@@ -167,7 +167,10 @@ class ViewAggregator:
         slices += weighted.to(slices.dtype)
 
     def finish(self) -> Tensor:
-        """The fused probabilities, (X, Y, Z, K) float16; sums are 1."""
+        """The fused probabilities, (X, Y, Z, K) float16; sums are 1.
+
+        The tensor is the buffer itself, not a copy: nothing may be added afterwards. Call it once.
+        """
         if not self.is_geometric and not self._differ_by_class:
             return self.sum
         # Weights that differ between classes do not keep the sum, nor do geometric means.

@@ -77,7 +77,11 @@ class AmbiguousVoxels:
         weights: Mapping[View, NDArray[np.floating]],
         mean: Mean = "arithmetic",
     ) -> NDArray[np.int64]:
-        """All voxels of the scan by true and fused class, (K, K), with these weights."""
+        """All voxels of the scan by true and fused class, (K, K), with these weights.
+
+        `weights` have an entry a class for each view. Voxels whose class no weights can change are
+        counted as they were decided, so that the sum is the number of voxels of the scan.
+        """
         views = tuple(self.probabilities)
         axes = dict.fromkeys(views, _IN_A_ROW)
         sagittal = self.probabilities.get(View.SAGITTAL)
@@ -123,7 +127,11 @@ class ViewLikelihoods:
         *,
         without: Sequence[int] = (),
     ) -> ViewLikelihoods:
-        """From a sample of a scan's ambiguous voxels; classes `without` are not looked at."""
+        """From a sample of a scan's ambiguous voxels; classes `without` are not looked at.
+
+        `generator` chooses the sample. For each class those voxels count that have it, or that some
+        view takes for possible. Left and right of a structure are one group.
+        """
         groups = _groups(scheme)
         truth = groups[ambiguous.truth]
         given = _by_group(ambiguous, groups)

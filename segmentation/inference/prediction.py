@@ -55,7 +55,11 @@ class Prediction:
 
     @cached_property
     def indices(self) -> Volume:
-        """Class indices in the scan's own space, uint8."""
+        """Class indices in the scan's own space, uint8.
+
+        Computed once, when first asked for. Where the scan has another grid the probabilities are
+        resampled, not the labels.
+        """
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
             # Every voxel of the scan is one of the working grid: the most probable stays so.
             found = restore(self.working, self.plan, labels=True)
@@ -92,7 +96,11 @@ class Prediction:
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
 
     def probabilities(self, structure: str | int) -> Volume:
-        """Probability of one structure in the scan's own space, float32."""
+        """Probability of one structure in the scan's own space, float32.
+
+        `structure` is a name, an abbreviation or a FreeSurfer number; LabelError for an unknown
+        one. Values are 0 to 1. Outside of the working grid background has 1, everything else 0.
+        """
         index = self.scheme.find(structure).index
         values = self.fused[..., index].float().numpy()
         if index != 0:

@@ -100,7 +100,11 @@ class Predictor:
         batch: int | None = None,
         allow_cpu: bool = False,
     ) -> Self:
-        """A shipped model by name ("fast"), or the folder of one's own."""
+        """A shipped model by name ("fast"), or the folder of one's own.
+
+        The same as the constructor, under the name that users know. ModelError if there is no such
+        model.
+        """
         return cls(
             name_or_folder,
             device=device,
@@ -133,7 +137,14 @@ class Predictor:
         samples: int = 0,
         seed: int = 0,
     ) -> Prediction:
-        """The networks and their fusion; labels are restored when they are first asked for."""
+        """The networks and their fusion; labels are restored when they are first asked for.
+
+        - `mirror` averages with the mirrored scan.
+        - `samples` is the number of dropout samples, 0 for none; `seed` decides them.
+
+        If the GPU has too little memory it is tried with less, and on the processor if that is
+        allowed.
+        """
         refuse_forked_gpu(self.device)
 
         def work() -> Prediction:
@@ -258,7 +269,11 @@ class Predictor:
                     yield view, part
 
     def find_brain(self, image: Tensor) -> BrainRegion:
-        """Where brain may be, from a few slices of an image; everywhere where none is seen."""
+        """Where brain may be, from a few slices of an image; everywhere where none is seen.
+
+        `image` (X, Y, Z) is on the working grid. One view looks at every n-th slice. Networks whose
+        intensities depend on the whole image look everywhere.
+        """
         preprocessing = self.model.info.preprocessing
         if preprocessing.scaling == "minimum-maximum":
             return BrainRegion.whole(image.shape)

@@ -86,7 +86,11 @@ def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
 
 
 def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
-    """Judge by every check: what rejects comes first among the reasons."""
+    """Judge by every check: what rejects comes first among the reasons.
+
+    A finding that rejects makes the whole a reject; any other finding makes it at least a look.
+    Without findings it passes.
+    """
     structures = _grade_structures(evidence, limits.agreement)
     findings: list[Finding] = []
     for check in CHECKS:

@@ -40,7 +40,10 @@ class Uncertainty:
 
 
 class Samples:
-    """Collects samples one by one: their running mean, and one map of classes each."""
+    """Collects samples one by one: their running mean, and one map of classes each.
+
+    The memory grows by one byte a voxel for each sample.
+    """
 
     def __init__(self, scheme: LabelScheme) -> None:
         self._classes = len(scheme)
@@ -57,7 +60,11 @@ class Samples:
         self._mean += (probabilities - self._mean) / len(self._maps)
 
     def summarise(self) -> Uncertainty:
-        """What the samples say; there must be at least one."""
+        """What the samples say; there must be at least one.
+
+        Values by class are (K,). From a single sample Dice and the variation of volumes are NaN, as
+        they compare samples. Entropy is a map (X, Y, Z).
+        """
         assert self._mean is not None
         unknown = np.full(self._classes, np.nan)
         pairwise_dice = unknown

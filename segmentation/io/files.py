@@ -87,7 +87,11 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
 
 
 def sha256_of(*paths: Path) -> str:
-    """SHA-256 over the bytes of regular files, one after the other, in hexadecimal digits."""
+    """SHA-256 over the bytes of regular files, one after the other, in hexadecimal digits.
+
+    Files are read in pieces of 1 MiB. InputError for what is not a regular file. The digest of two
+    paths is that of their bytes in this order, so that an Analyze pair has one digest.
+    """
     digest = hashlib.sha256()
     with stage("hash"):
         for path in paths:
@@ -166,7 +170,11 @@ def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove what killed processes were writing there, files or folders; none may be at work."""
+    """Remove what killed processes were writing there, files or folders; none may be at work.
+
+    Only names as `atomic_write` gives them (`.trinat-*.tmp`) are removed. A folder that does not
+    exist is as an empty one.
+    """
     for folder in folders:
         for left in folder.glob(".trinat-*.tmp"):
             if left.is_dir() and not left.is_symlink():
@@ -198,7 +206,10 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """A file of these bytes, or of this text as `atomic_text` writes it."""
+    """A file of these bytes, or of this text as `atomic_text` writes it.
+
+    The file is replaced if it is there; until the new one is complete the old one stays.
+    """
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
     with atomic_write(path) as file:
@@ -299,7 +310,11 @@ def _as_text(record: dict[Any, Any]) -> dict[str, str]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    """Wait until a file's bytes, or a folder's names, are on the disk.
+
+    Without this a power failure may lose a file that was renamed already. File systems that cannot
+    sync folders are accepted; every other OSError is raised.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -46,7 +46,11 @@ _LARGEST_FORM_CODE = 5
 
 @dataclass(frozen=True)
 class Form:
-    """One statement on where the voxels are; `affine` is None where the fields make none."""
+    """One statement on where the voxels are; `affine` is None where the fields make none.
+
+    `affine` is (4, 4), voxel index -> RAS mm. `code` is the number of NIfTI for the space that it
+    leads to; 0 is unknown.
+    """
 
     code: int
     affine: NDArray[np.float64] | None
@@ -110,7 +114,11 @@ def read_nifti(stream: ScanStream) -> Header:
 
 
 def read_pair(stream: ScanStream) -> Header:
-    """The header of a .hdr file: a NIfTI pair, or Analyze 7.5 where its magic is not there."""
+    """The header of a .hdr file: a NIfTI pair, or Analyze 7.5 where its magic is not there.
+
+    FormatError for fields that are impossible, and for the header of a single file (.nii) under the
+    name of a pair.
+    """
     fields, _ = _struct(stream)
     magic = fields["magic"].tobytes()[:3]
     if magic in (b"n+1", b"n+2"):
@@ -170,7 +178,11 @@ def announce(stream: ScanStream, header: Header) -> None:
 
 
 def check_size(header: Header, where: Path) -> None:
-    """Refuse voxels beyond the limits, or beyond the memory that is free: FormatError."""
+    """Refuse voxels beyond the limits, or beyond the memory that is free: FormatError.
+
+    Called before voxels are read, so that a wrong header costs no memory. Sizes are those in
+    memory, not those in the file: scaled voxels take 4 bytes each or more.
+    """
     voxel_bytes = header.dtype.itemsize
     if header.scaled:
         # Scaled voxels become 4-byte floats.

@@ -60,7 +60,10 @@ def check_sides(dims: list[int], where: Path) -> Sides:
 
 
 def check_zooms(zooms: Any, where: Path) -> Zooms:
-    """Three voxel sizes in mm within the limits; GeometryError for others."""
+    """Three voxel sizes in mm within the limits; GeometryError for others.
+
+    NaN is outside of the limits as well. `where` names the scan in the message.
+    """
     x, y, z = (float(zoom) for zoom in zooms)
     low, high = SPACING_RANGE_MM
     if not all(low <= zoom <= high for zoom in (x, y, z)):
@@ -73,7 +76,10 @@ def check_zooms(zooms: Any, where: Path) -> Zooms:
 
 
 def check_bytes(count: int, where: Path) -> None:
-    """Refuse more bytes of voxels than any scan has, which is 2 GiB: FormatError."""
+    """Refuse more bytes of voxels than any scan has, which is 2 GiB: FormatError.
+
+    The count is that in memory; `where` names the scan in the message.
+    """
     if count > MAX_BYTES:
         raise FormatError(
             f"{count / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",

@@ -34,7 +34,12 @@ _VERSIONS = {
 def free_memory(
     own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Bytes that this process may still take: what the machine has, within all limits."""
+    """Bytes that this process may still take: what the machine has, within all limits.
+
+    The smaller of what the machine has available and of what is left within each control group that
+    the process belongs to. `own` and `groups` are where Linux states these; where they are missing,
+    as on macOS, the machine alone counts.
+    """
     import psutil
 
     of_machine = int(psutil.virtual_memory().available)

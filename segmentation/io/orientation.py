@@ -25,7 +25,10 @@ _TRUST = "decide with --trust-affine sform, qform or header"
 
 
 class Place(NamedTuple):
-    """The affine of an image, the (q-form, s-form) codes to write, and notes on the choice."""
+    """The affine of an image, the (q-form, s-form) codes to write, and notes on the choice.
+
+    `affine` is (4, 4), voxel index -> RAS mm. `notes` are empty if there was nothing to choose.
+    """
 
     affine: NDArray[np.float64]
     codes: tuple[int, int]

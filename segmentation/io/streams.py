@@ -43,7 +43,10 @@ def has_checksum(path: Path) -> bool:
 
 
 def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
-    """FormatError for more bytes than any scan, or array of scans, packs into as few."""
+    """FormatError for more bytes than any scan, or array of scans, packs into as few.
+
+    Both counts are in bytes. Small files pass at any ratio; `where` names the file in the message.
+    """
     if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
         raise FormatError(
             f"unpacks to {unpacked // packed} times its size, as no scan does",
@@ -92,7 +95,11 @@ class ScanStream:
         return bytes(buffer)
 
     def fill(self, buffer: memoryview) -> None:
-        """Read exactly as many bytes as the buffer holds; IntegrityError if there are fewer."""
+        """Read exactly as many bytes as the buffer holds; IntegrityError if there are fewer.
+
+        `position` moves on by the length of the buffer. IntegrityError also for bytes that cannot
+        be unpacked.
+        """
         filled = 0
         with _damage_explained(self.path):
             while filled < len(buffer):
@@ -108,7 +115,11 @@ class ScanStream:
         self.position += filled
 
     def announce(self, end: int) -> None:
-        """Refuse, before anything is allocated, a header that announces more than can be there."""
+        """Refuse, before anything is allocated, a header that announces more than can be there.
+
+        `end` is in unpacked bytes from the start of the file. IntegrityError if the file is too
+        short for it, even at the best ratio of gzip; FormatError if no scan packs as well.
+        """
         most = self.size
         if self._packed:
             most *= _DEFLATE_LIMIT

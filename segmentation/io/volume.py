@@ -114,7 +114,9 @@ class Volume:
     ) -> Volume:
         """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else.
 
-        `image` names the image of a torchio.Subject that has several.
+        A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
+        images and arrays with `of_image` and `of_array`. With `labels` the voxels must be whole
+        numbers. `image` names the image of a torchio.Subject that has several.
         """
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
@@ -207,7 +209,12 @@ class Volume:
     def of_array(
         cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False
     ) -> Volume:
-        """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`."""
+        """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`.
+
+        Voxels of 8, 16 (or signed 32) bits keep their type, other numbers become float32.
+        FormatError for another number of dimensions, for complex numbers and booleans, and for an
+        affine that is not (4, 4). The array itself is never changed.
+        """
         voxels = np.asarray(array)
         to_ras = np.asarray(affine)
         are_numbers = voxels.dtype.kind in "iuf"

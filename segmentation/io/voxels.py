@@ -49,7 +49,11 @@ def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
 
 
 def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """As `read_single_file`, for a header and an image file beside it; either may be named."""
+    """As `read_single_file`, for a header and an image file beside it; either may be named.
+
+    Returns the header, the voxels, and the SHA-256 over the .hdr and then the .img file. Errors are
+    those of `read_single_file`, and InputError if one of the two files is missing. Both are closed.
+    """
     with ScanStream(_partner(where, ".hdr"), packed=False) as stream:
         header = read_pair(stream)
         stream.drain(limit=_MGH_TAGS, zeros=False)

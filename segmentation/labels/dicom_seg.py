@@ -54,7 +54,10 @@ _MADE_BY = "trinat"
 
 
 class Code(NamedTuple):
-    """What DICOM calls a structure: SNOMED CT (SCT), or the standard's own words (DCM)."""
+    """What DICOM calls a structure: SNOMED CT (SCT), or the standard's own words (DCM).
+
+    The three parts are written as CodeValue, CodingSchemeDesignator and CodeMeaning.
+    """
 
     value: str
     scheme: str

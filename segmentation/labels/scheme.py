@@ -124,7 +124,11 @@ class LabelScheme:
         return {self._classes[target] for target in folded if target in self._classes}
 
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
-        """FreeSurfer numbers of a map of class indices; LabelError for what is no class."""
+        """FreeSurfer numbers of a map of class indices; LabelError for what is no class.
+
+        `indices` have any shape and an integer type; the numbers have the same shape. An empty
+        array is allowed.
+        """
         indices = np.asarray(indices)
         if not np.issubdtype(indices.dtype, np.integer):
             raise LabelError(f"class indices are integers, not {indices.dtype}")
@@ -138,7 +142,12 @@ class LabelScheme:
 
     @cached_property
     def merged(self) -> MergedScheme:
-        """The scheme of a network that cannot tell left from right: one class per pair."""
+        """The scheme of a network that cannot tell left from right: one class per pair.
+
+        Classes keep their order; of a pair the first counts. LabelError if a class has a side and
+        no partner. The result leads from classes of this scheme to merged ones, for training, and
+        back.
+        """
         if self.has_unpartnered_sides:
             raise LabelError(
                 f"{self.name} has classes on one side only, which a sagittal slice cannot show",

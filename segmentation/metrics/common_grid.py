@@ -88,7 +88,10 @@ class DrawnSlices:
 
     @property
     def note(self) -> str:
-        """What a reader of the measurements must know."""
+        """What a reader of the measurements must know.
+
+        One sentence for the column `note` of the tables.
+        """
         drawn = f"{len(self.places)} slices"
         if len(self.places) == 1:
             drawn = "a single slice"
@@ -130,7 +133,11 @@ def labelled_slices(
 
 
 def drawn_slices(truth: Indices, spacing_mm: Spacing) -> DrawnSlices | None:
-    """The labelled slices of a truth that is drawn on single ones alone; None for a whole one."""
+    """The labelled slices of a truth that is drawn on single ones alone; None for a whole one.
+
+    `truth` (X, Y, Z) holds class indices. Slices count as single if no two of them are neighbours.
+    A few slices of few structures are not enough to say so: a small structure may be as thin.
+    """
     for axis in range(3):
         slices = truth.shape[axis]
         others = tuple(other for other in range(3) if other != axis)

@@ -18,7 +18,11 @@ _IN_NO_MEAN = ("background", "csf")
 
 
 def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
-    """The structures whose mean is a group's value, by the group's name; first, all of them."""
+    """The structures whose mean is a group's value, by the group's name; first, all of them.
+
+    A label is in the group of all structures and in its own. Groups are in the order in which the
+    scheme names them first.
+    """
     members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
     for label in scheme.labels:
         if label.group in _IN_NO_MEAN:
@@ -72,7 +76,11 @@ class Made:
     def measured_though_rejected(
         self, scheme: LabelScheme, rejected: Mapping[str, str]
     ) -> set[str]:
-        """Rejected structures that are only a part of what `scheme` measures, or unknown to it."""
+        """Rejected structures that are only a part of what `scheme` measures, or unknown to it.
+
+        `rejected` has a reason for each name. The caller tells the user of these: their rejection
+        has no effect on the measurements.
+        """
         found = self.left_out(scheme, rejected)
         gone: set[str] = set()
         for name, parts in _parts(scheme, self.source or scheme).items():

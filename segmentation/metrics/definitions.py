@@ -25,7 +25,11 @@ Better = Literal["higher", "lower", "zero", "none"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One row of the tables; the last three say its value where a structure is absent."""
+    """One row of the tables; the last three say its value where a structure is absent.
+
+    `key` is its name in tables, `title` that on pages. `unit` is empty for shares. `better` says
+    which values are good: higher, lower, near zero, or neither.
+    """
 
     key: str
     title: str

@@ -29,7 +29,11 @@ def check_shapes(truth: NDArray[Any], prediction: NDArray[Any]) -> None:
 def joint_histogram(
     truth: NDArray[Any], prediction: NDArray[Any], classes: int
 ) -> Counts:
-    """Voxels by true and predicted class index, two (X, Y, Z) maps to (K, K)."""
+    """Voxels by true and predicted class index, two (X, Y, Z) maps to (K, K).
+
+    Row t, column p has the voxels that are t in the truth and p in the prediction. EvaluationError
+    for maps of two shapes and for indices that are no class.
+    """
     check_shapes(truth, prediction)
     _check_classes("truth", truth, classes)
     _check_classes("prediction", prediction, classes)

@@ -34,7 +34,11 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number: `structure` is a label's name, or `group:<name>` for a mean over a group."""
+    """One number: `structure` is a label's name, or `group:<name>` for a mean over a group.
+
+    `fs_id` is None for groups. `value` is NaN where it is undefined; `note` says then why, or which
+    policy for absent structures gave the value.
+    """
 
     structure: str
     fs_id: int | None

@@ -82,7 +82,10 @@ def _without_skewness(quantile: Values, skewness: Values) -> Values:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two methods on the same persons; `p` is None where no honest test can be made, see `note`."""
+    """Two methods on the same persons; `p` is None where no honest test can be made, see `note`.
+
+    `mean_difference` is in the unit of the values.
+    """
 
     persons: int
     mean_difference: float
@@ -170,7 +173,10 @@ def holm(p_values: Values) -> Values:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Bland-Altman: bias of `second - first`, its SD and the 95 % limits, mean ± 1.96 SD."""
+    """Bland-Altman: bias of `second - first`, its SD and the 95 % limits, mean ± 1.96 SD.
+
+    In the unit of the measurements. All but `persons` are NaN where there are too few persons.
+    """
 
     persons: int
     bias: float
@@ -180,7 +186,10 @@ class Agreement:
 
 
 def bland_altman(first: Values, second: Values) -> Agreement:
-    """How far two measurements of the same persons lie apart, (P,) and (P,)."""
+    """How far two measurements of the same persons lie apart, (P,) and (P,).
+
+    Persons in whom one of the two is NaN are left out. One person has a bias and no limits.
+    """
     difference = second - first
     difference = difference[~np.isnan(difference)]
     bias = float("nan")

@@ -45,7 +45,11 @@ class SurfaceDistances:
 def surface_distances(
     truth: Mask, prediction: Mask, spacing_mm: Spacing
 ) -> SurfaceDistances | None:
-    """Distances both ways between two (X, Y, Z) masks; None where one of them is empty."""
+    """Distances both ways between two (X, Y, Z) masks; None where one of them is empty.
+
+    Surfaces run between voxels. `spacing_mm` is the size of a voxel along the masks' axes;
+    distances are in mm, areas in mm². Both masks must have one shape.
+    """
     truth_codes = corner_codes(truth)
     prediction_codes = corner_codes(prediction)
     # 0 and 255 are "no surface"; adding one in uint8 makes them 1 and 0.
@@ -63,7 +67,10 @@ def surface_distances(
 
 
 def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
-    """The larger of the two directed percentiles, by surface area."""
+    """The larger of the two directed percentiles, by surface area.
+
+    100 is the Hausdorff distance itself, 95 the usual robust one. In mm.
+    """
     from_truth = _percentile(
         distances.from_truth_mm, distances.truth_areas_mm2, percent
     )
@@ -220,7 +227,10 @@ def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=16)
 def surfel_areas_mm2(spacing_mm: tuple[float, float, float]) -> NDArray[np.float64]:
-    """Surface area for each code, (256,)."""
+    """Surface area for each code, (256,).
+
+    A code has one bit for each of the 2 x 2 x 2 voxels around a corner. In mm².
+    """
     x, y, z = spacing_mm
     face_areas = np.array([y * z, x * z, x * y])  # of the voxel faces across x, y and z
     areas = np.zeros(256)

@@ -78,7 +78,10 @@ class Ensemble(Network):
         self.arrange(torch.channels_last)
 
     def features(self, slices: Tensor) -> Tensor:
-        """Logarithms of the mean probability, (N, K, H, W), of slices (N, C, H, W)."""
+        """Logarithms of the mean probability, (N, K, H, W), of slices (N, C, H, W).
+
+        The mean is taken in float32. `only` chooses one member, as training does.
+        """
         members = list(self.networks)
         if self.only is not None:
             members = [self.networks[self.only]]

@@ -154,7 +154,11 @@ class Excitation(nn.Module):
             self.spatial = nn.Conv2d(channels, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W), rescaled."""
+        """(N, C, H, W), rescaled.
+
+        Channels are weighted by their means, places by a projection of their channels; the larger
+        of the two results counts. The shape stays.
+        """
         gates = []
         if self.channel is not None:
             gates.append(self.channel(x.mean((2, 3), keepdim=True)))
@@ -202,7 +206,11 @@ class DenseBlock(nn.Module):
         self.dropout = nn.Dropout2d(dropout)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The layers alone, without recalibration and dropout."""
+        """The layers alone, without recalibration and dropout.
+
+        `x` (N, C, H, W); the result is the output of the last layer (N, filters, H, W). Each layer
+        sees the input and the outputs of all layers before it.
+        """
         seen = [x]
         for layer in self.layers:
             # Of one tensor a concatenation would be a copy.

@@ -216,7 +216,11 @@ def load_model(
 
 
 def read_info(folder: str | Path) -> ModelInfo:
-    """What model.yaml says, checked by itself; quick, since no weights are read."""
+    """What model.yaml says, checked by itself; quick, since no weights are read.
+
+    ModelError for a file that is missing or damaged, for another format and for a key that is
+    unknown or wrong; the message names the key. Whether the weights are whole is not looked at.
+    """
     path = Path(folder) / MODEL_FILE
     content = _read_yaml(path)
     if content.get("format") != FORMAT:

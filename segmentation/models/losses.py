@@ -93,7 +93,12 @@ class SegmentationLoss(nn.Module):
         return self.config.cross_entropy * cross_entropy + self.config.dice * dice
 
     def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy and Dice loss, each unscaled."""
+        """Cross entropy and Dice loss, each unscaled.
+
+        `logits` (N, K, H, W), `labels` (N, H, W) of any integer type. Computed in float32. Pixels
+        whose class has the weight 0 count in neither part; if no pixel counts the cross entropy is
+        0.
+        """
         classes = logits.shape[1]
         # (N H W, K) rows: channels-last logits give them without a copy, and the softmax runs
         # along memory. No one-hot labels: this takes a fifth of the time that they take on a CPU.

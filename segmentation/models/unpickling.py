@@ -57,9 +57,11 @@ class Stub:
     state: Any = None
 
     def __new__(cls, *_: Any) -> Stub:
+        """A stub, whatever the object would have been made with."""
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
+        """Keep what the object would have been made of; nothing of it is run."""
         self.state = state
 
 

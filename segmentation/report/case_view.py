@@ -101,7 +101,11 @@ def view_case(
 
 
 def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
-    """A scan on the working grid and its class indices; first shown is where most of `focus` is."""
+    """A scan on the working grid and its class indices; first shown is where most of `focus` is.
+
+    Both volumes are on one grid. Grey values more than 6 mm from the brain are 0, so that no face
+    is shown. `focus` is a class index; with 0, or where that class has no voxel, all classes count.
+    """
     box = box_around(labels.data > 0, _margins(labels))
     gray = image.data[box]
     found = labels.data[box]
@@ -163,7 +167,10 @@ def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """More than 6 mm away, on a grid of 1 mm: what no picture shows, as it could be a face."""
+    """More than 6 mm away, on a grid of 1 mm: what no picture shows, as it could be a face.
+
+    `brain` (X, Y, Z) is True within the brain; the result has its shape. Edges are exact to 2 mm.
+    """
     # Of every second voxel: the distances of all take half a second.
     distance = ndimage.distance_transform_edt(
         ~brain[::2, ::2, ::2], sampling=2 * _STEP_MM

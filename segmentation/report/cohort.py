@@ -44,7 +44,10 @@ class Scan:
 
 @dataclass(frozen=True)
 class Range:
-    """Expected volumes of a structure, for people of a sex and age where these are given."""
+    """Expected volumes of a structure, for people of a sex and age where these are given.
+
+    Volumes in mm³, ages in years, both ends included. `sex` "" is for both sexes.
+    """
 
     structure: str
     low_mm3: float
@@ -54,7 +57,10 @@ class Range:
     age_to: float = np.inf
 
     def fits(self, scan: Scan) -> bool:
-        """Whether it speaks of this person; ranges by age or sex say nothing where these lack."""
+        """Whether it speaks of this person; ranges by age or sex say nothing where these lack.
+
+        Both conditions must hold where both are given.
+        """
         if self.sex and self.sex != scan.sex:
             return False
         is_by_age = np.isfinite(self.age_from) or np.isfinite(self.age_to)
@@ -67,7 +73,11 @@ class Range:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The tables of the report, all made from the scans' volumes."""
+    """The tables of the report, all made from the scans' volumes.
+
+    `frame` has a row for each scan, structure and metric; `structures` are in the order of the
+    label scheme.
+    """
 
     scans: tuple[Scan, ...]
     frame: pd.DataFrame

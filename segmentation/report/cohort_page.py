@@ -43,7 +43,11 @@ def cohort_page(
     *,
     failures: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why."""
+    """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why.
+
+    The page is one file: figures and pictures are inside. `provenance` is shown at its end, as
+    `page.provenance` gives it.
+    """
     return render(
         "cohort.html",
         title="Segmented scans",

@@ -28,7 +28,13 @@ WARNING_COLOR = MODEL_COLORS[5]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, what it shows in words, and the names of its marks by artist."""
+    """A figure, what it shows in words, and the names of its marks by artist.
+
+    - `name` is the name of its file without an ending.
+    - `label` is the text for readers who cannot see it.
+    - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
+      pointer.
+    """
 
     name: str
     figure: Figure
@@ -50,7 +56,10 @@ class Drawing:
 
     @property
     def png(self) -> bytes:
-        """On white, 150 dpi."""
+        """On white, 150 dpi.
+
+        The bytes of a file. The figure is transparent again afterwards, as its SVG needs it.
+        """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         buffer = io.BytesIO()
@@ -87,7 +96,11 @@ _STYLE: dict[str, Any] = {
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1
 ) -> Iterator[Any]:
-    """A figure without pyplot, in the report's style: (figure, axis or axes)."""
+    """A figure without pyplot, in the report's style: (figure, axis or axes).
+
+    Sizes in inches. With several rows or columns the axes come as an array, as from matplotlib's
+    `subplots`. The layout is computed when the context ends: all must be drawn by then.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -137,7 +150,11 @@ def draw_boxes(
 def draw_dots(
     axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: Any, gid: str
 ) -> None:
-    """A dot for each of the values of each (height, values)."""
+    """A dot for each of the values of each (height, values).
+
+    `band` is the height that the dots of one row may take, in the axis's units. All dots are one
+    artist with the name `gid`, in the order of the rows. `rows` may not be empty; values may be.
+    """
     places = []
     for height, values in rows:
         # Offsets keep dots apart, the same every time: the golden ratio's low discrepancy.
@@ -149,7 +166,10 @@ def draw_dots(
 
 
 def name_rows(axis: Any, structures: Iterable[str]) -> None:
-    """Structures down the axis, the first at the top."""
+    """Structures down the axis, the first at the top.
+
+    Row n is at height n. Names are shortened by `short_name`.
+    """
     names = [short_name(structure) for structure in structures]
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
@@ -173,7 +193,10 @@ def model_color(number: int) -> str:
 
 
 def add_legend(figure: Figure, models: Sequence[str]) -> None:
-    """The models' colours above the figure; of a single model, nothing."""
+    """The models' colours above the figure; of a single model, nothing.
+
+    The colour of a model is that of its place in `models`.
+    """
     if len(models) < 2:
         return
     from matplotlib.lines import Line2D

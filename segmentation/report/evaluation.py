@@ -25,7 +25,11 @@ _PLOTTED = (*_HEAT, "assd", "boundary_iou", "volume_difference")
 
 @dataclass(frozen=True)
 class Case:
-    """One of the worst scans, ready to be shown."""
+    """One of the worst scans, ready to be shown.
+
+    `title` names the scan, `text` says what is wrong with it, `alt` describes the picture for
+    readers who cannot see it.
+    """
 
     title: str
     text: str
@@ -40,7 +44,10 @@ class Case:
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
-    """The report's figures, by section."""
+    """The report's figures, by section.
+
+    Metrics that were not measured have no figure. Comparisons are there for two models or more.
+    """
     frame = evaluation.frame
     models = evaluation.models
     measured = set(frame["metric"].unique())
@@ -71,7 +78,10 @@ def _comparisons(table: pd.DataFrame) -> list[Drawing]:
 
 
 def heat_maps(evaluation: Evaluation) -> list[Drawing]:
-    """Scan x structure, a figure for each metric and model; the page has them as tables."""
+    """Scan x structure, a figure for each metric and model; the page has them as tables.
+
+    They are written as files beside the page.
+    """
     found = []
     for metric in _HEAT:
         maps = [

@@ -43,7 +43,11 @@ _DASHES = (0, (4, 3))
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
-    """Boxes over persons, a row a structure, every person a dot."""
+    """Boxes over persons, a row a structure, every person a dot.
+
+    `frame` is that of metrics.csv. Several models stand side by side in a row, each with its
+    colour. Structures that no model has a value of are left out; few persons have dots and no box.
+    """
     definition = METRICS[metric]
     tables = {model: by_person(frame, model, metric) for model in models_of(frame)}
     measured: set[str] = set()
@@ -101,7 +105,11 @@ def _names_of_dots(
 def bland_altman_plot(
     frame: pd.DataFrame, model: str, structures: Sequence[str]
 ) -> Drawing:
-    """Small multiples: difference of volumes over their mean, with bias and limits."""
+    """Small multiples: difference of volumes over their mean, with bias and limits.
+
+    `frame` is that of metrics.csv; volumes are shown in ml. A panel for each of `structures` that
+    the model predicted. Persons without one of the two volumes are left out.
+    """
     predicted = by_person(frame, model, "volume")
     true = by_person(frame, model, "truth_volume")
     structures = [name for name in structures if name in predicted.columns]
@@ -154,7 +162,12 @@ def _bland_altman_panel(
 def comparison_plot(
     table: pd.DataFrame, metric: str, first: str, second: str
 ) -> Drawing:
-    """Mean paired difference with its 95 % interval; filled where significant after Holm."""
+    """Mean paired difference with its 95 % interval; filled where significant after Holm.
+
+    `table` is that of `summary.comparisons`. The difference is `second` minus `first`, in the unit
+    of the metric. Structures without a difference are left out; those without an interval have a
+    dot alone.
+    """
     rows = where(table, metric=metric, first=first, second=second)
     rows = rows.dropna(subset="mean_difference")
     gid = "differences"
@@ -184,7 +197,11 @@ def comparison_plot(
 
 
 def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
-    """Scans x structures, the worst first, for a paper; the report has it as a table."""
+    """Scans x structures, the worst first, for a paper; the report has it as a table.
+
+    `frame` is that of metrics.csv. Of many scans only the worst by the mean over all structures are
+    drawn. Undefined values are blank.
+    """
     definition = METRICS[metric]
     higher_is_better = definition.better == "higher"
     table = by_scan(frame, model, metric)
@@ -208,7 +225,11 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
 
 
 def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
-    """Share of each true structure by predicted structure, on a logarithmic scale."""
+    """Share of each true structure by predicted structure, on a logarithmic scale.
+
+    `frame` is that of metrics.csv. Rows are true structures, columns predicted ones; shares of 0
+    are blank.
+    """
     from matplotlib.colors import LogNorm
 
     table = confusion(frame, model)
@@ -226,7 +247,11 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
 def z_score_plot(
     frame: pd.DataFrame, structures: Sequence[str], limit: float
 ) -> Drawing:
-    """Robust z of every volume, a row a structure, a dot a scan; far ones stand out."""
+    """Robust z of every volume, a row a structure, a dot a scan; far ones stand out.
+
+    `frame` is that of a `Cohort`. Scans beyond `limit` have another colour; those beyond the edge
+    of the figure are drawn on it, with their true z in their name.
+    """
     volumes = frame[(frame["metric"] == "volume") & frame["z"].notna()]
     rows = []
     names = []

@@ -27,7 +27,11 @@ METRICS_COLUMNS = (
 def metrics_frame(
     scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]],
 ) -> pd.DataFrame:
-    """One table of all scans' measurements; each scan brings its subject, session and model."""
+    """One table of all scans' measurements; each scan brings its subject, session and model.
+
+    The columns are `METRICS_COLUMNS`. `fs_id` is missing (NA) for groups, `value` is NaN where it
+    is undefined, and `note` says why. No scans give a table without rows.
+    """
     rows = []
     for scan, measurements in scans:
         whose = (scan["subject"], scan["session"], scan["model"])
@@ -39,7 +43,11 @@ def metrics_frame(
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write a CSV whole or not at all; undefined numbers are empty cells."""
+    """Write a CSV whole or not at all; undefined numbers are empty cells.
+
+    Text that a spreadsheet would run as a formula is made harmless. The frame is not changed; its
+    index is not written.
+    """
     safe = frame.copy()
     for column in safe.columns:
         if not pd.api.types.is_numeric_dtype(safe[column].dtype):

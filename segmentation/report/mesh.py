@@ -52,7 +52,10 @@ class Surface:
         return np.asarray(np.cross(b - a, c - a) / 2)
 
     def save(self, path: str | Path) -> None:
-        """Write PLY (.ply, binary) or GIfTI (.gii), whole or not at all."""
+        """Write PLY (.ply, binary) or GIfTI (.gii), whole or not at all.
+
+        The ending decides, in small or capital letters. FormatError for another one.
+        """
         where = Path(path)
         suffix = where.suffix.lower()
         if suffix == ".ply":

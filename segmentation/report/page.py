@@ -49,7 +49,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Numbers have `digits`; `pick` offers the values as a choice; `hint` explains the title."""
+    """Numbers have `digits`; `pick` offers the values as a choice; `hint` explains the title.
+
+    `digits` None is a column of text. `sign` writes a plus before positive numbers.
+    """
 
     title: str
     digits: int | None = None
@@ -63,7 +66,10 @@ class Column:
         return self.digits is not None
 
     def cell(self, value: Cell | str | float | None) -> Cell:
-        """A plain value as a cell; None is an undefined number."""
+        """A plain value as a cell; None is an undefined number.
+
+        Cells and texts stay as they are; numbers get the digits and the sign of the column.
+        """
         if isinstance(value, Cell):
             return value
         if isinstance(value, str):
@@ -110,7 +116,11 @@ def table(
     note: str = "",
     kind: str = "",
 ) -> Table:
-    """A table of plain values, formatted by their columns."""
+    """A table of plain values, formatted by their columns.
+
+    `id` is the element's name in the page. A row has a value for each column, in their order.
+    `note` stands below the table; `kind` is a class of the style sheet.
+    """
     known = [_column(column) for column in columns]
     formatted = [_cells(known, row) for row in rows]
     return Table(id, caption, known, formatted, note, kind)
@@ -136,7 +146,10 @@ def number(
     sign: bool = False,
     hint: str = "",
 ) -> Cell:
-    """A number for people, and its full value for sorting; undefined ones say so."""
+    """A number for people, and its full value for sorting; undefined ones say so.
+
+    None and NaN are shown as a dash and sorted together. `hint` is shown at the pointer.
+    """
     if value is None or math.isnan(value):
         return Cell("–", UNDEFINED, hint=hint or "undefined")
     text = f"{value:,.{digits}f}"
@@ -154,7 +167,10 @@ def count(number: int, noun: str) -> str:
 
 
 def short_name(structure: str) -> str:
-    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all."""
+    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all.
+
+    Other names keep their words, with spaces in place of hyphens.
+    """
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
         if group == "all":
@@ -167,7 +183,10 @@ def short_name(structure: str) -> str:
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
-    """How a page was made, to be shown at its end."""
+    """How a page was made, to be shown at its end.
+
+    `started` is shown to the second; `labels` is the name of the label scheme.
+    """
     return {
         "trinat": version("trinat"),
         "date": started.isoformat(timespec="seconds"),

@@ -32,7 +32,11 @@ _LATEX = str.maketrans(
 
 
 def printed(evaluation: Evaluation) -> pd.DataFrame:
-    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded."""
+    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded.
+
+    All cells are text. Structures without a Dice value, as those that a model does not predict,
+    have no row. An evaluation without any gives an empty table.
+    """
     names = [
         *summary.structures_of(evaluation.frame),
         *summary.groups_of(evaluation.frame),
@@ -70,7 +74,11 @@ def _printed_metric(metric: str, statistic: Mapping[str, Any]) -> dict[str, str]
 
 
 def latex(table: pd.DataFrame) -> str:
-    """`printed` as tables for LaTeX's booktabs, one a model."""
+    """`printed` as tables for LaTeX's booktabs, one a model.
+
+    Signs that LaTeX reads as commands are escaped. The first line, a comment, names the package
+    that it needs.
+    """
     texts = []
     for model, rows in table.groupby("model", sort=False):
         names = [name.translate(_LATEX) for name in rows["structure"]]

@@ -46,7 +46,11 @@ def overlay(
     colors: NDArray[np.float32],
     opacity: float = 0.55,
 ) -> NDArray[np.float32]:
-    """Grey values 0 to 1 (H, W) with the classes' colours over them, (H, W, 3); 0 stays grey."""
+    """Grey values 0 to 1 (H, W) with the classes' colours over them, (H, W, 3); 0 stays grey.
+
+    `colors` (K, 3) are from 0 to 1, a row a class. Grey values beyond 0 to 1 are cut. With the
+    opacity 1 nothing is seen through a class. Inputs are not changed.
+    """
     clipped = np.clip(gray, 0, 1).astype(np.float32)
     picture = np.repeat(clipped[..., None], 3, axis=-1)
     inside = indices > 0
@@ -56,7 +60,10 @@ def overlay(
 
 
 def outlines(indices: NDArray[Any]) -> NDArray[Any]:
-    """Classes (H, W), but for pixels whose four neighbours are of their own class: these are 0."""
+    """Classes (H, W), but for pixels whose four neighbours are of their own class: these are 0.
+
+    The edge of the picture is no border: a class that reaches it is open there.
+    """
     framed = np.pad(indices, 1, mode="edge")
     same_above = framed[:-2, 1:-1] == indices
     same_below = framed[2:, 1:-1] == indices
@@ -69,7 +76,10 @@ def outlines(indices: NDArray[Any]) -> NDArray[Any]:
 def three_pictures(
     gray: NDArray[Any], indices: NDArray[Any], colors: Picture
 ) -> list[Picture]:
-    """The image, its labels, and their outlines over it."""
+    """The image, its labels, and their outlines over it.
+
+    `gray` (H, W) from 0 to 1, `indices` (H, W), `colors` (K, 3); each picture is (H, W, 3).
+    """
     return [
         overlay(gray, np.zeros_like(indices), colors),
         overlay(np.zeros_like(gray), indices, colors, opacity=1),
@@ -117,7 +127,11 @@ def draw_rows(
     title: str,
     edges: Mapping[str, tuple[str, str]] | None = None,
 ) -> NDArray[np.uint8]:
-    """Pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's sides."""
+    """Pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's sides.
+
+    Small pictures are enlarged by a whole number. Returns RGB, (H, W, 3), 0 to 255. `title` may be
+    empty; rows may have different numbers of pictures.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     pictures: list[Picture] = []
@@ -223,7 +237,8 @@ def encoded(
 ) -> bytes:
     """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP").
 
-    Grey values (H, W) may have 16 bits.
+    Grey values (H, W) may have 16 bits. `options` are those of Pillow for that kind, such as the
+    quality.
     """
     from PIL import Image
 

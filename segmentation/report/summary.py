@@ -47,7 +47,10 @@ def models_of(frame: pd.DataFrame) -> list[str]:
 
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Single structures in the order of the label scheme, left and right side by side."""
+    """Single structures in the order of the label scheme, left and right side by side.
+
+    Groups and background are left out. KeyError for a right side without its left one.
+    """
     every = frame.loc[~_is_group(frame), "structure"].unique()
     names = [str(name) for name in every if name != "background"]
     # A right side has the place of its left one; without that it is an unknown name, an error.
@@ -89,7 +92,10 @@ def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """(subject, session) x structures and groups."""
+    """(subject, session) x structures and groups.
+
+    Cells are NaN where a value is undefined or was not measured.
+    """
     rows = where(frame, model=model, metric=metric)
     values = rows.set_index(["subject", "session", "structure"])["value"]
     return _in_order(values.unstack(), frame)
@@ -221,7 +227,11 @@ def _shared(
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
-    """Predicted against true volumes: Bland-Altman in mm3 and ICC(2,1), a structure a row."""
+    """Predicted against true volumes: Bland-Altman in mm3 and ICC(2,1), a structure a row.
+
+    Persons with several scans count once, with their mean. ICC is the two-way, single-measure one
+    for absolute agreement. Empty without predicted volumes.
+    """
     rows = []
     for model in models_of(frame):
         predicted = by_person(frame, model, "volume")
@@ -288,7 +298,10 @@ def swapped(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def absences(frame: pd.DataFrame) -> pd.DataFrame:
-    """How often each structure is missed, invented or absent from both."""
+    """How often each structure is missed, invented or absent from both.
+
+    The columns are model, structure, absence and count. What never happened has no row.
+    """
     is_dice = frame["metric"] == "dice"
     has_note = frame["note"] != ""
     rows = frame[is_dice & has_note & ~_is_group(frame)]
@@ -343,7 +356,10 @@ class Evaluation:
         return dict(found.iloc[0])
 
     def to_json(self) -> dict[str, Any]:
-        """The tables of the report as records; undefined numbers are null."""
+        """The tables of the report as records; undefined numbers are null.
+
+        Numbers are not rounded.
+        """
         pairs = {
             str(status): int(number)
             for status, number in self.pairs["status"].value_counts().items()
@@ -363,7 +379,11 @@ class Evaluation:
 def evaluate_frame(
     frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme
 ) -> Evaluation:
-    """All statistics of a metrics.csv, whose structures are those of `scheme`."""
+    """All statistics of a metrics.csv, whose structures are those of `scheme`.
+
+    Structures that a model does not predict are taken out first: they count in no mean and no test.
+    `pairs` is the table of pairs.csv.
+    """
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():
         members[f"group:{group}"] = [label.name for label in labels]

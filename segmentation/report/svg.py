@@ -36,7 +36,10 @@ _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
 
 
 def plain_svg(figure: Figure) -> bytes:
-    """The figure as an SVG file, the same bytes every time."""
+    """The figure as an SVG file, the same bytes every time.
+
+    Fonts are those of the reader's machine. No date is written.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 

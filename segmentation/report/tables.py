@@ -43,7 +43,10 @@ _HEADLINE_COLUMNS: Columns = [
 
 
 def headline(evaluation: Evaluation) -> Table:
-    """Means over all structures, a row a model."""
+    """Means over all structures, a row a model.
+
+    Each cell has the mean and its interval, in the metric's unit.
+    """
     rows = []
     for model in evaluation.models:
         persons = evaluation.statistic(model, "dice", "group:all").get("persons")
@@ -55,7 +58,10 @@ def headline(evaluation: Evaluation) -> Table:
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
-    """The structures that a model does not know; None where all know all."""
+    """The structures that a model does not know; None where all know all.
+
+    A row for each structure and model.
+    """
     if evaluation.not_predicted.empty:
         return None
     note = "The model does not know these structures: they are in no mean and in no worst case."
@@ -67,7 +73,10 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
 
 
 def groups(evaluation: Evaluation) -> Table:
-    """Means over the structures of each group, a row a model and group."""
+    """Means over the structures of each group, a row a model and group.
+
+    Groups that the label scheme lacks have no row; that of all structures is in `headline`.
+    """
     known = set(evaluation.statistics["structure"])
     shown = [
         group
@@ -87,7 +96,10 @@ def groups(evaluation: Evaluation) -> Table:
 
 
 def structures(evaluation: Evaluation) -> Table:
-    """All statistics: a row for each structure or group, metric and model."""
+    """All statistics: a row for each structure or group, metric and model.
+
+    Sorted by metric, then by structure as the label scheme has them. Readers filter it by metric.
+    """
     interval = "Interval of the mean over persons"
     columns: Columns = [
         "Structure",
@@ -135,7 +147,11 @@ def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
 
 
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
-    """Every scan in one metric, the worst first."""
+    """Every scan in one metric, the worst first.
+
+    A column for each structure, under its abbreviation. Of many scans the worst are shown, by the
+    mean over all structures; a note says so. Cells are shaded by how good the value is.
+    """
     definition = METRICS[metric]
     scans = summary.by_scan(evaluation.frame, model, metric)
     scans = scans.sort_values("group:all", ascending=definition.better == "higher")
@@ -166,7 +182,10 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
 
 
 def comparison(evaluation: Evaluation) -> Table:
-    """The tests of every two models: a row for each structure or group and metric."""
+    """The tests of every two models: a row for each structure or group and metric.
+
+    Differences are in the metric's unit. Where a test was not possible, the note says why.
+    """
     columns: Columns = [
         "Structure",
         Column("Metric", pick=True),
@@ -202,7 +221,10 @@ def comparison(evaluation: Evaluation) -> Table:
 
 
 def agreement(evaluation: Evaluation) -> Table:
-    """Bland-Altman and ICC of the volumes, a row a structure and model."""
+    """Bland-Altman and ICC of the volumes, a row a structure and model.
+
+    Limits are those of agreement, at 1.96 standard deviations of the difference.
+    """
     columns = {
         "structure": Column("Structure"),
         "model": Column("Model", pick=True),
@@ -218,7 +240,11 @@ def agreement(evaluation: Evaluation) -> Table:
 
 
 def retest(evaluation: Evaluation) -> Table | None:
-    """How volumes of two scans of a person agree; None where nobody has two."""
+    """How volumes of two scans of a person agree; None where nobody has two.
+
+    Predicted and true volumes have a row each, so that one sees what the network adds to the
+    difference between scans.
+    """
     if evaluation.retest.empty:
         return None
     columns = {
@@ -235,7 +261,11 @@ def retest(evaluation: Evaluation) -> Table | None:
 
 
 def confusions(frame: pd.DataFrame) -> Table:
-    """The largest shares of each true structure that a model labelled as another."""
+    """The largest shares of each true structure that a model labelled as another.
+
+    The share is of the true structure's voxels. Voxels that were labelled as
+    background are among them.
+    """
     rows = []
     for model in summary.models_of(frame):
         for true, predicted, share in _largest_confusions(frame, model):
@@ -275,7 +305,10 @@ def _largest_confusions(
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    """Every file of both sides, as in pairs.csv, with its grid in words."""
+    """Every file of both sides, as in pairs.csv, with its grid in words.
+
+    Files without a partner are listed too, with the reason in the note.
+    """
     columns = {
         "subject": Column("Subject"),
         "session": Column("Session"),
@@ -294,7 +327,10 @@ def pairs(pairs: pd.DataFrame) -> Table:
 
 
 def definitions() -> Table:
-    """What each metric is, and its value where a structure is absent."""
+    """What each metric is, and its value where a structure is absent.
+
+    The same for each page: nothing in it is measured.
+    """
     columns: Columns = [
         "Metric",
         "Unit",

@@ -37,7 +37,10 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class ConformPlan:
-    """A scan's own grid, with the codes of its header, and the working grid it was brought to."""
+    """A scan's own grid, with the codes of its header, and the working grid it was brought to.
+
+    It holds no voxels: small enough to be kept for as long as results may be restored.
+    """
 
     scan: Grid
     codes: tuple[int, int]
@@ -50,7 +53,10 @@ class ConformPlan:
 
 @dataclass(frozen=True, eq=False)
 class Conformed:
-    """A volume on the working grid, and the plan that takes it back."""
+    """A volume on the working grid, and the plan that takes it back.
+
+    The volume's axes are RAS, with voxels of 1 mm.
+    """
 
     volume: Volume
     plan: ConformPlan

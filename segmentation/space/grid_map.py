@@ -47,7 +47,10 @@ class GridMap:
         return cls(np.asarray(matrix), target.shape)
 
     def cut(self, source: Box, target: Box) -> GridMap:
-        """The same map for parts of both grids."""
+        """The same map for parts of both grids.
+
+        Boxes are in voxels of the whole grids; the result counts from the start of the parts.
+        """
         # Voxel n of a part is voxel start + n of its whole:
         # M' n = M (target_start + n) - source_start.
         target_start = np.array([side.start for side in target])
@@ -58,7 +61,11 @@ class GridMap:
         return GridMap(matrix, shape)
 
     def reach(self, source: Box) -> Box:
-        """The target voxels that any voxel of this part of the source touches."""
+        """The target voxels that any voxel of this part of the source touches.
+
+        Boxes are in voxels, within the target grid; the result may be empty. It may be a little too
+        large, never too small.
+        """
         # Linear interpolation carries a voxel's value as far as its neighbours' centres.
         touched_sides = [(side.start - 1, side.stop) for side in source]
         to_target = np.linalg.inv(self.matrix)
@@ -77,7 +84,11 @@ class GridMap:
 
     @property
     def source_axes(self) -> list[int] | None:
-        """The source axis along each target axis, or None if the grids stand askew."""
+        """The source axis along each target axis, or None if the grids stand askew.
+
+        Aligned grids can be resampled axis by axis, which is faster. Direction does not count: a
+        reversed axis is the same axis.
+        """
         steps = np.abs(self.matrix[:3, :3])
         order: list[int] = steps.argmax(axis=0).tolist()
         # How far a line of the whole target strays to the other axes of the source.

@@ -43,7 +43,11 @@ class LabelVotes:
         self._cells = _cell_labels(self._labels)
 
     def elect(self, to: GridMap) -> Tensor:
-        """Winning ranks on the target grid, int16."""
+        """Winning ranks on the target grid, int16.
+
+        The result has the shape of `to`. Most voxels have one label around them and need no vote;
+        the others are counted in pieces, so that memory stays bounded.
+        """
         out = torch.empty(to.shape, dtype=torch.int16)
         points = sample_points(to)
         for rows in slabs(to.shape):

@@ -122,7 +122,10 @@ def _resampled_part(
 
 
 def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
-    """The smallest box (X, Y, Z) around all that is set; empty slices if nothing is."""
+    """The smallest box (X, Y, Z) around all that is set; empty slices if nothing is.
+
+    `mask` (X, Y, Z) of any memory order, on any device.
+    """
     # A copy in the array's own order has no negative strides, which torch does not know.
     flags = mask if isinstance(mask, Tensor) else torch.from_numpy(mask.copy("K"))
     plane = flags.any(dim=2)

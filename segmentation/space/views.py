@@ -28,7 +28,11 @@ _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 
 
 class View(Enum):
-    """An anatomical direction to cut slices in; the value is its name in settings and files."""
+    """An anatomical direction to cut slices in; the value is its name in settings and files.
+
+    An axial slice is seen from above or below, a coronal one from the front, a sagittal one from
+    the side.
+    """
 
     CORONAL = "coronal"
     AXIAL = "axial"
@@ -52,7 +56,10 @@ def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] |
 
 
 class SliceAxes(NamedTuple):
-    """Axes of a volume (0, 1 or 2) that slices, their rows and their columns run along."""
+    """Axes of a volume (0, 1 or 2) that slices, their rows and their columns run along.
+
+    The three are a permutation of 0, 1, 2.
+    """
 
     along: int
     rows: int
@@ -130,7 +137,11 @@ def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
 
 
 def reoriented(volume: Volume, axes: str) -> Volume:
-    """The same voxels in the same places, in an array whose axes run as `axes` ("RAS") say."""
+    """The same voxels in the same places, in an array whose axes run as `axes` ("RAS") say.
+
+    No voxel is resampled. The data may be a view of the given array. The same volume is returned if
+    its axes run so already.
+    """
     if volume.axcodes == axes:
         return volume
     from_given = source_axes(volume.axcodes, axes)

@@ -39,7 +39,10 @@ _Request = tuple[View, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images (B, C, H, W) float32, classes (B, H, W) uint8, and what they are, for messages."""
+    """Images (B, C, H, W) float32, classes (B, H, W) uint8, and what they are, for messages.
+
+    `what` names the subjects and slices.
+    """
 
     images: Tensor
     labels: Tensor
@@ -104,7 +107,10 @@ class SyntheticSource(BatchSource):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
-        """New slices, whatever their numbers: the generator alone decides."""
+        """New slices, whatever their numbers: the generator alone decides.
+
+        `first` and `count` number the slices of the batch, for messages only.
+        """
         images, labels = synthesise(
             self.heads[view],
             self.config,
@@ -118,7 +124,10 @@ class SyntheticSource(BatchSource):
         return Batch(images, labels, f"synthetic {view.value} slices {first}-{last}")
 
     def counts(self, view: View) -> Tensor:
-        """Voxels of each class in all label maps; of background, as many as a crop has."""
+        """Voxels of each class in all label maps; of background, as many as a crop has.
+
+        (K,), float64. The weights of the loss come from it.
+        """
         heads = self.heads[view]
         entries = len(heads.classes)
         voxels = torch.bincount(heads.labels.flatten(), minlength=entries).double()
@@ -129,7 +138,11 @@ class SyntheticSource(BatchSource):
 
 
 class MixedSource(BatchSource):
-    """Synthetic and real slices: `share` of each batch is synthetic, on average."""
+    """Synthetic and real slices: `share` of each batch is synthetic, on average.
+
+    How many slices of a batch are synthetic follows from their numbers, so that a resumed run has
+    the same batches.
+    """
 
     def __init__(self, synthetic: BatchSource, real: BatchSource, share: float) -> None:
         """`share` is from 0 to 1."""
@@ -139,13 +152,17 @@ class MixedSource(BatchSource):
         self.fingerprint = f"{share} {synthetic.fingerprint} {real.fingerprint}"
 
     def expect(self, view: View, first: int, count: int) -> None:
+        """Announce to each of the two sources its own part."""
         for source, start, part in self._parts(first, count):
             source.expect(view, start, part)
 
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
-        """The synthetic slices first, then the real ones."""
+        """The synthetic slices first, then the real ones.
+
+        Numbers of slices are divided in the same way in each run.
+        """
         batches = [
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
@@ -235,6 +252,7 @@ class StoreSource(BatchSource):
         self._readers.close()
 
     def expect(self, view: View, first: int, count: int) -> None:
+        """Have the readers read these slices ahead; a second announcement changes nothing."""
         if (view, first, count) not in self._expected:
             places = self._places(view, first, count)
             self._expected[view, first, count] = self._readers.order(places)
@@ -242,7 +260,11 @@ class StoreSource(BatchSource):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
-        """Slices cut to size and augmented, which the readers may have read already."""
+        """Slices cut to size and augmented, which the readers may have read already.
+
+        If the slices were not announced by `expect` they are read now. Images are (B, C, H, W) of
+        the size of the recipe.
+        """
         self.expect(view, first, count)
         reads = self._expected.pop((view, first, count))
         slices = [read() for read in reads]
@@ -371,7 +393,11 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
 def store_scans(
     store: Path, split: Path, view: View, limit: int
 ) -> Iterator[ValidationScan]:
-    """Whole subjects of a split's validation part, the first `limit`."""
+    """Whole subjects of a split's validation part, the first `limit`.
+
+    Each is read when it is asked for, and its file is closed then. With a limit of 0 the store is
+    not opened.
+    """
     if not limit:
         return
     opened = Store(store)

@@ -46,7 +46,11 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did; `loss` is NaN where the step was skipped."""
+    """What one step did; `loss` is NaN where the step was skipped.
+
+    `rate` is the learning rate, `gradient_norm` the norm before clipping. `slices` counts those of
+    all processes.
+    """
 
     step: int
     epoch: int
@@ -139,7 +143,11 @@ class Trainer:
         return self.average if self.stage.ema else self.network
 
     def state(self, identity: Mapping[str, Any]) -> State:
-        """Where the stage stands, tensors shared with it."""
+        """Where the stage stands, tensors shared with it.
+
+        Write it before the next step, which changes the tensors. `identity` says which run it is
+        of.
+        """
         return State(
             counters=copy.copy(self.counters),
             identity=identity,

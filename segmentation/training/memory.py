@@ -20,7 +20,10 @@ _OF_KEPT_IN_BFLOAT16 = 0.7
 
 
 class StepMemory(NamedTuple):
-    """Bytes that a step takes, whatever the batch, and for each slice at once."""
+    """Bytes that a step takes, whatever the batch, and for each slice at once.
+
+    A batch of n slices takes `fixed` + n * `each`.
+    """
 
     fixed: int
     each: int

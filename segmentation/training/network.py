@@ -53,7 +53,11 @@ class ViewsNet(nn.Module):
         return logits
 
     def extract(self, view: View) -> Network:
-        """A copy of one view's network, on its own."""
+        """A copy of one view's network, on its own.
+
+        The weights are copied: training may go on. The network has the form that a model folder
+        holds.
+        """
         alone = build(self.configs[view])
         state = self.trunk.state_dict()
         classifier = self.classifiers[view.value]

@@ -53,7 +53,10 @@ def build_optimiser(
 def optimiser_tensors(
     network: ViewsNet, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """What the optimiser remembers of each parameter, by `parameter's name/its own key`."""
+    """What the optimiser remembers of each parameter, by `parameter's name/its own key`.
+
+    Tensors are shared with the optimiser, not copied. Parameters that were never updated have none.
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in network.named_parameters():
         remembered = optimiser.state.get(parameter, {})

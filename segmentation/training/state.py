@@ -56,7 +56,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stage stands: steps made, steps to an epoch; trained by time, the share done."""
+    """Where a stage stands: steps made, steps to an epoch; trained by time, the share done.
+
+    `share` is None in a training by steps.
+    """
 
     step: int
     epoch_steps: int
@@ -79,7 +82,11 @@ def progress(schedule: ScheduleConfig, at: Position) -> float:
 
 
 def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
-    """The rate of the step to come, `rate` being the highest."""
+    """The rate of the step to come, `rate` being the highest.
+
+    The rate rises during the warm-up and falls as the schedule says. It depends on the position
+    alone: a resumed run has the same rates.
+    """
     warm = min(1.0, (at.step + 1) / (schedule.warmup_steps + 1))
     if at.share is not None:
         # A slow device would spend its time on warming up.
@@ -152,7 +159,10 @@ def _checksum(payload: bytes) -> bytes:
 
 
 def read_state(path: Path) -> State:
-    """Read one state, checksum first; raises IntegrityError where it is damaged."""
+    """Read one state, checksum first; raises IntegrityError where it is damaged.
+
+    All of its tensors are on the processor. FileNotFoundError if there is no such file.
+    """
     content = read_bytes(path)
     head, newline, payload = content.partition(b"\n")
     if not newline or not head.startswith(_MAGIC):
@@ -163,7 +173,10 @@ def read_state(path: Path) -> State:
 
 
 def to_bytes(state: State) -> bytes:
-    """The state as safetensors, for a file or for another process."""
+    """The state as safetensors, for a file or for another process.
+
+    Tensors are copied to the processor first. `from_bytes` is its inverse.
+    """
     groups = {
         "network": state.network,
         "average": state.average,
@@ -180,7 +193,10 @@ def to_bytes(state: State) -> bytes:
 
 
 def from_bytes(payload: bytes) -> State:
-    """The state that `to_bytes` was given; its tensors on the CPU."""
+    """The state that `to_bytes` was given; its tensors on the CPU.
+
+    For bytes whose checksum is known to be right: damaged ones may raise anything.
+    """
     # safetensors: the length of the header in 8 bytes, the header in JSON, the tensors.
     length = int.from_bytes(payload[:8], "little")
     header = json.loads(payload[8 : 8 + length])
@@ -198,7 +214,11 @@ def from_bytes(payload: bytes) -> State:
 
 
 def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
-    """The newest sound state, if there is one, and what was wrong with newer ones."""
+    """The newest sound state, if there is one, and what was wrong with newer ones.
+
+    None if there is no state, or none that is sound. A folder keeps several states, so that a
+    damaged one costs some steps and not the run.
+    """
     problems: list[IntegrityError] = []
     for path in _numbered(folder):
         try:
@@ -214,7 +234,10 @@ def has_state(folder: Path) -> bool:
 
 
 def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
-    """`key: old -> new` for each setting in which two identities differ."""
+    """`key: old -> new` for each setting in which two identities differ.
+
+    Nothing for equal ones. Keys are dotted, lists by place: `stages.0.batch: 4 -> 8`.
+    """
     if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
         for name in sorted({*stored, *wanted}):
             path = f"{key}.{name}" if key else str(name)
@@ -234,7 +257,10 @@ def _in_short(value: Any) -> str:
 def check_identity(
     stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path
 ) -> None:
-    """Refuse to go on with other settings or other data than the run began with."""
+    """Refuse to go on with other settings or other data than the run began with.
+
+    TrainingError names the first setting that differs, and how many more do.
+    """
     # What JSON makes of it, tuples as lists and paths as text, is what was stored.
     found = list(differences(stored, json.loads(json.dumps(wanted))))
     if found:

@@ -115,7 +115,11 @@ def _loss(
 
 
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
-    """One subject's looks from several views as one; `partners` are the classes' other sides."""
+    """One subject's looks from several views as one; `partners` are the classes' other sides.
+
+    Slices with too few voxels to judge count with a loss of 0. The last value is the view and the
+    slice with the largest loss, which the page shows.
+    """
     classes = len(partners)
     histograms = [
         joint_histogram(view.truth, view.predicted, classes) for view in views

@@ -29,7 +29,10 @@ _SHOWN = 3
 
 @dataclass(frozen=True, eq=False)
 class ValidationScan:
-    """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W)."""
+    """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W).
+
+    N runs along the view's axis; `name` is for messages and tables.
+    """
 
     name: str
     images: Tensor
@@ -38,7 +41,10 @@ class ValidationScan:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Slices to look at: images (S, H, W) and their true and predicted classes."""
+    """Slices to look at: images (S, H, W) and their true and predicted classes.
+
+    S slices, on the processor.
+    """
 
     images: NDArray[np.float32]
     truth: NDArray[np.uint8]
@@ -70,7 +76,11 @@ class Scores:
 def synthetic_scans(
     maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
 ) -> Iterator[ValidationScan]:
-    """One synthetic scan of each held-out head, the same at every call."""
+    """One synthetic scan of each held-out head, the same at every call.
+
+    `seed` decides all of them. Each is made when it is asked for, so that one is in memory at a
+    time.
+    """
     heads = aim(maps, scheme, learn_fluid=config.learn_fluid).seen_in(view)
     for head in range(len(maps.labels)):
         generator = seeded("cpu", seed, 2, head)

@@ -62,7 +62,10 @@ class Workers:
         return float(tensor)
 
     def share(self, make: Callable[[], T]) -> T:
-        """What the leader makes, on all; the others wait for it and make nothing."""
+        """What the leader makes, on all; the others wait for it and make nothing.
+
+        The value must be picklable. All processes must call it, or those that do wait for ever.
+        """
         if self.count == 1:
             return make()
         made = None

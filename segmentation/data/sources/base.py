@@ -56,7 +56,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """What is no subject, or with `broken` one that should be and cannot be used."""
+    """What is no subject, or with `broken` one that should be and cannot be used.
+
+    An excluded name counts as skipped, a broken one as failed: `trinat prepare` then ends with a
+    status that is not 0. `reason` is a short phrase without a full stop.
+    """
 
     name: str
     reason: str
@@ -65,7 +69,11 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Listing:
-    """All that was found, in natural order; `advice` says what would make more of it."""
+    """All that was found, in natural order; `advice` says what would make more of it.
+
+    A listing may have no subjects. `advice` is a sentence for the user, empty if there is none to
+    give.
+    """
 
     subjects: tuple[Subject, ...]
     exclusions: tuple[Exclusion, ...] = ()
@@ -73,7 +81,10 @@ class Listing:
 
     @classmethod
     def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
-        """What was found; with the advice `unlabelled` if none of it has labels."""
+        """What was found; with the advice `unlabelled` if none of it has labels.
+
+        The order of `found` is kept. `unlabelled` tells the user where labels would come from.
+        """
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
         if any(subject.labels for subject in subjects):
@@ -173,7 +184,10 @@ def safe_name(text: str) -> str:
 
 
 def without_suffix(path: Path) -> str:
-    """The file's name without the ending of a scan, such as .nii.gz, or else without its last."""
+    """The file's name without the ending of a scan, such as .nii.gz, or else without its last.
+
+    Upper and lower case are the same: A.NII.GZ is A. Only the name counts, the file need not exist.
+    """
     lower = path.name.lower()
     for suffix in SCAN_SUFFIXES:
         if lower.endswith(suffix):
@@ -182,7 +196,11 @@ def without_suffix(path: Path) -> str:
 
 
 def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first of these files that is there."""
+    """The first of these files that is there.
+
+    Links to files count as files, folders do not. None if there is none, also where the folder
+    cannot be looked into.
+    """
     for name in names:
         path = folder / name
         # Not Path.is_file, which raises where it may not look.
@@ -193,7 +211,11 @@ def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a person."""
+    """What is known of a person.
+
+    `age` in years; `family` is a name that relatives share. None, or "" for the site, is what is
+    not known.
+    """
 
     age: float | None = None
     sex: str | None = None

@@ -80,7 +80,11 @@ def _find(root: Path, options: SourceOptions) -> Found:
 
 
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:
-    """The images `*_<suffix>.nii[.gz]` of every subject and session of a dataset."""
+    """The images `*_<suffix>.nii[.gz]` of every subject and session of a dataset.
+
+    `suffix` is BIDS's word for a kind of image, such as T1w. The order is that of the file system.
+    Files outside of sub-*/anat and sub-*/ses-*/anat are not found.
+    """
     for folder in ("sub-*/anat", "sub-*/ses-*/anat"):
         for path in root.glob(f"{folder}/*"):
             # Endings in any letters, as everywhere: a.NII.GZ must not be passed over.
@@ -90,7 +94,11 @@ def anat_files(root: Path, suffix: str) -> Iterator[Path]:
 
 
 def entities(name: str) -> dict[str, str]:
-    """{"sub": "01", "ses": "a", ...} of a BIDS file's name without its ending."""
+    """{"sub": "01", "ses": "a", ...} of a BIDS file's name without its ending.
+
+    The values stay text, so that "01" and "1" differ. Parts that are no entity, such as the suffix,
+    are left out; of a key that stands twice the last counts.
+    """
     found: dict[str, str] = {}
     for part in name.split("_"):
         match = _ENTITY.fullmatch(part)
@@ -100,7 +108,11 @@ def entities(name: str) -> dict[str, str]:
 
 
 def misnamed(path: Path, root: Path) -> str:
-    """Why an image's name and folder do not identify it; empty where they do."""
+    """Why an image's name and folder do not identify it; empty where they do.
+
+    `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
+    image is refused rather than given to the wrong person.
+    """
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))
     if "sub" not in own or len(own) < len(parts):

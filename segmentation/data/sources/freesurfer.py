@@ -76,7 +76,11 @@ def find_labels(folder: Path, name: str | None = None) -> Path | None:
 
 
 def person_and_session(name: str) -> tuple[str, str | None]:
-    """Person and session in names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base."""
+    """Person and session in names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
+
+    None as the session if the name has none. What follows `.long.` is the template of a
+    longitudinal run, which says nothing of the person.
+    """
     name = name.partition(".long.")[0]
     match = _SESSION.fullmatch(name)
     if match is None:

@@ -97,7 +97,10 @@ def _usual_image(scheme: str) -> str:
 
 
 def wanted_member(name: str) -> bool:
-    """Whether a disc's file is one that we use: images, labels and the sheet of age and sex."""
+    """Whether a disc's file is one that we use: images, labels and the sheet of age and sex.
+
+    `name` is a path within the archive. All else of a disc is not unpacked.
+    """
     path = Path(name)
     if "/mri/" in f"/{name}":
         return path.name in {"orig.mgz", "aseg.mgz", "aparc+aseg.mgz"}

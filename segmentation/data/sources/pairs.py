@@ -79,7 +79,11 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
 def image_files(
     folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
 ) -> dict[str, Path]:
-    """Name without suffix -> file, in natural order; two files of one name are refused."""
+    """Name without suffix -> file, in natural order; two files of one name are refused.
+
+    Hidden files and other endings are passed over; subfolders are not searched. DatasetError for
+    two files that have one name, as a.nii and a.nii.gz.
+    """
     files: dict[str, Path] = {}
     for path in by_name(folder.iterdir()):
         if path.name.startswith(".") or not path.name.lower().endswith(suffixes):

@@ -106,7 +106,10 @@ def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Bright and dark places in white matter, some millimetres wide."""
+    """Bright and dark places in white matter, some millimetres wide.
+
+    Nothing is found where `band_share` has no value.
+    """
     bands = band_share(evidence)
     if bands is None:
         return []
@@ -118,7 +121,11 @@ def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def band_share(evidence: Evidence) -> float | None:
-    """Standard deviation inside white matter of what is 4 to 8 mm wide, of white less cortex."""
+    """Standard deviation inside white matter of what is 4 to 8 mm wide, of white less cortex.
+
+    A share: 0.1 is a tenth of the difference between white matter and cortex. None where there is
+    too little white matter to say, or no difference from cortex.
+    """
     difference = _difference(evidence)
     if difference is None:
         return None

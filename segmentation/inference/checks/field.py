@@ -36,7 +36,11 @@ def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_cut(evidence: Evidence) -> tuple[float, tuple[str, ...]]:
-    """The largest area of labels, in mm², in one plane at the end of the scan; their names."""
+    """The largest area of labels, in mm², in one plane at the end of the scan; their names.
+
+    0 and no names if the labels do not reach the end of the scan. A brain that only touches the end
+    has a small area, a cut one a large area.
+    """
     labelled = np.pad(evidence.indices.data > 0, 1)
     ends = _points(labelled & _beside(_empty(evidence)))
     if len(ends) < _FEWEST:

@@ -45,14 +45,20 @@ _NAMED = 2
 
 @dataclass(frozen=True)
 class Place:
-    """Something that is too dark or too bright, and the structures that it is in."""
+    """Something that is too dark or too bright, and the structures that it is in.
+
+    `mm3` is its volume; `structures` may be empty, where it is in none.
+    """
 
     mm3: float
     structures: tuple[str, ...] = ()
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Dark places in white matter, fluid outside ventricles, and bright places anywhere."""
+    """Dark places in white matter, fluid outside ventricles, and bright places anywhere.
+
+    Findings never reject: a lesion is a reason to look, and the segmentation around it may be good.
+    """
     findings = []
     for what, place in find_places(evidence).items():
         if place.mm3 > limits.lesion_mm3:

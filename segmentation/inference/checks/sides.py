@@ -12,7 +12,10 @@ from trinat.segmentation.inference.checks.limits import Limits
 
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """The smaller side of all tissue, of the larger."""
+    """The smaller side of all tissue, of the larger.
+
+    Nothing is found if neither side has tissue, as other checks say that nothing was found.
+    """
     tissue = {"left": 0.0, "right": 0.0}
     for label in evidence.scheme.labels:
         if label.side is not None and label.group not in NO_TISSUE:
@@ -24,7 +27,11 @@ def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Each structure that is much smaller than its partner on the other side."""
+    """Each structure that is much smaller than its partner on the other side.
+
+    Pairs of which one side has no volume at all, as those that the model does not predict, are
+    passed over; so are small ones, whose ratio says little.
+    """
     volumes = evidence.volumes_mm3
     findings = []
     for label in evidence.scheme.labels:

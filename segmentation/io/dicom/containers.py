@@ -50,7 +50,11 @@ class Container(NamedTuple):
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a regular file begins as DICOM files do."""
+    """Whether a regular file begins as DICOM files do.
+
+    Only the first bytes are read. False for a folder, a link to nothing, and a file that may not be
+    read: nothing is raised.
+    """
     try:
         with open_regular(path) as file:
             return has_magic(file.read(START_LENGTH))

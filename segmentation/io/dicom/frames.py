@@ -52,7 +52,11 @@ class Frame(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Frames in the order of their slices, and the affine (column, row, slice) -> RAS mm."""
+    """Frames in the order of their slices, and the affine (column, row, slice) -> RAS mm.
+
+    `affine` is (4, 4), float64. `notes` say what was unusual and accepted, as a sentence each; it
+    is empty for an ordinary series.
+    """
 
     frames: list[Frame]
     affine: NDArray[np.float64]

@@ -21,7 +21,10 @@ _UNDEFINED_LENGTH = 0xFFFFFFFF
 
 
 class DicomFile(NamedTuple):
-    """A file whose header is parsed; `pixels_at` is where in its bytes the pixels begin."""
+    """A file whose header is parsed; `pixels_at` is where in its bytes the pixels begin.
+
+    `raw` holds the whole file, so that nothing is open. `where` is for messages only.
+    """
 
     where: Path
     dataset: Dataset

@@ -57,7 +57,11 @@ def _is_gpu(device: str) -> bool:
 
 
 def find_model(name_or_folder: str | Path) -> Path:
-    """The folder of a shipped model, or a folder of one's own that holds a model."""
+    """The folder of a shipped model, or a folder of one's own that holds a model.
+
+    ModelError if it is neither; for a model that is announced, the message says why it has no
+    weights. The weights are not read here.
+    """
     if not isinstance(name_or_folder, str | os.PathLike):
         kind = type(name_or_folder).__name__
         raise TypeError(
