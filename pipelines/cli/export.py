@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
+from trinat.pipelines.cli.data_options import Store
 from trinat.pipelines.cli.options import Quiet
 
-
-def export(
-    store: Path = typer.Argument(help="Slice store.", exists=True, file_okay=False),
-    out: Path = typer.Option(
-        ..., "--out", "-o", help="Output folder: empty, or of an earlier export."
-    ),
-    format_: Literal["png"] = typer.Option(
-        "png",
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="Output folder: empty, or of an earlier export."),
+]
+Format = Annotated[
+    Literal["png"],
+    typer.Option(
         "--format",
         help="png: 16-bit grey images, and labels as class indices with a palette.",
     ),
-    views: list[str] = typer.Option(
-        None, help="Views: coronal axial sagittal. Default: all of the store."
-    ),
-    part: Literal["train", "validation", "test"] = typer.Option(
-        None, help="Part of the split. Default: all subjects."
-    ),
-    subjects: list[str] = typer.Option(None, help="Subjects. Default: all."),
-    split: Path = typer.Option(
-        None, help="File of the split. Default: STORE/split.json, if it is there."
-    ),
-    labelled: bool = typer.Option(
-        False, "--labelled", help="Leave out slices without a structure."
-    ),
+]
+Views = Annotated[
+    list[str] | None,
+    typer.Option(help="Views: coronal axial sagittal. Default: all of the store."),
+]
+Part = Annotated[
+    Literal["train", "validation", "test"] | None,
+    typer.Option(help="Part of the split. Default: all subjects."),
+]
+Subjects = Annotated[list[str] | None, typer.Option(help="Subjects. Default: all.")]
+Split = Annotated[
+    Path | None,
+    typer.Option(help="File of the split. Default: STORE/split.json, if it is there."),
+]
+Labelled = Annotated[
+    bool, typer.Option("--labelled", help="Leave out slices without a structure.")
+]
+
+
+def export(
+    store: Store,
+    out: Out,
+    format_: Format = "png",
+    views: Views = None,
+    part: Part = None,
+    subjects: Subjects = None,
+    split: Split = None,
+    labelled: Labelled = False,
     quiet: Quiet = False,
 ) -> int:
     """Write slices of a store as pictures, with a table that says whose they are.
