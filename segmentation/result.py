@@ -56,8 +56,6 @@ class Result(Prediction):
         FreeSurfer numbers, int16; 0 is background.
     entropy : Volume
         Doubt of the networks in nats, float32; 0 is none.
-    quality : Grade
-        `name` (pass, look or reject), `reasons`, and the grade of each of `structures`.
     model : str
         Name of the model.
     """
@@ -82,7 +80,10 @@ class Result(Prediction):
 
     @cached_property
     def quality(self) -> Grade:
-        """The grade of the scan, and of each structure, by the model's limits."""
+        """The grade by the model's limits: `name` (pass, look or reject), `reasons`, `structures`.
+
+        `structures` has the grade of each structure that has one.
+        """
         return grade(self, self.limits)
 
     def volumes(self) -> pd.DataFrame:
