@@ -80,9 +80,9 @@ class Result(Prediction):
 
     @cached_property
     def quality(self) -> Grade:
-        """The grade by the model's limits: `name` (pass, look or reject), `reasons`, `structures`.
+        """The grade of the scan by the model's limits.
 
-        `structures` has the grade of each structure that has one.
+        `name` (pass, look or reject), `reasons`, and the grade of each of `structures`.
         """
         return grade(self, self.limits)
 
