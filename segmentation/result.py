@@ -83,7 +83,8 @@ class Result(Prediction):
     def quality(self) -> Grade:
         """The grade of the scan by the model's limits.
 
-        `name` (pass, look or reject), `reasons`, and the grade of each of `structures` that has one.
+        `name` (pass, look or reject), `reasons`, and the grade of each of `structures` that has
+        one.
         """
         return grade(self, self.limits)
 
