@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from natsort import natsorted
 
+from trinat.pipelines.common.cases import Case, Found
+from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.doubt import why_of
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.entry import Entry
@@ -65,14 +67,15 @@ def segment_many(
     ['failed', 'done']
     """
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
-        inputs, refused = _split_inputs(paths, Path(images), image)
+        inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []
         folder = Path(temporary if out is None else out)
-        if inputs:
+        if inputs or written:
             request = PredictRequest(
                 inputs,
                 folder,
                 os.fspath(model),
+                found=_found(inputs, written, folder),
                 output=OutputSettings(picture=out is not None),
                 engine=partial(SerialEngine, device=device),
             )
@@ -85,14 +88,15 @@ def segment_many(
 
 def _split_inputs(
     scans: Any, folder: Path, image: str | None
-) -> tuple[list[str], list[Entry]]:
-    """The paths of what is given, and a failed entry for each that is no scan.
+) -> tuple[list[str], list[Case], list[Entry]]:
+    """The paths that are given, cases of images, and a failed entry for each that is no scan.
 
     Images in memory are written to `folder`. `image` names that of a torchio.Subject.
     """
     if _is_one_scan(scans):
         scans = [scans]
     inputs = []
+    written = []
     refused = []
     for number, scan in enumerate(scans, start=1):
         if isinstance(scan, str | os.PathLike):
@@ -109,8 +113,16 @@ def _split_inputs(
         except Exception as error:
             refused.append(Entry(name, "failed", path.name, reason_of(error)))
         else:
-            inputs.append(str(path))
-    return inputs, refused
+            written.append(Case(name, path, path.name))
+    return inputs, written, refused
+
+
+def _found(inputs: list[str], written: list[Case], out: Path) -> Found:
+    """The cases that are found by paths, and those of images that were written."""
+    if not inputs:
+        return Found.of(written)
+    found = find_cases(inputs, exclude=out)
+    return Found.of((*found.cases, *written), found.refusals, found.bids_root)
 
 
 def _is_one_scan(value: object) -> bool:
