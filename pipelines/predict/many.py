@@ -120,7 +120,7 @@ def _split_inputs(
 def _found(inputs: list[str], written: list[Case], out: Path) -> Found:
     """The cases that are found by paths, and those of images that were written."""
     if not inputs:
-        return Found.of(written)
+        return Found.of(written, ())
     found = find_cases(inputs, exclude=out)
     return Found.of((*found.cases, *written), found.refusals, found.bids_root)
 

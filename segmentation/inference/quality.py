@@ -196,5 +196,6 @@ def _check_rejected(
     reason = f"{len(rejected)} structures rejected"
     if found:
         reason = f"views disagree on {some(found)}"
-    share = len(rejected) / len(structures)
+    # Of all that the model predicts: with a single view only those not found have a grade.
+    share = len(rejected) / len(evidence.volumes_mm3)
     return above(share, limits.rejected, reason)

@@ -92,6 +92,14 @@ def test_one_view_alone_grades_no_structure_but_those_not_found() -> None:
     assert grade(by_hand(labels=labels), HAND).structures == {"stem": "reject"}
 
 
+def test_of_one_view_a_missing_structure_alone_does_not_reject_the_scan() -> None:
+    without_stem = np.where(BLOCKS == 3, 2, BLOCKS).astype(np.uint8)
+    limits = replace(HAND, missing=(1, 3))
+    found = grade(by_hand(labels=without_stem), limits)
+    assert found.structures == {"stem": "reject"}
+    assert found.name == "look"
+
+
 def test_a_sound_scan_passes_and_says_nothing() -> None:
     verdict = grade(by_hand([0.9, 0.9, 0.9]), HAND)
     assert (verdict.name, verdict.reasons) == ("pass", ())
