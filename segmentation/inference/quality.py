@@ -32,6 +32,7 @@ from trinat.segmentation.inference.checks.evidence import (
 from trinat.segmentation.inference.checks.field import check_field_of_view
 from trinat.segmentation.inference.checks.lesions import check_lesions
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
+from trinat.segmentation.inference.checks.pieces import check_pieces
 from trinat.segmentation.inference.checks.sides import check_sides, check_symmetry
 from trinat.segmentation.inference.checks.size import (
     check_brain_size,
@@ -124,6 +125,7 @@ CHECKS: Sequence[Check] = (
     check_agreement,
     check_field_of_view,
     check_brain_size,
+    check_pieces,
     check_symmetry,
     check_contrast,
     check_missing,

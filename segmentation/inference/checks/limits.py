@@ -49,6 +49,8 @@ class Limits:
     sided_mm3: float = 1000.0
     # Labels in one plane at the end of the scan. A round brain has at most 180 mm² there.
     cut_mm2: Pair = (300.0, 5000.0)
+    # Tissue apart from the brain. Sound scans have at most 0.05 ml.
+    apart_mm3: Pair = (500.0, 2.0e4)
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.
