@@ -75,10 +75,16 @@ class Grade:
 
 
 def limits_of(model: ModelInfo) -> Limits:
-    """The limits that hold for what a model segments."""
-    if model.quality is None:
-        return LIMITS
-    return replace(LIMITS, agreement=model.quality.agreement)
+    """The limits that hold for what a model segments.
+
+    White matter may be the darker one for a model for any contrast.
+    """
+    limits = LIMITS
+    if model.quality is not None:
+        limits = replace(limits, agreement=model.quality.agreement)
+    if model.contrast == "any":
+        limits = replace(limits, contrast=(0.0, 0.0))
+    return limits
 
 
 def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.models.architectures import PUBLISHED, Architecture
 from trinat.segmentation.models.losses import LossConfig
-from trinat.segmentation.models.model_info import Precision
+from trinat.segmentation.models.model_info import Contrast, Precision
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
@@ -138,6 +138,7 @@ class Recipe(_Config):
     views: tuple[View, ...] = tuple(View)  # a network for each
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
+    contrast: Contrast = "T1"  # of the scans that the model is for
     events: bool = False  # curves also go to files for TensorBoard
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
