@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from trinat.segmentation.errors import ModelError, TrinatError
@@ -18,6 +20,7 @@ __all__ = [
     "licence_notice",
     "licence_of",
     "shipped_models",
+    "warn_of_licence",
 ]
 
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
@@ -104,3 +107,11 @@ def licence_notice(folder: Path) -> str:
     if licence in ("", _OWN_LICENCE):
         return ""
     return f"the weights of {folder.name} are licensed under {licence}"
+
+
+@cache
+def warn_of_licence(folder: Path) -> None:
+    """In Python, warn once of a licence that is not that of trinat; the commands print it."""
+    notice = licence_notice(folder)
+    if notice:
+        warnings.warn(notice, stacklevel=3)

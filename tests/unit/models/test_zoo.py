@@ -127,3 +127,13 @@ def test_a_licence_other_than_that_of_trinat_has_a_notice(
     own.mkdir()
     (own / "model.yaml").write_text(f"training: {{licence: '{licence}'}}")
     assert zoo.licence_notice(own) == notice
+
+
+def test_python_warns_once_of_a_licence_other_than_that_of_trinat(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.yaml").write_text("training: {licence: CC BY-NC 3.0}")
+    with pytest.warns(UserWarning, match="are licensed under CC BY-NC 3.0"):
+        zoo.warn_of_licence(tmp_path)
+    # A second warning would be an error.
+    zoo.warn_of_licence(tmp_path)
