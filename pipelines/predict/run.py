@@ -9,7 +9,7 @@ from pathlib import Path
 from trinat.pipelines.common.cases import Case, Found, Refusal
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.entry import Entry, digests_of
-from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_entries
+from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_ledgers
 from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import (
     LABEL_TABLE,
@@ -131,10 +131,13 @@ def _open_ledger(
         # A part of the work makes no tables, and needs to know of its own cases alone.
         needed = {case.id for case in cases}
         needed.update(refusal.case for refusal in refusals)
-    written: set[tuple[str, str]] = set()
-    known = read_entries(ledgers_in(request.out), needed, written=written)
-    path = request.out / f"run{request.part}.jsonl"
-    ledger = Ledger(path, known, written, overwrite=request.overwrite)
+    before = read_ledgers(ledgers_in(request.out), needed)
+    ledger = Ledger(
+        request.out / f"run{request.part}.jsonl",
+        before.entries,
+        before.written,
+        overwrite=request.overwrite,
+    )
     ledger.refuse(there)
     return ledger
 
