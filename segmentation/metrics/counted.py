@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.fluid import CSF_GROUP
 from trinat.segmentation.labels.scheme import SHIPPED, Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 
 ALL_STRUCTURES = "all"
 # CSF outside the ventricles has no edge that raters agree on; background is no structure.
-_IN_NO_MEAN = ("background", "csf")
+_IN_NO_MEAN = ("background", CSF_GROUP)
 
 
 def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:

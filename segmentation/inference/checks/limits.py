@@ -49,6 +49,9 @@ class Limits:
     sided_mm3: float = 1000.0
     # Labels in one plane at the end of the scan. A round brain has at most 180 mm² there.
     cut_mm2: Pair = (300.0, 5000.0)
+    # Share of the place of skull and scalp that is empty: whole heads have up to 0.1, stripped
+    # scans 0.8 and more. Beyond it there is no intracranial volume.
+    stripped: float = 0.5
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.
