@@ -29,6 +29,7 @@ def evaluate(
     resample: evaluate_options.Resample = False,
     trust_affine: options.TrustAffine = None,
     not_predicted: evaluate_options.NotPredicted = None,
+    csf: evaluate_options.TruthCsf = None,
     ratings: evaluate_options.RatingsFile = None,
     jobs: evaluate_options.Jobs = None,
     show_heads: evaluate_options.ShowHeads = False,
@@ -69,6 +70,7 @@ def evaluate(
         latex=latex,
         csv=csv,
         not_predicted=tuple(not_predicted or ()),
+        csf=csf,
         ratings=ratings,
         command=_command(),
     )

@@ -6,7 +6,7 @@ Those that commands of several modules have are in `options`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -82,6 +82,14 @@ NotPredicted = Annotated[
         "--not-predicted",
         help="Structure that the models cannot predict, such as CSF; repeatable. "
         "For predictions made by trinat it is read from their folder.",
+    ),
+]
+TruthCsf = Annotated[
+    Literal["region", "intracranial"] | None,
+    typer.Option(
+        "--csf",
+        help="What the truth calls CSF: a small region, as in aseg (default), or all fluid in the "
+        "skull. CSF that is something else is not compared.",
     ),
 ]
 ShowHeads = Annotated[
