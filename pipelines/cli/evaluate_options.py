@@ -130,7 +130,7 @@ Participants = Annotated[
     Path | None,
     typer.Option(
         "--participants",
-        help="Table with sex, age and site: participants.tsv, or IXI's or OASIS's own.",
+        help="Table with sex, age, group and site: participants.tsv, or IXI's or OASIS's own.",
     ),
 ]
 Reference = Annotated[
@@ -139,6 +139,14 @@ Reference = Annotated[
         "--reference",
         help="TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally sex, "
         "age_from, age_to.",
+    ),
+]
+Adjust = Annotated[
+    Literal["residual", "proportion"] | None,
+    typer.Option(
+        "--adjust",
+        help="Adjust volumes for the intracranial volume: residual (of a regression over the "
+        "group) or proportion.",
     ),
 ]
 ReportImages = Annotated[
