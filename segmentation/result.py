@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
@@ -26,6 +28,7 @@ from trinat.segmentation.inference.quality import (
 )
 from trinat.segmentation.io.foreign_images import to_monai, to_simpleitk, to_torchio
 from trinat.segmentation.io.volume import ScanLike, Volume
+from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.models.zoo import warn_of_licence
@@ -88,6 +91,44 @@ class Result(Prediction):
         one.
         """
         return grade(self, self.limits)
+
+    @property
+    def intracranial_volume(self) -> float | None:
+        """Volume of what lies inside the skull, in mm³; None where it is not known.
+
+        It is that of `brain_mask()`. It is not known for models that do not find all fluid around
+        the brain, for scans without a skull, and where the field of view ends inside it:
+        `measures_note` says which.
+
+        Examples
+        --------
+        >>> result.intracranial_volume is None or result.intracranial_volume > 0
+        True
+        """
+        return self._measured.mm3[INTRACRANIAL.column]
+
+    @property
+    def measures(self) -> dict[str, float | None]:
+        """Volumes of the brain as a whole in mm³, under FreeSurfer's names.
+
+        Those that need a structure which the model does not know are left out.
+
+        Examples
+        --------
+        >>> result.measures["BrainSegVol"] > result.measures["CortexVol"]
+        True
+        """
+        return dict(self._measured.mm3)
+
+    @property
+    def measures_note(self) -> str:
+        """Why there is no intracranial volume; empty where there is one."""
+        return self._measured.note
+
+    @cached_property
+    def _measured(self) -> BrainVolumes:
+        """All volumes of the brain as a whole."""
+        return measure(self, Evidence.of(self), self.limits)
 
     def volumes(self) -> pd.DataFrame:
         """One row a structure that the model knows.

@@ -22,6 +22,7 @@ def command(
     n_cpus: bids_options.NCpus = None,
     uncertainty: options.Uncertainty = 0,
     stats: options.Stats = False,
+    brain_mask: options.BrainMask = True,
     entropy: options.Entropy = False,
     probabilities: options.Probabilities = False,
     fill_nonfinite: options.FillNonfinite = False,
@@ -50,6 +51,7 @@ def command(
     output = OutputSettings(
         samples=uncertainty,
         stats=stats,
+        brain_mask=brain_mask,
         entropy=entropy,
         probabilities=probabilities,
         fill_nonfinite=fill_nonfinite,

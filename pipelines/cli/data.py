@@ -264,6 +264,7 @@ def phantom(
     spacing: data_options.Spacing = (1.0, 1.0, 1.0),
     orientation: data_options.Orientation = "RAS",
     oblique: data_options.Oblique = 0.0,
+    csf: data_options.PhantomCsf = "region",
     force: data_options.Force = False,
 ) -> None:
     """Write synthetic T1 scans of a head, each with its exact segmentation.
@@ -281,6 +282,7 @@ def phantom(
         spacing_mm=spacing,
         orientation=orientation.upper(),
         oblique_deg=oblique,
+        csf=csf,
         force=force,
     ):
         typer.echo(f"{image} {labels.name}")

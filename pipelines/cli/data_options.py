@@ -6,7 +6,7 @@ Those that commands of several modules have are in `options`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -202,5 +202,12 @@ Orientation = Annotated[
 ]
 Oblique = Annotated[
     float, typer.Option(help="Rotate the grid by this many degrees, up to 45.")
+]
+PhantomCsf = Annotated[
+    Literal["region", "intracranial"],
+    typer.Option(
+        "--csf",
+        help="What the labels call CSF: a small region, as in aseg, or all fluid in the skull.",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]

@@ -6,7 +6,7 @@ Those that commands of several modules have are in `options`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -84,6 +84,14 @@ NotPredicted = Annotated[
         "For predictions made by trinat it is read from their folder.",
     ),
 ]
+TruthCsf = Annotated[
+    Literal["region", "intracranial"] | None,
+    typer.Option(
+        "--csf",
+        help="What the truth calls CSF: a small region, as in aseg (default), or all fluid in the "
+        "skull. CSF that is something else is not compared.",
+    ),
+]
 ShowHeads = Annotated[
     bool,
     typer.Option(
@@ -122,7 +130,7 @@ Participants = Annotated[
     Path | None,
     typer.Option(
         "--participants",
-        help="Table with sex, age and site: participants.tsv, or IXI's or OASIS's own.",
+        help="Table with sex, age, group and site: participants.tsv, or IXI's or OASIS's own.",
     ),
 ]
 Reference = Annotated[
@@ -131,6 +139,14 @@ Reference = Annotated[
         "--reference",
         help="TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally sex, "
         "age_from, age_to.",
+    ),
+]
+Adjust = Annotated[
+    Literal["residual", "proportion"] | None,
+    typer.Option(
+        "--adjust",
+        help="Adjust volumes for the intracranial volume: residual (of a regression over the "
+        "group) or proportion.",
     ),
 ]
 ReportImages = Annotated[

@@ -112,6 +112,9 @@ Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
 Probabilities = Annotated[
     bool, typer.Option("--probabilities", help="Write probability maps.")
 ]
+BrainMask = Annotated[
+    bool, typer.Option(help="Write a mask of what lies inside the skull.")
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Workers = Annotated[
     int, typer.Option(min=1, help="Number of processes; each loads the model.")

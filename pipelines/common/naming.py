@@ -28,7 +28,8 @@ _ORDER = (
 class Product(Enum):
     """A file of a case: its suffix, its ending, and its suffix where names are not BIDS.
 
-    `ending` has the dot; `plain` is the same as `suffix` but for the statistics.
+    `ending` has the dot; `plain` is the same as `suffix` but for the statistics and the mask.
+    `description` is the entity `desc` in names of BIDS.
     """
 
     LABELS = ("dseg", ".nii.gz")
@@ -37,10 +38,18 @@ class Product(Enum):
     PROBABILITIES = ("probseg", ".nii.gz")
     PICTURE = ("qc", ".png")
     DICOM_SEG = ("seg", ".dcm")
+    BRAIN_MASK = ("mask", ".nii.gz", "brainmask", "brain")
 
-    def __init__(self, suffix: str, ending: str, plain: str | None = None) -> None:
+    def __init__(
+        self,
+        suffix: str,
+        ending: str,
+        plain: str | None = None,
+        description: str = "trinat",
+    ) -> None:
         self.suffix = suffix
         self.ending = ending
+        self.description = description
         self.plain = suffix
         if plain is not None:
             self.plain = plain
@@ -53,7 +62,7 @@ ASIDE = ".trinat-stale"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.
-RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_entropy")
+RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_brainmask", "_entropy")
 
 
 def bids_name(entities: Mapping[str, str], **added: str) -> str:

@@ -36,23 +36,27 @@ from trinat.segmentation.data.sources.base import Facts, facts_of, read_particip
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.report.adjustment import Method
 from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
-from trinat.segmentation.report.drawing import Drawing
+from trinat.segmentation.report.effects import effects_of, trends_of
 from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.page import provenance
 
-_OUTPUTS = ("volumes.csv", "raters.csv", "figures", "report.html")
+_TABLES = ("volumes.csv", "adjustment.csv", "effects.csv", "trends.csv", "raters.csv")
+_OUTPUTS = (*_TABLES, "figures", "report.html")
 
 
 @dataclass(frozen=True)
 class CohortSettings:
     """What `trinat report` was asked to do.
 
-    `predictions` is a folder of label maps. `participants` is a table of age, sex and site,
+    `predictions` is a folder of label maps. `participants` is a table of age, sex, group and site,
     `reference` one of expected volumes, and `images` a folder of the maps' scans for pictures.
+    `adjust` is how volumes are adjusted for the intracranial volume, if at all.
     """
 
     predictions: Path
@@ -60,6 +64,7 @@ class CohortSettings:
     labels: str = "quicknat33"
     participants: Path | None = None
     reference: Path | None = None
+    adjust: Method | None = None
     images: Path | None = None
     trust_affine: TrustAffine | None = None
     jobs: int | None = None
@@ -109,7 +114,8 @@ def report_cohort(
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
-    EvaluationError where no label map is left: all failed or were rejected.
+    EvaluationError where no label map is left (all failed or were rejected), and where volumes
+    are to be adjusted and too few scans have an intracranial volume.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -133,9 +139,13 @@ def report_cohort(
             f"none of {len(found)} label maps could be measured; the first: {first}",
             where=settings.predictions,
         )
-    cohort = cohort_of(_distinct(chosen), known.scheme, known.ranges)
+    scans = _distinct(chosen)
+    cohort = cohort_of(scans, known.scheme, known.ranges, settings.adjust)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        drawings = _write_figures(settings.out, cohort)
+        _write_tables(settings.out, cohort)
+        drawings = cohort_drawings(cohort)
+        for drawing in drawings:
+            drawing.save(settings.out / "figures")
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if settings.ratings:
@@ -242,7 +252,17 @@ def _scan(
         grade=facts.get("grade", ""),
         notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
         uncertainty=uncertainty or None,
+        group=person.group,
+        intracranial_mm3=_intracranial_mm3(facts, person),
     )
+
+
+def _intracranial_mm3(facts: Mapping[str, Any], person: Facts) -> float | None:
+    """A scan's own, as the ledger has it, else that of the person's row in the table."""
+    measured: float | None = facts.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    if measured is not None:
+        return measured
+    return person.intracranial_mm3
 
 
 def _failures(
@@ -275,10 +295,13 @@ def _distinct(chosen: _Chosen) -> list[Scan]:
     return scans
 
 
-def _write_figures(out: Path, cohort: Cohort) -> list[Drawing]:
-    """volumes.csv and the figures; returns these for the page."""
+def _write_tables(out: Path, cohort: Cohort) -> None:
+    """volumes.csv, and what is not empty of the coefficients, differences and trends."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
-    drawings = cohort_drawings(cohort)
-    for drawing in drawings:
-        drawing.save(out / "figures")
-    return drawings
+    tables = {"effects.csv": effects_of(cohort), "trends.csv": trends_of(cohort)}
+    if cohort.adjustment is not None:
+        coefficients = cohort.adjustment.coefficients
+        tables["adjustment.csv"] = coefficients.reset_index(names="structure")
+    for name, table in tables.items():
+        if not table.empty:
+            write_table(out / name, table)

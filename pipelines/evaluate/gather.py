@@ -30,6 +30,7 @@ from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
@@ -47,7 +48,8 @@ class EvaluationSettings:
     `fold_pred` that of the predictions: one for all, or one for each model.
 
     `not_predicted` names structures that the models cannot predict, and `ratings` a file of what
-    people said of the predictions; what was rejected there does not count.
+    people said of the predictions; what was rejected there does not count. `csf` is what the truth
+    calls CSF; without it, what a ledger beside the truth says, else a small region.
     """
 
     truth: Path
@@ -69,6 +71,7 @@ class EvaluationSettings:
     csv: bool = False
     not_predicted: tuple[str, ...] = ()
     ratings: Path | None = None
+    csf: Csf | None = None
     command: str = ""
 
 
@@ -78,7 +81,7 @@ class LedgerNotes:
 
     `structures` are those with a volume: the model knows them. `scans` has the scan of each label
     map, `taught` what reports say of models that learnt other models' labels, and `failed` the
-    reason by case.
+    reason by case. `csf` is what the models call CSF, each meaning once.
     """
 
     models: set[str] = field(default_factory=set)
@@ -86,6 +89,14 @@ class LedgerNotes:
     scans: dict[Path, Path] = field(default_factory=dict)
     taught: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    csf: set[Csf] = field(default_factory=set)
+
+    @property
+    def called_csf(self) -> Csf | None:
+        """What the models call CSF: all fluid where any does; None where no ledger says it."""
+        if "intracranial" in self.csf:
+            return "intracranial"
+        return next(iter(self.csf), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,10 +231,17 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
+    truth_csf = _csf_of_truth(settings)
     tasks = []
     for model, pairing in inputs.pairings.items():
-        known = inputs.notes[model].structures
-        made = made_by(known, rated, inputs.scheme, settings.not_predicted)
+        notes = inputs.notes[model]
+        made = made_by(
+            notes.structures,
+            rated,
+            inputs.scheme,
+            settings.not_predicted,
+            notes.called_csf,
+        )
         made.left_out(inputs.scheme)  # refuses a wrong name before anything is measured
         for pair in pairing.pairs:
             task = Task(
@@ -235,6 +253,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
                 trust_affine=settings.trust_affine,
                 made=made,
                 rejected=rejected,
+                truth_csf=truth_csf,
             )
             tasks.append(task)
     if not tasks:
@@ -244,6 +263,13 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
             remedy="name both sides alike (sub-01 and sub-01), or give the two files of one scan",
         )
     return tasks
+
+
+def _csf_of_truth(settings: EvaluationSettings) -> Csf:
+    """What the truth calls CSF: as the user or a ledger beside it says, else a small region."""
+    if settings.csf is not None:
+        return settings.csf
+    return _read_notes(settings.truth).called_csf or "region"
 
 
 def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
@@ -289,6 +315,8 @@ def _read_notes(predictions: Path) -> LedgerNotes:
         for output in entry.outputs:
             notes.scans[place / output] = Path(entry.input)
         notes.taught.update(taught_by_models([entry]))
+        if "csf" in entry.result:
+            notes.csf.add(entry.result["csf"])
     return notes
 
 

@@ -18,6 +18,7 @@ from trinat.pipelines.evaluate.pairing import Pair
 from trinat.segmentation.errors import GeometryError, TrinatError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import (
@@ -36,7 +37,7 @@ class Task:
     """One pair to measure, with all that a worker process needs for it.
 
     `rejected` has, by the SHA-256 of a prediction, the structures that raters rejected and by
-    whom; the structure "" is all of the label map.
+    whom; the structure "" is all of the label map. `truth_csf` is what the truth calls CSF.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Task:
     trust_affine: TrustAffine | None = None
     made: Made = field(default_factory=Made)
     rejected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    truth_csf: Csf = "region"
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _measure(task: Task) -> Done:
         true, predicted, spacing_mm = labelled_slices(
             pair.true, pair.predicted, pair.truth.spacing_mm
         )
-        left_out = task.made.left_out(scheme, rejected)
+        left_out = task.made.left_out(scheme, rejected, truth_csf=task.truth_csf)
         rows = compare(true, predicted, spacing_mm, scheme, left_out).rows()
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))

@@ -11,6 +11,7 @@ from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.models import check_out, find_source
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.prior import build_template, default_prior
+from trinat.segmentation.labels.fluid import CSF_GROUP, Csf
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
@@ -168,9 +169,8 @@ def _joined_fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusi
 def _template_of(label_maps: Path, model: Model) -> Template:
     """An anatomical template of a model's classes, from a folder of whole-head label maps."""
     scheme = model.scheme
-    fluid = {label.name for label in scheme.labels if label.group == "csf"}
     # The fluid all around the brain is CSF of the template only for models that predict CSF.
-    learn_fluid = fluid.isdisjoint(model.info.not_predicted)
+    learn_fluid = _predicts_csf(model)
     return build_template(load_heads(label_maps), scheme, learn_fluid=learn_fluid)
 
 
@@ -193,6 +193,7 @@ def _joined_content(
         "fusion": fusion,
         "contrast": first.info.contrast,
         "not_predicted": _not_predicted(sources, first.scheme),
+        "csf": _joined_csf(sources),
         "quality": quality,
         "training": _joined_training(origins, licence),
         "metrics": metrics,
@@ -216,6 +217,27 @@ def _not_predicted(sources: Sequence[Model], scheme: LabelScheme) -> tuple[str, 
     for source in sources:
         missing.update(source.info.not_predicted)
     return tuple(name for name in scheme.names if name in missing)
+
+
+def _joined_csf(sources: Sequence[Model]) -> Csf:
+    """What all sources call CSF, of those that predict it; two meanings are a ModelError."""
+    known = [source for source in sources if _predicts_csf(source)]
+    for source in known[1:]:
+        if source.info.csf != known[0].info.csf:
+            raise ModelError(
+                f"csf: {source.info.csf}, where {known[0].folder} has {known[0].info.csf}",
+                where=source.folder,
+                remedy="join views that were trained alike",
+            )
+    if known:
+        return known[0].info.csf
+    return "region"
+
+
+def _predicts_csf(source: Model) -> bool:
+    """Whether CSF is among the structures that a model predicts."""
+    fluids = {label.name for label in source.scheme.labels if label.group == CSF_GROUP}
+    return not fluids <= set(source.info.not_predicted)
 
 
 def _common_precision(sources: Sequence[Model]) -> Precision:

@@ -23,6 +23,7 @@ from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import ENOUGH_MM3
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.checkpoint import update_info
 from trinat.segmentation.models.model_info import Quality
@@ -280,14 +281,19 @@ def _read_subject(folder: Path) -> tuple[Volume, Volume]:
 
 
 def _compare(found: Prediction, truth: Volume) -> Iterator[Point]:
-    """A point for each structure that the model predicts and that has 100 mm³ in the truth."""
+    """A point for each structure that the model predicts and that has 100 mm³ in the truth.
+
+    The truth's CSF is a small region: that of a model that finds all fluid has no point.
+    """
     assert found.agreement is not None
     classes = found.scheme.from_freesurfer(truth.data)
     joint = joint_histogram(classes, found.indices.data, len(found.scheme))
     true_mm3 = joint.sum(axis=1) * found.voxel_mm3
     values = dice(joint)
+    made = Made(source=found.scheme, not_predicted=found.not_predicted, csf=found.csf)
+    left_out = made.left_out(found.scheme, truth_csf="region")
     for label in found.scheme.labels[1:]:
-        if true_mm3[label.index] < ENOUGH_MM3 or label.name in found.not_predicted:
+        if true_mm3[label.index] < ENOUGH_MM3 or label.name in left_out:
             continue
         agreement = np.nan_to_num(found.agreement[label.index])
         yield Point(float(agreement), float(values[label.index]))

@@ -22,7 +22,11 @@ from trinat.pipelines.common.models import load_views
 from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.pairing import Pair, pair_files
-from trinat.pipelines.models.fusion_scans import SegmentedScan, segment_pair
+from trinat.pipelines.models.fusion_scans import (
+    SegmentedScan,
+    not_compared,
+    segment_pair,
+)
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
@@ -247,7 +251,7 @@ def _mean_dice(
     rows = class_weights(fusion, model.scheme, views, model.folder)
     weights = dict(zip(views, rows, strict=True))
     values = dice(ambiguous.joint(model.scheme, weights, fusion.mean))
-    values[[0, *model.not_predicted]] = np.nan
+    values[[0, *not_compared(model)]] = np.nan
     return float(np.nanmean(values))
 
 

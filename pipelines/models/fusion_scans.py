@@ -24,6 +24,8 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.metrics.counted import Made
+from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.conform import Conformed, conform
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
@@ -77,7 +79,7 @@ def segment_pair(
     and `file` is written. A truth with no structure that the model predicts is an EvaluationError.
     """
     model = segmenter.model
-    not_predicted = model.not_predicted.tolist()
+    without = not_compared(model)
     scan = Volume.read(pair.prediction.path, trust_affine=trust_affine)
     truth = Volume.read(pair.truth.path, labels=True, trust_affine=trust_affine)
     prepared = segmenter.prepare(scan)
@@ -85,7 +87,7 @@ def segment_pair(
     classes = _true_classes(
         truth_on_scan, prepared, model.scheme, mapping, pair.truth.path
     )
-    if np.isin(classes, [0, *not_predicted]).all():
+    if np.isin(classes, [0, *without]).all():
         raise EvaluationError(
             f"has nothing of {model.scheme.name}", where=pair.truth.path
         )
@@ -98,12 +100,20 @@ def segment_pair(
         name=f"{pair.truth.subject} {pair.truth.scan}".strip(),
         person=pair.truth.subject,
         evidence=ViewLikelihoods.of(
-            ambiguous, model.scheme, generator, without=not_predicted
+            ambiguous, model.scheme, generator, without=without
         ),
         file=file,
     )
     segmented.save(ambiguous)
     return segmented
+
+
+def not_compared(model: Model) -> list[int]:
+    """Classes that a truth says nothing of: not predicted, or CSF that is more than a region."""
+    info = model.info
+    made = Made(source=model.scheme, not_predicted=info.not_predicted, csf=info.csf)
+    names = made.left_out(model.scheme, truth_csf="region")
+    return [model.scheme.names.index(name) for name in names]
 
 
 def _true_classes(

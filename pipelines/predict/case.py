@@ -27,6 +27,7 @@ from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
@@ -133,11 +134,13 @@ class CaseWorker:
                 # Labels in the scan's own space are computed when they are first asked for.
                 _ = found.indices
             with stage("grade"):
-                result = judge(found, changes, self.segmenter.model, self._limits)
+                result, volumes = judge(
+                    found, changes, self.segmenter.model, self._limits
+                )
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
-                outputs, picture = self._write_files(staging, scan, found)
+                outputs, picture = self._write_files(staging, scan, found, volumes)
         result["picture"] = picture
         timings_s = {}
         for name, (wall_s, _) in scan.clock.take().items():
@@ -157,7 +160,11 @@ class CaseWorker:
         )
 
     def _write_files(
-        self, staging: Path, scan: CaseInProgress, found: Prediction
+        self,
+        staging: Path,
+        scan: CaseInProgress,
+        found: Prediction,
+        volumes: BrainVolumes,
     ) -> tuple[dict[str, str], str]:
         """Write all files of a case below `staging`.
 
@@ -168,7 +175,8 @@ class CaseWorker:
         settings = self.settings
         names = CaseNames(staging, case.id, case.entities, settings.bids)
         names.labels(settings.output, case.path).parent.mkdir(parents=True)
-        files = CaseFiles(names, case, found, settings, self.segmenter.model.name)
+        model = self.segmenter.model.name
+        files = CaseFiles(names, case, found, volumes, settings, model)
         picture = files.write_all(scan.digest)
         outputs = {}
         for path in sorted(staging.rglob("*")):

@@ -19,6 +19,7 @@ from trinat.pipelines.predict.tables import format_aseg_stats
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.maps import write_maps
+from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.report.case_view import view_result
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
@@ -32,6 +33,7 @@ class CaseFiles:
     names: CaseNames
     case: Case
     found: Prediction
+    volumes: BrainVolumes
     settings: RunSettings
     model: str
 
@@ -62,6 +64,8 @@ class CaseFiles:
         self._write_labels()
         if self._output.wants(Product.STATS):
             self._write_stats()
+        if self._output.wants(Product.BRAIN_MASK):
+            self._write_brain_mask()
         if self._output.wants(Product.ENTROPY):
             self.found.entropy.write(self.names.path(Product.ENTROPY))
         if self._output.wants(Product.PROBABILITIES):
@@ -85,9 +89,18 @@ class CaseFiles:
         """aseg.stats, as FreeSurfer has it."""
         found = self.found
         table = format_aseg_stats(
-            self.case.stem, found.scheme, found.voxels, found.voxel_mm3
+            self.case.stem, found.scheme, found.voxels, found.voxel_mm3, self.volumes
         )
         write_whole(self.names.path(Product.STATS), table)
+
+    def _write_brain_mask(self) -> None:
+        """What lies inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""
+        mask = self.found.brain_mask()
+        numbers = replace(mask, data=mask.data.astype(np.uint8))
+        numbers.write(self.names.path(Product.BRAIN_MASK), labels=True)
+        if self.settings.bids:
+            content = {"Type": "Brain", **self._origin}
+            _write_json(self.names.path(Product.BRAIN_MASK, ".json"), content)
 
     def _write_probabilities(self) -> None:
         """One 4D file, background first, and the JSON that says what each of its maps is of.

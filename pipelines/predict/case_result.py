@@ -10,7 +10,9 @@ import numpy as np
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.models.checkpoint import Model
 
 # A structure of which clean-up changed a smaller share is not reported.
@@ -19,14 +21,15 @@ _REPORTED_CHANGE = 0.01
 
 def judge(
     found: Prediction, changes: dict[str, float], model: Model, limits: Limits
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], BrainVolumes]:
     """All numbers of a segmentation, as an entry's `result`: grades, volumes, doubts, notes.
 
     `changes` is the share of each structure that clean-up has changed; `limits` are the model's
-    limits of quality.
+    limits of quality. Returns the volumes of the brain as a whole, too.
     """
     volumes_mm3 = found.volumes_mm3
     evidence = Evidence.of(found)
+    measured = measure(found, evidence, limits)
     verdict = quality.grade_by(evidence, limits)
     total_brain_mm3 = quality.total_brain_mm3(found.scheme, volumes_mm3)
     result: dict[str, Any] = {
@@ -37,8 +40,15 @@ def judge(
         "notes": list(found.notes),
         "total_brain_mm3": round(total_brain_mm3, 3),
         "volumes_mm3": {name: round(mm3, 3) for name, mm3 in volumes_mm3.items()},
+        "measures_mm3": {
+            name: None if mm3 is None else round(mm3, 3)
+            for name, mm3 in measured.mm3.items()
+        },
+        "csf": found.csf,
         "tissue_contrast": _rounded(quality.tissue_contrast(evidence)),
     }
+    if measured.note:
+        result["notes"].append(measured.note)
     pseudo_labels = model.info.training.pseudo_labels
     if pseudo_labels:
         result["pseudo_labels"] = pseudo_labels
@@ -58,7 +68,7 @@ def judge(
         result["cleaned"] = cleaned
         shares = [f"{name} {share:.0%}" for name, share in cleaned.items()]
         result["notes"].append(f"clean-up changed {', '.join(shares)}")
-    return result
+    return result, measured
 
 
 def _by_structure(

@@ -71,6 +71,7 @@ class CaseNames:
         paths.append(self.path(Product.LABELS, ".mgz"))
         paths.append(self.path(Product.LABELS, ".json"))
         paths.append(self.path(Product.PROBABILITIES, ".json"))
+        paths.append(self.path(Product.BRAIN_MASK, ".json"))
         return [self._relative(path) for path in paths]
 
     def labels_in(self, outputs: Mapping[str, str]) -> set[tuple[str, str]]:
@@ -91,7 +92,7 @@ class CaseNames:
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:
-            stem = bids_name(self.entities, space="orig", desc="trinat")
+            stem = bids_name(self.entities, space="orig", desc=product.description)
             suffix = product.suffix
         return self.root / folder / f"{stem}_{suffix}{ending or product.ending}"
 

@@ -22,8 +22,8 @@ class OutputSettings:
     - `views` in the order in which they are computed; empty: all that the model has.
     - `samples` is the number of dropout samples to estimate uncertainty from.
     - `mgz` writes label maps as .mgz where the scan is one.
-    - The settings `stats`, `picture`, `entropy`, `probabilities` and `dicom_seg` each write the
-      `Product` of the same name.
+    - The settings `stats`, `picture`, `brain_mask`, `entropy`, `probabilities` and `dicom_seg`
+      each write the `Product` of the same name.
     """
 
     views: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class OutputSettings:
     mgz: bool = False
     stats: bool = False
     picture: bool = True
+    brain_mask: bool = True
     entropy: bool = False
     probabilities: bool = False
     dicom_seg: bool = False

@@ -17,6 +17,7 @@ from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import BIDSIGNORE
 from trinat.pipelines.predict.run_page import write_page
 from trinat.segmentation.io.files import write_tsv, write_whole
+from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
 
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
@@ -69,11 +70,12 @@ def _write_summary(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
-    """A row a scan: volumes in mm³, then each as a share of the total brain.
+    """A row a scan: volumes in mm³, then each structure's as a share of the total brain.
 
-    Cells of scans without that structure, as of failed ones, are empty (n/a). The order is that of
-    `entries`.
+    Cells of scans without that structure or measure, as of failed ones, are empty (n/a). The order
+    is that of `entries`.
     """
+    measures = _keys_in(entries, "measures_mm3")
     names = _keys_in(entries, "volumes_mm3")
     key_names, keys = _keys(entries)
     rows = []
@@ -84,8 +86,12 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
         for name in names:
             is_known = name in volumes and total
             shares.append(round(volumes[name] / total, 6) if is_known else None)
-        rows.append((*key, total, *(volumes.get(name) for name in names), *shares))
-    columns = [f"{name}_mm3" for name in names]
+        measured = entry.result.get("measures_mm3", {})
+        row: list[Any] = [*key, total]
+        row += [measured.get(name) for name in measures]
+        row += [volumes.get(name) for name in names]
+        rows.append([*row, *shares])
+    columns = [f"{name}_mm3" for name in (*measures, *names)]
     columns += [f"{name}_share" for name in names]
     write_tsv(path, (*key_names, "total_brain_mm3", *columns), rows)
 
@@ -178,9 +184,13 @@ def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> Non
 
 
 def format_aseg_stats(
-    subject: str, scheme: LabelScheme, voxels: Mapping[str, int], voxel_mm3: float
+    subject: str,
+    scheme: LabelScheme,
+    voxels: Mapping[str, int],
+    voxel_mm3: float,
+    volumes: BrainVolumes,
 ) -> str:
-    """`aseg.stats` in FreeSurfer's form; measures that were not measured (eTIV) are not there.
+    """`aseg.stats` in FreeSurfer's form; measures that are not known have no line, but a reason.
 
     Rows are sorted by FreeSurfer number and counted from 1. Structures that are not in `voxels`
     have no row; those with 0 voxels have one.
@@ -189,6 +199,7 @@ def format_aseg_stats(
         "# Title Segmentation Statistics",
         "# generating_program trinat",
         f"# subjectname {subject}",
+        *_measure_lines(volumes),
         f"# VoxelVolume_mm3 {voxel_mm3:g}",
         "# ColHeaders Index SegId NVoxels Volume_mm3 StructName",
     ]
@@ -198,3 +209,16 @@ def format_aseg_stats(
         volume_mm3 = count * voxel_mm3
         lines.append(f"{index:3d} {fs_id:3d} {count:9d} {volume_mm3:13.3f}  {name}")
     return "\n".join(lines) + "\n"
+
+
+def _measure_lines(volumes: BrainVolumes) -> list[str]:
+    """The lines `# Measure` of aseg.stats, and a comment on what is not known."""
+    lines = []
+    for measure in MEASURES:
+        mm3 = volumes.mm3.get(measure.column)
+        if mm3 is not None:
+            fields = (measure.key, measure.name, measure.words, f"{mm3:.6f}", "mm^3")
+            lines.append(f"# Measure {', '.join(fields)}")
+    if volumes.note:
+        lines.append(f"# {volumes.note}")
+    return lines

@@ -13,6 +13,7 @@ from typing import Any
 
 from trinat.segmentation.errors import IntegrityError, TrainingError
 from trinat.segmentation.io.files import read_text
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.base import Network
@@ -172,6 +173,7 @@ def save_run(
             labels=scheme.name,
             contrast=recipe.contrast,
             not_predicted=tuple(name for name in scheme.names if name in never),
+            csf=_csf_taught(recipe),
             training=Training(
                 data=_data_seen(recipe),
                 recipe=recipe.name,
@@ -234,6 +236,19 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
     if not untaught:
         return set()
     return set.intersection(*untaught)
+
+
+def _csf_taught(recipe: Recipe) -> Csf:
+    """What the last stage of a recipe calls CSF: that is what the networks know at the end.
+
+    Stores are of people's or FreeSurfer's labels, which have a small region.
+    """
+    data = recipe.stages[-1].data
+    if data.store is not None or data.synthetic is None:
+        return "region"
+    if data.synthetic.synthesis.learn_fluid:
+        return "intracranial"
+    return "region"
 
 
 def read_data(out: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from trinat.segmentation.grid import Box, grown, whole
+from trinat.segmentation.space.morphology import dilated
 from trinat.segmentation.space.resample import occupied_box
 
 # Voxels around what was seen of a brain that are looked at too: half of the way from one looked
@@ -78,20 +79,11 @@ def brain_region(
         return BrainRegion.whole(found.shape)
     box = grown(occupied_box(found), found.shape, _MARGIN)
     found = found[box]
-    mask = _dilated(found, (_MARGIN, _MARGIN, _MARGIN))
+    mask = dilated(found, (_MARGIN, _MARGIN, _MARGIN))
     # Where the scan itself ends both masks end alike, and nothing is rim.
     reach = _MARGIN - _NEAR_END
-    rim = mask & ~_dilated(found, (reach, reach, reach))
+    rim = mask & ~dilated(found, (reach, reach, reach))
     return BrainRegion(box, torch.from_numpy(mask), torch.from_numpy(rim))
-
-
-def _dilated(mask: NDArray[np.bool_], reach: Sequence[int]) -> NDArray[np.bool_]:
-    """A mask dilated by a number of voxels along each of its axes."""
-    for axis, voxels in enumerate(reach):
-        mask = ndimage.maximum_filter1d(
-            mask, 2 * voxels + 1, axis=axis, mode="constant"
-        )
-    return mask
 
 
 def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -99,7 +91,7 @@ def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
     square = np.ones((1, _THIN, _THIN))
     thick = np.asarray(ndimage.binary_opening(slices, square))
     # An end is rounded off, or all that the next slice shows.
-    around = _dilated(thick, (1, _THIN // 2, _THIN // 2))
+    around = dilated(thick, (1, _THIN // 2, _THIN // 2))
     return around & slices
 
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.inference.cleaning import clean_up, with_classes
+from trinat.segmentation.inference.intracranial import find_inside
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import (
     ConformPlan,
@@ -33,7 +35,7 @@ class Prediction:
     `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
     and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
     None with one view. `not_predicted` names structures that the model does not know: they have no
-    volume.
+    volume. `csf` is what the model calls CSF.
     """
 
     fused: Tensor
@@ -44,6 +46,7 @@ class Prediction:
     agreement: NDArray[np.float64] | None
     uncertainty: Uncertainty | None
     not_predicted: tuple[str, ...]
+    csf: Csf = "region"
 
     @cached_property
     def working(self) -> Volume:
@@ -94,6 +97,32 @@ class Prediction:
     def volumes_mm3(self) -> dict[str, float]:
         """Volume of each structure that the model knows."""
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
+
+    @cached_property
+    def inside(self) -> NDArray[np.bool_]:
+        """What lies inside the skull on the working grid, as far as it was found, (X, Y, Z)."""
+        return find_inside(self.working, self.scheme)
+
+    def brain_mask(self) -> Volume:
+        """What lies inside the skull: bool (X, Y, Z) in the scan's own space.
+
+        Brain, ventricles, and the fluid around the brain if the model finds it
+        (`inference/intracranial.py` has the rules). It is computed once.
+
+        Examples
+        --------
+        >>> mask = result.brain_mask()
+        >>> bool(mask.data[result.labels.data == 17].all())
+        True
+        """
+        return self._brain_mask
+
+    @cached_property
+    def _brain_mask(self) -> Volume:
+        """The brain mask, restored when it is first asked for."""
+        working = Volume(self.inside.astype(np.uint8), self.plan.working.affine)
+        found = restore(working, self.plan, labels=True)
+        return Volume(found.data > 0, found.affine, found.codes)
 
     def probabilities(self, structure: str | int) -> Volume:
         """Probability of one structure in the scan's own space, float32.

@@ -193,6 +193,7 @@ class Predictor:
             agreement=agreement,
             uncertainty=uncertainty,
             not_predicted=not_predicted,
+            csf=self.model.info.csf,
         )
 
     def _fuse(

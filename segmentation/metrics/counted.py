@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.fluid import CSF_GROUP, Csf
 from trinat.segmentation.labels.scheme import SHIPPED, Label, LabelScheme, load_scheme
-from trinat.segmentation.metrics.definitions import NOT_PREDICTED
+from trinat.segmentation.metrics.definitions import NOT_PREDICTED, OTHER_CSF
 
 ALL_STRUCTURES = "all"
 # CSF outside the ventricles has no edge that raters agree on; background is no structure.
-_IN_NO_MEAN = ("background", "csf")
+_IN_NO_MEAN = ("background", CSF_GROUP)
 
 
 def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
@@ -38,21 +39,28 @@ class Made:
 
     `named` are structures that a person says are not predicted, in words of the scheme that
     measures. `source` is the scheme of the model; where it is not known, the one that measures
-    stands for it. `not_predicted` are structures of `source`.
+    stands for it. `not_predicted` are structures of `source`. `csf` is what the model calls CSF;
+    None where it is not known.
     """
 
     named: tuple[str, ...] = ()
     source: LabelScheme | None = None
     not_predicted: tuple[str, ...] = ()
+    csf: Csf | None = None
 
     def left_out(
-        self, scheme: LabelScheme, rejected: Mapping[str, str] | None = None
+        self,
+        scheme: LabelScheme,
+        rejected: Mapping[str, str] | None = None,
+        *,
+        truth_csf: Csf | None = None,
     ) -> dict[str, str]:
         """Structures of `scheme` that do not count, and why; `rejected` names raters by structure.
 
         The two schemes may use one name for different things: CSF of tissue4 has the ventricles.
         So their structures meet by FreeSurfer number, and one counts as long as any part of it
-        does.
+        does. Where a truth is compared, `truth_csf` is what it calls CSF: a structure with CSF
+        that is something else in the truth does not count.
         """
         for name in self.named:
             if name not in scheme.names[1:]:
@@ -60,7 +68,9 @@ class Made:
                     f"{scheme.name} has no {name!r}: it cannot be not predicted"
                 )
         rejected = rejected or {}
-        parts_of = _parts(scheme, self.source or scheme)
+        source = self.source or scheme
+        parts_of = _parts(scheme, source)
+        other_csf = self._csf_unlike(truth_csf, source)
         found: dict[str, str] = {}
         for label in scheme.labels[1:]:
             parts = parts_of[label.name]
@@ -68,10 +78,18 @@ class Made:
             rejecting = [rejected[part] for part in predicted if part in rejected]
             if label.name in self.named or not predicted:
                 found[label.name] = NOT_PREDICTED
+            elif not other_csf.isdisjoint(predicted):
+                found[label.name] = OTHER_CSF
             elif len(rejecting) == len(predicted):
                 raters = dict.fromkeys(rejecting)  # each once
                 found[label.name] = f"rejected by {', '.join(raters)}"
         return found
+
+    def _csf_unlike(self, truth_csf: Csf | None, source: LabelScheme) -> set[str]:
+        """Structures of the model's scheme that are CSF, if the truth's CSF is known to differ."""
+        if truth_csf is None or self.csf is None or truth_csf == self.csf:
+            return set()
+        return {label.name for label in source.labels if label.group == CSF_GROUP}
 
     def measured_though_rejected(
         self, scheme: LabelScheme, rejected: Mapping[str, str]
@@ -94,11 +112,12 @@ def made_by(
     rated: Collection[str],
     scheme: LabelScheme,
     named: Collection[str] = (),
+    csf: Csf | None = None,
 ) -> Made:
     """How a prediction was made, as far as its files say it.
 
     `predicted` are the structures that a ledger has volumes of; without any, nothing is known.
-    `rated` are those that raters judged. `scheme` measures, and `named` is as in `Made`.
+    `rated` are those that raters judged. `scheme` measures; `named` and `csf` are as in `Made`.
     """
     source = _scheme_of({*predicted, *rated}, scheme)
     not_predicted: tuple[str, ...] = ()
@@ -106,7 +125,7 @@ def made_by(
         not_predicted = tuple(
             name for name in source.names[1:] if name not in predicted
         )
-    return Made(tuple(named), source, not_predicted)
+    return Made(tuple(named), source, not_predicted, csf)
 
 
 def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | None:

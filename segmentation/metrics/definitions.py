@@ -15,9 +15,14 @@ BOUNDARY_WIDTH_MM = 2.0
 
 # What a structure's absence from the truth, the prediction or both is called in the note column.
 Absence = Literal[
-    "absent from both", "missed", "invented", "not predicted by this model"
+    "absent from both",
+    "missed",
+    "invented",
+    "not predicted by this model",
+    "not compared: the truth's CSF is something else",
 ]
 NOT_PREDICTED: Absence = "not predicted by this model"
+OTHER_CSF: Absence = "not compared: the truth's CSF is something else"
 
 
 Better = Literal["higher", "lower", "zero", "none"]

@@ -13,6 +13,7 @@ from scipy import ndimage
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.volume import ScanLike, Volume
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
 from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of
@@ -21,12 +22,16 @@ from trinat.segmentation.metrics.definitions import (
     BOUNDARY_WIDTH_MM,
     METRICS,
     NOT_PREDICTED,
+    OTHER_CSF,
     TOLERANCES_MM,
     Absence,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Structures with such a note are in no mean, and no scan lacks them.
+_NEVER = (NOT_PREDICTED, OTHER_CSF)
 
 Indices = NDArray[np.uint8]
 Values = NDArray[np.float64]
@@ -55,7 +60,7 @@ class PairMeasurements:
     `joint` (K, K) counts voxels by true and predicted class; it has no voxel of a rejected
     structure in the prediction. `values[metric]` has one number per class, (K,), NaN where
     undefined. `notes` (K,) says why: an `Absence`, or why the structure does not count; else it is
-    empty. `rejected` are classes.
+    empty. `without_confusions` are true classes of which nobody asks what they were labelled as.
     """
 
     scheme: LabelScheme
@@ -63,7 +68,7 @@ class PairMeasurements:
     values: dict[str, Values]
     generalised_dice: float
     notes: tuple[str, ...]
-    rejected: frozenset[int]
+    without_confusions: frozenset[int]
     voxel_mm3: float
 
     def rows(self) -> list[Measurement]:
@@ -84,7 +89,7 @@ class PairMeasurements:
         """Plain means over the structures of a group; the note counts what has no value."""
         for group, members in members_of_groups(self.scheme).items():
             predicted = [
-                label for label in members if self.notes[label.index] != NOT_PREDICTED
+                label for label in members if self.notes[label.index] not in _NEVER
             ]
             # Structures on the midline have no other side.
             paired = [label for label in predicted if label.partner is not None]
@@ -101,7 +106,7 @@ class PairMeasurements:
     def _confusions(self) -> Iterator[Measurement]:
         """What each true class was labelled as, in mm3; background is a class here."""
         for true, predicted in np.argwhere(self.joint):
-            if true == predicted == 0 or true in self.rejected:
+            if true == predicted == 0 or true in self.without_confusions:
                 continue
             label = self.scheme.labels[true]
             metric = f"labelled_as:{self.scheme.names[predicted]}"
@@ -130,17 +135,21 @@ def compare(
     """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices.
 
     Structures that are `excluded` (with why, as `Made.left_out` has it) have no value but their
-    true volume, and are in no mean. What is rejected is background in the prediction.
+    true volume, and are in no mean. What is rejected is background in the prediction; CSF that is
+    not compared stays, as what other structures were labelled as.
     """
     excluded = excluded or {}
     overlap.check_shapes(truth, prediction)
     unknown: list[int] = []
+    other_csf: list[int] = []
     rejected: list[int] = []
     for label in scheme.labels:
         if label.name not in excluded:
             continue
         if excluded[label.name] == NOT_PREDICTED:
             unknown.append(label.index)
+        elif excluded[label.name] == OTHER_CSF:
+            other_csf.append(label.index)
         else:
             rejected.append(label.index)
     if rejected:
@@ -159,7 +168,7 @@ def compare(
             )
     values = _voxel_values(joint, spacing_mm, scheme)
     values |= _surface_values(truth, prediction, spacing_mm, len(scheme))
-    not_counted = [*unknown, *rejected]
+    not_counted = [*unknown, *other_csf, *rejected]
     for metric in values.keys() - {"truth_volume"}:
         values[metric][not_counted] = np.nan
     notes = []
@@ -172,7 +181,7 @@ def compare(
         values={metric: values[metric] for metric in METRICS if metric in values},
         generalised_dice=overlap.generalised_dice(joint, not_counted),
         notes=tuple(notes),
-        rejected=frozenset(rejected),
+        without_confusions=frozenset([*other_csf, *rejected]),
         voxel_mm3=float(np.prod(spacing_mm)),
     )
 
@@ -288,6 +297,7 @@ def evaluate(
     labels: str = "quicknat33",
     resample: bool = False,
     not_predicted: Collection[str] = (),
+    csf: Csf | None = None,
 ) -> pd.DataFrame:
     """Compare a prediction with the truth: all metrics of docs/metrics.md, by structure.
 
@@ -303,6 +313,10 @@ def evaluate(
     not_predicted : names
         Structures of the label scheme that the model does not know ("CSF" for `fast`). A Result
         says itself which these are; of a file, nothing is known.
+    csf : str, optional
+        What the truth calls CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
+        all fluid inside the skull. A Result says it itself; by default it is "region". CSF of a
+        prediction that is known to be something else is not compared.
 
     Returns
     -------
@@ -325,7 +339,9 @@ def evaluate(
         named=tuple(not_predicted),
         source=getattr(prediction, "scheme", None),
         not_predicted=tuple(getattr(prediction, "not_predicted", ())),
+        csf=getattr(prediction, "csf", None),
     )
+    truth_csf: Csf = csf or getattr(truth, "csf", "region")
     true, predicted = _volumes_of(truth, prediction)
     predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme = load_scheme(labels)
@@ -335,7 +351,7 @@ def evaluate(
     true_classes, predicted_classes, spacing_mm = labelled_slices(
         true_classes, predicted_classes, spacing_mm
     )
-    left_out = made.left_out(scheme)
+    left_out = made.left_out(scheme, truth_csf=truth_csf)
     found = compare(true_classes, predicted_classes, spacing_mm, scheme, left_out)
     table = pd.DataFrame(found.values, index=pd.Index(scheme.names, name="structure"))
     table.insert(0, "freesurfer", scheme.fs_ids)

@@ -28,6 +28,7 @@ from pydantic import (
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import world_axes
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.models.architectures import Architecture
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes
 
@@ -73,6 +74,11 @@ def _is_t1(given: str) -> bool:
 def _is_missing(given: object) -> bool:
     """Keys without a value are not written, for the same reason."""
     return given is None
+
+
+def _is_usual_csf(given: Csf) -> bool:
+    """A small region goes without saying, for the same reason."""
+    return given == "region"
 
 
 class _Part(BaseModel):
@@ -194,6 +200,9 @@ class Description(_Part):
     contrast: Contrast = Field(default="T1", exclude_if=_is_t1)
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
+    # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or
+    # "intracranial", all fluid inside the skull around the brain. The two are never compared.
+    csf: Csf = Field(default="region", exclude_if=_is_usual_csf)
     quality: Quality | None = None
     prior: Prior | None = Field(default=None, exclude_if=_is_missing)
     training: Training = Training()

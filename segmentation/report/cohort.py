@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.statistics import robust_z
+from trinat.segmentation.report.adjustment import Adjustment, Method, adjust
 
+# The metric of volumes that were adjusted for the intracranial volume.
+ADJUSTED = "adjusted_volume"
 # Iglewicz and Hoaglin's limit for robust z-scores.
 OUTLIER_Z = 3.5
 # A robust spread of fewer values than this says nothing.
@@ -23,7 +26,8 @@ _AGE_BANDS = 10  # years
 class Scan:
     """One label map: whose it is, its volumes in mm3 by structure, and what is known beside.
 
-    `uncertainty` is, by structure, the CV of the volume over samples with dropout.
+    `uncertainty` is, by structure, the CV of the volume over samples with dropout. `group` is what
+    a study calls the person's group. `intracranial_mm3` is None where it is not known.
     """
 
     subject: str
@@ -35,6 +39,8 @@ class Scan:
     grade: str = ""
     notes: str = ""
     uncertainty: Mapping[str, float] | None = None
+    group: str = ""
+    intracranial_mm3: float | None = None
 
     @property
     def name(self) -> str:
@@ -76,15 +82,31 @@ class Cohort:
     """The tables of the report, all made from the scans' volumes.
 
     `frame` has a row for each scan, structure and metric; `structures` are in the order of the
-    label scheme.
+    label scheme. `adjustment` says how volumes were adjusted; None where they were not.
     """
 
     scans: tuple[Scan, ...]
     frame: pd.DataFrame
     structures: tuple[str, ...]
+    adjustment: Adjustment | None = None
+
+    @property
+    def compared(self) -> str:
+        """The metric that scans are compared by: the volume, adjusted where it was."""
+        return "volume" if self.adjustment is None else ADJUSTED
+
+    @property
+    def unit(self) -> str:
+        """The unit of that metric, as people write it."""
+        unit = "mm3" if self.adjustment is None else self.adjustment.unit
+        return unit.replace("mm3", "mm³")
 
     def outliers(self) -> pd.DataFrame:
-        """Volumes and asymmetries far from the group's median, or out of their range."""
+        """Volumes and asymmetries far from the group's median, or out of their range.
+
+        Of volumes that were adjusted, the adjusted ones are held against the group, and the
+        measured ones against ranges.
+        """
         far = self.frame["z"].abs() > OUTLIER_Z
         return self.frame[far | (self.frame["note"] != "")].copy()
 
@@ -95,21 +117,46 @@ class Cohort:
 
 
 def cohort_of(
-    scans: Sequence[Scan], scheme: LabelScheme, ranges: Iterable[Range] = ()
+    scans: Sequence[Scan],
+    scheme: LabelScheme,
+    ranges: Iterable[Range] = (),
+    adjusting: Method | None = None,
 ) -> Cohort:
     """The tables of a group, from its scans' volumes.
 
     Volumes in long form with asymmetry, their robust z over the group, and a note on those
-    outside of the `ranges`. Structures are those of the scheme that any scan has.
+    outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
+    each volume is there again, adjusted for the intracranial volume, and has the z.
     """
     measured: set[str] = set()
     for scan in scans:
         measured.update(scan.volumes_mm3)
     structures = tuple(name for name in scheme.names[1:] if name in measured)
     frame = _volume_frame(scans, scheme, structures)
+    adjustment = None
+    if adjusting is not None:
+        adjusted, adjustment = adjust(scans, structures, adjusting)
+        frame = _with_adjusted(frame, adjusted, adjustment.unit)
     frame["z"] = frame.groupby(["structure", "metric"])["value"].transform(_z_scores)
+    if adjustment is not None:
+        frame.loc[frame["metric"] == "volume", "z"] = np.nan
     frame["note"] = _range_notes(frame, scans, ranges)
-    return Cohort(tuple(scans), frame, structures)
+    return Cohort(tuple(scans), frame, structures, adjustment)
+
+
+def _with_adjusted(
+    frame: pd.DataFrame, adjusted: Mapping[str, NDArray[np.float64]], unit: str
+) -> pd.DataFrame:
+    """The frame, and after each volume (of scan n) the adjusted one."""
+    volumes = frame[frame["metric"] == "volume"]
+    values = [
+        adjusted[structure][scan]
+        for structure, scan in zip(volumes["structure"], volumes["scan"], strict=True)
+    ]
+    added = volumes.assign(metric=ADJUSTED, value=values, unit=unit)
+    # Sorted by their old place, the volume first: the index of the two is the same.
+    joined = pd.concat([frame, added]).sort_index(kind="stable")
+    return joined.reset_index(drop=True)
 
 
 def _z_scores(values: pd.Series) -> NDArray[np.float64]:
@@ -130,8 +177,11 @@ def _volume_frame(
             "subject": scan.subject,
             "session": scan.session,
             "sex": scan.sex,
+            "age": _or_nan(scan.age),
             "age_band": _age_band(scan.age),
+            "group": scan.group,
             "site": scan.site,
+            "intracranial_mm3": _or_nan(scan.intracranial_mm3),
         }
         for name in structures:
             label = scheme.labels[scheme.names.index(name)]
@@ -146,6 +196,10 @@ def _volume_frame(
                 {**row, "metric": "asymmetry_index", "value": index, "unit": "%"}
             )
     return pd.DataFrame(rows)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _asymmetry_percent(left: float, right: float) -> float:

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from trinat.segmentation.metrics.definitions import METRICS
-from trinat.segmentation.report.cohort import OUTLIER_Z, Cohort
+from trinat.segmentation.report.cohort import ADJUSTED, OUTLIER_Z, Cohort
 from trinat.segmentation.report.drawing import Drawing
-from trinat.segmentation.report.figures import z_score_plot
+from trinat.segmentation.report.figures import Z_SCORES, z_score_plot
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -23,16 +23,27 @@ from trinat.segmentation.report.page import (
     short_name,
     table,
 )
+from trinat.segmentation.report.people import (
+    DIGITS,
+    adjustment_table,
+    effect_tables,
+    people_plot,
+    trend_table,
+)
 
-_GROUPS = {"sex": "sex", "age_band": "age (years)", "site": "site"}
+_GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
 
 
 def cohort_drawings(cohort: Cohort) -> list[Drawing]:
-    """The figures of the page; none where no z-score is known."""
-    if cohort.frame["z"].notna().sum() == 0:
-        return []
-    return [z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z)]
+    """The figures of the page: z-scores and people, each where something is known of it."""
+    drawings = []
+    if cohort.frame["z"].notna().any():
+        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
+    people = people_plot(cohort)
+    if people is not None:
+        drawings.append(people)
+    return drawings
 
 
 def cohort_page(
@@ -55,11 +66,17 @@ def cohort_page(
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
         outliers=_outliers(cohort),
-        plots=drawings,
+        plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
+        people_plots=[drawing for drawing in drawings if drawing.name != Z_SCORES],
         limit=OUTLIER_Z,
         volumes=_described(cohort, "volume"),
         asymmetry=_described(cohort, "asymmetry_index"),
         groups=_groups(cohort),
+        effects=effect_tables(cohort),
+        trends=trend_table(cohort),
+        adjustment=cohort.adjustment,
+        adjusted=_described(cohort, ADJUSTED) if cohort.adjustment else None,
+        coefficients=adjustment_table(cohort.adjustment),
         uncertainty=_uncertainty(cohort),
         pictures=pictures,
         scans=_scans(cohort),
@@ -91,6 +108,11 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     if cohort.frame["z"].notna().sum() == 0:
         notices.append(
             "Too few scans to find outliers: eight are needed for robust z-scores."
+        )
+    if cohort.adjustment is not None and cohort.adjustment.without:
+        lacking = count(cohort.adjustment.without, "scan")
+        notices.append(
+            f"{lacking} without an intracranial volume, and so without adjusted volumes."
         )
     grades = [scan.grade for scan in cohort.scans]
     texts = {
@@ -141,6 +163,9 @@ def _outliers(cohort: Cohort) -> Table:
         if row["metric"] == "volume":
             what = "volume"
             value = number(row["value"], 0, unit=" mm³")
+        elif row["metric"] == ADJUSTED:
+            what = "adjusted volume"
+            value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
         else:
             what = "asymmetry"
             value = number(row["value"], 1, unit=" %")
@@ -156,6 +181,11 @@ def _described(cohort: Cohort, metric: str) -> Table:
         caption = "Volumes (mm³)"
         title = "Structure"
         digits = 0
+        is_signed = False
+    elif metric == ADJUSTED:
+        caption = f"Adjusted volumes ({cohort.unit})"
+        title = "Structure"
+        digits = DIGITS[cohort.unit]
         is_signed = False
     else:
         caption = "Asymmetry index (%): positive where left is larger"
@@ -177,7 +207,7 @@ def _described(cohort: Cohort, metric: str) -> Table:
     rows = []
     for place, (structure, *numbers) in enumerate(described.itertuples(name=None)):
         name = short_name(structure)
-        if metric != "volume":
+        if metric == "asymmetry_index":
             name = name.removeprefix("L ")
         rows.append([Cell(name, place), *numbers])
     return table(f"{metric}-table", caption, columns, rows)
@@ -194,8 +224,12 @@ def _groups(cohort: Cohort) -> list[Table]:
 
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:
-    """Mean and SD of each structure's volume by sex, age or site; None for a single group."""
-    is_volume = cohort.frame["metric"] == "volume"
+    """Mean and SD of each structure's volume by sex, age or site; None for a single group.
+
+    Of adjusted volumes, if they were adjusted.
+    """
+    is_volume = cohort.frame["metric"] == cohort.compared
+    digits = DIGITS[cohort.unit]
     is_known = cohort.frame[key] != ""
     volumes = cohort.frame[is_volume & is_known]
     groups = sorted(volumes[key].unique())
@@ -207,15 +241,15 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
         cells = []
         for group in groups:
             scans, mean, sd = found.loc[(structure, group)]
-            text = number(mean, 0).text
+            text = number(mean, digits).text
             if not np.isnan(sd):
-                text += f" ± {sd:,.0f}"
+                text += f" ± {sd:,.{digits}f}"
             cells.append(Cell(text, mean, hint=f"{scans:.0f} scans"))
         rows.append([Cell(short_name(structure), place), *cells])
     columns: Columns = ["Structure"]
     counts = []
     for group in groups:
-        columns.append(Column(f"{group} (mm³)", 0, "Mean ± SD"))
+        columns.append(Column(f"{group} ({cohort.unit})", digits, "Mean ± SD"))
         scans = found.loc[(cohort.structures[0], group)]["count"]
         counts.append(f"{group}: {scans:.0f}")
     return table(

@@ -230,6 +230,12 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
+    for row in evaluation.other_csf.to_dict("records"):
+        name = short_name(row["structure"])
+        notices.append(
+            f"{name} of {row['model']} is not compared: it is something else than that of the "
+            "truth. One is all fluid inside the skull, the other a small region."
+        )
     return notices
 
 

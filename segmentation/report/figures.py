@@ -40,6 +40,8 @@ _MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
 _FARTHEST_Z = 12.0
 _DASHES = (0, (4, 3))
+# The name of the figure of robust z-scores.
+Z_SCORES = "z-scores"
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
@@ -252,7 +254,7 @@ def z_score_plot(
     `frame` is that of a `Cohort`. Scans beyond `limit` have another colour; those beyond the edge
     of the figure are drawn on it, with their true z in their name.
     """
-    volumes = frame[(frame["metric"] == "volume") & frame["z"].notna()]
+    volumes = frame[(frame["metric"] != "asymmetry_index") & frame["z"].notna()]
     rows = []
     names = []
     for place, structure in enumerate(structures):
@@ -260,7 +262,8 @@ def z_score_plot(
         rows.append((place, scans["z"].to_numpy(float)))
         for scan in scans.to_dict("records"):
             who = f"{scan['subject']} {scan['session']}"
-            names.append(f"{who}: {scan['value']:,.0f} mm³, z {scan['z']:+.1f}")
+            unit = scan["unit"].replace("mm3", "mm³")
+            names.append(f"{who}: {scan['value']:,.6g} {unit}, z {scan['z']:+.1f}")
     every = np.concatenate([z for _, z in rows])
     colors = np.where(np.abs(every) > limit, WARNING_COLOR, MODEL_COLORS[0])
     shown = [(place, np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)) for place, z in rows]
@@ -273,4 +276,4 @@ def z_score_plot(
     label = (
         f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
     )
-    return Drawing("z-scores", figure, label, {"scans": names})
+    return Drawing(Z_SCORES, figure, label, {"scans": names})

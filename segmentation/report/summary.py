@@ -16,7 +16,7 @@ import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.counted import members_of_groups
-from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED
+from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED, OTHER_CSF
 from trinat.segmentation.metrics.statistics import (
     bland_altman,
     holm,
@@ -352,7 +352,8 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
 class Evaluation:
     """Everything that a report says, computed once from the table of measurements.
 
-    `not_predicted` has a model and a structure in each row: these are not in `frame`. The other
+    `not_predicted` and `other_csf` have a model and a structure in each row: these are not in
+    `frame`, since the model does not know them, or the truth's CSF is something else. The other
     tables are those of the functions with their names.
     """
 
@@ -363,6 +364,7 @@ class Evaluation:
     agreement: pd.DataFrame
     retest: pd.DataFrame
     not_predicted: pd.DataFrame
+    other_csf: pd.DataFrame
 
     @property
     def models(self) -> list[str]:
@@ -391,6 +393,7 @@ class Evaluation:
             "agreement": _records(self.agreement),
             "retest": _records(self.retest),
             "not_predicted": _records(self.not_predicted),
+            "other_csf": _records(self.other_csf),
             "side_swapped": _records(swapped(self.frame)),
             "absences": _records(absences(self.frame)),
             "pairs": pairs,
@@ -402,16 +405,18 @@ def evaluate_frame(
 ) -> Evaluation:
     """All statistics of a metrics.csv, whose structures are those of `scheme`.
 
-    Structures that a model does not predict are taken out first: they count in no mean and no test.
+    Structures that a model does not predict, and CSF that is not compared, are taken out first:
+    they count in no mean and no test.
     `pairs` is the table of pairs.csv.
     """
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():
         members[f"group:{group}"] = [label.name for label in labels]
-    not_predicted = frame.loc[frame["note"] == NOT_PREDICTED, ["model", "structure"]]
-    not_predicted = not_predicted.drop_duplicates(ignore_index=True)
+    not_predicted = _noted(frame, NOT_PREDICTED)
+    other_csf = _noted(frame, OTHER_CSF)
     keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
-    frame = frame[~keys.isin(pd.MultiIndex.from_frame(not_predicted))]
+    left_out = pd.concat([not_predicted, other_csf])
+    frame = frame[~keys.isin(pd.MultiIndex.from_frame(left_out))]
     return Evaluation(
         frame=frame,
         pairs=pairs,
@@ -420,7 +425,14 @@ def evaluate_frame(
         agreement=agreement(frame),
         retest=retest(frame),
         not_predicted=not_predicted,
+        other_csf=other_csf,
     )
+
+
+def _noted(frame: pd.DataFrame, note: str) -> pd.DataFrame:
+    """The models and structures with a note, each once."""
+    found = frame.loc[frame["note"] == note, ["model", "structure"]]
+    return found.drop_duplicates(ignore_index=True)
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

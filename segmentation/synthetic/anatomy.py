@@ -62,7 +62,7 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
         extent_mm=(x, y, z),
         tissues=tissues,
         truth=truth,
-        cells=_cells(truth),
+        cells=cells_of(truth),
         contrast=stored["contrast"],
         means=stored["means"],
         spreads=stored["spreads"],
@@ -102,7 +102,7 @@ def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
     return (255 - best % 256).astype(np.uint8)
 
 
-def _cells(truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def cells_of(truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The class of all eight corners of each cell between voxels, or MIXED."""
     lowest = ndimage.minimum_filter(truth, 2)[1:, 1:, 1:]
     highest = ndimage.maximum_filter(truth, 2)[1:, 1:, 1:]

@@ -186,7 +186,11 @@ def _read_table(folder: Path, file: str) -> NDArray[Any]:
 
 def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
     """The phantom's one head: enough to see that training works, without any data."""
-    anatomy = load_anatomy(spacing_mm)
+    return heads_of(load_anatomy(spacing_mm))
+
+
+def heads_of(anatomy: Anatomy) -> HeadMaps:
+    """The one head of an anatomy."""
     maps = HeadMaps(
         labels=anatomy.tissues[None],
         numbers=_phantom_numbers(anatomy),

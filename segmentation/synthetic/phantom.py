@@ -7,7 +7,8 @@ their mean brightness, the truth their largest, so the truth is exact whatever t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -18,9 +19,15 @@ from torch.nn import functional
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.grid import Grid, to_shape, world_axes
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.fluid import Csf
+from trinat.segmentation.labels.folding import (
+    GENERATION_BETWEEN,
+    GENERATION_SURROUNDINGS,
+)
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.synthetic.anatomy import Anatomy, load_anatomy
+from trinat.segmentation.synthetic.anatomy import Anatomy, cells_of, load_anatomy
 from trinat.segmentation.synthetic.fractions import largest_fraction
+from trinat.segmentation.synthetic.heads import heads_of
 from trinat.segmentation.synthetic.smooth_field import (
     Floats,
     SmoothField,
@@ -65,6 +72,7 @@ def phantom(
     orientation: str = "RAS",
     oblique_deg: float = 0.0,
     anatomy: Anatomy | None = None,
+    csf: Csf = "region",
 ) -> tuple[Volume, Volume]:
     """A synthetic head: a T1 scan and its exact label map, by `seed` alone.
 
@@ -81,6 +89,9 @@ def phantom(
         Turns the grid about a diagonal, up to 45 degrees.
     anatomy : Anatomy, optional
         Another one than the shipped.
+    csf : str
+        What the labels call CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
+        all fluid inside the skull around the brain. The scan is the same.
 
     Returns
     -------
@@ -96,12 +107,27 @@ def phantom(
     _check(spacing_mm, orientation, oblique_deg)
     rng = np.random.default_rng(seed)
     anatomy = anatomy or load_anatomy(int(np.clip(min(spacing_mm), 1, 3)))
+    if csf == "intracranial":
+        anatomy = _with_all_fluid(anatomy)
     head = _draw_head(rng)
     grid = _draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
     brightness = _draw_brightness(rng, anatomy)
     image, classes = _render(rng, anatomy, brightness, head, grid)
     numbers = load_scheme("quicknat33").to_freesurfer(classes)
     return Volume(image, grid.affine), Volume(numbers, grid.affine)
+
+
+@cache
+def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
+    """An anatomy whose truth names all fluid inside the skull CSF, as synthesis teaches it."""
+    maps = heads_of(anatomy)
+    is_fluid = np.isin(maps.numbers, (GENERATION_SURROUNDINGS, *GENERATION_BETWEEN))
+    truth = anatomy.truth.copy()
+    truth[is_fluid[maps.labels[0]]] = load_scheme("quicknat33").find("CSF").index
+    truth.setflags(write=False)
+    cells = cells_of(truth)
+    cells.setflags(write=False)
+    return replace(anatomy, truth=truth, cells=cells)
 
 
 _Warp = tuple[SmoothField, SmoothField, SmoothField]

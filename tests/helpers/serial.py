@@ -12,7 +12,7 @@ from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.pipelines.predict.settings import OutputSettings
 
-QUICK = OutputSettings(picture=False)
+QUICK = OutputSettings(picture=False, brain_mask=False)
 
 
 def run_serially(inputs: Path | list[str], out: Path, **changes: Any) -> Outcome:

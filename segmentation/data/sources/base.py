@@ -23,6 +23,9 @@ _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 # What IXI's table has in its column SEX_ID.
 _IXI_SEXES = {"1": "M", "2": "F"}
+# Titles of columns in small letters, up to the first space.
+_GROUP_COLUMNS = ("group", "diagnosis", "dx")
+_INTRACRANIAL_COLUMNS = ("estimatedtotalintracranialvol", "etiv", "icv_mm3")
 
 natural_order = natsort_keygen()
 
@@ -213,14 +216,16 @@ def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
 class Facts:
     """What is known of a person.
 
-    `age` in years; `family` is a name that relatives share. None, or "" for the site, is what is
-    not known.
+    `age` in years; `family` is a name that relatives share; `group` is what a study calls the
+    person's. None, or "" for site and group, is what is not known.
     """
 
     age: float | None = None
     sex: str | None = None
     family: str | None = None
     site: str = ""
+    group: str = ""
+    intracranial_mm3: float | None = None
 
 
 def read_participants(path: Path) -> dict[str, Facts]:
@@ -241,6 +246,8 @@ def read_participants(path: Path) -> dict[str, Facts]:
             sex=_sex_in(row),
             family=row.get("family") or None,
             site=row.get("site") or row.get("scanner") or "",
+            group=_first_of(row, _GROUP_COLUMNS),
+            intracranial_mm3=_positive(_first_of(row, _INTRACRANIAL_COLUMNS)),
         )
         # IXI names some persons twice, once without an age.
         if name not in people or people[name].age is None:
@@ -275,6 +282,23 @@ def _sex_in(row: Mapping[str, str]) -> str | None:
             letter = row[column][:1].upper()
             return letter if letter in {"M", "F"} else None
     return _IXI_SEXES.get(row.get("sex_id", ""))
+
+
+def _first_of(row: Mapping[str, str], columns: Iterable[str]) -> str:
+    """The first of some columns that says anything; empty where none does."""
+    for column in columns:
+        if row.get(column):
+            return row[column]
+    return ""
+
+
+def _positive(text: str) -> float | None:
+    """A volume; None where it is not known, or is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 def _years(text: str) -> float | None:

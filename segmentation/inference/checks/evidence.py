@@ -13,12 +13,13 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.limits import Pair
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.fluid import CSF_GROUP, Csf
 from trinat.segmentation.labels.scheme import LabelScheme
 
 WHITE_MATTER = frozenset({"white-matter"})
 CORTEX = frozenset({"cortical", "grey-matter"})
 # Fluid is no brain tissue.
-NO_TISSUE = frozenset({"background", "ventricles", "csf"})
+NO_TISSUE = frozenset({"background", "ventricles", CSF_GROUP})
 # Agreement on specks says little, and so does their brightness.
 ENOUGH_MM3 = 100.0
 _NAMED = 3
@@ -43,7 +44,7 @@ class Evidence:
     `image` is 0 in empty background and about 1 at the bright end of the tissue; `indices` has the
     class of each voxel. `scan` is the grid of the scan's own voxels. `volumes_mm3` has the
     structures that the model knows. `agreement` is the mean Dice between views, (K,); None with
-    one view.
+    one view. `csf` is what the model calls CSF.
     """
 
     image: Volume
@@ -52,6 +53,7 @@ class Evidence:
     scheme: LabelScheme
     volumes_mm3: Mapping[str, float]
     agreement: NDArray[np.float64] | None
+    csf: Csf = "region"
 
     @classmethod
     def of(cls, found: Prediction) -> Evidence:
@@ -63,6 +65,7 @@ class Evidence:
             scheme=found.scheme,
             volumes_mm3=found.volumes_mm3,
             agreement=found.agreement,
+            csf=found.csf,
         )
 
     def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:

@@ -51,6 +51,9 @@ class Limits:
     cut_mm2: Pair = (300.0, 5000.0)
     # Tissue apart from the brain. Sound scans have at most 0.05 ml.
     apart_mm3: Pair = (500.0, 2.0e4)
+    # Share of the place of skull and scalp that is empty: whole heads have up to 0.1, stripped
+    # scans 0.8 and more. Beyond it there is no intracranial volume.
+    stripped: float = 0.5
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.

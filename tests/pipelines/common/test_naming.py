@@ -5,6 +5,7 @@ from __future__ import annotations
 from trinat.pipelines.common.naming import bids_name
 from trinat.pipelines.predict.tables import format_aseg_stats
 from trinat.segmentation.data.sources.bids import entities
+from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.labels.scheme import load_scheme
 
 
@@ -16,8 +17,10 @@ def test_all_entities_are_kept_and_ours_stand_where_the_schema_wants_them() -> N
 
 def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:
     voxels = {"Left-Thalamus": 100, "Brain-Stem": 7, "Right-Hippocampus": 0}
-    text = format_aseg_stats("s", load_scheme("quicknat33"), voxels, 0.5)
-    header, *rows = text.splitlines()[4:]
+    volumes = BrainVolumes({}, "no intracranial volume: the scan shows no skull")
+    text = format_aseg_stats("s", load_scheme("quicknat33"), voxels, 0.5, volumes)
+    assert text.splitlines()[4] == f"# {volumes.note}"
+    header, *rows = text.splitlines()[5:]
     assert header == "# ColHeaders Index SegId NVoxels Volume_mm3 StructName"
     assert [row.split() for row in rows] == [
         ["1", "10", "100", "50.000", "Left-Thalamus"],
@@ -25,3 +28,15 @@ def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:
         ["3", "53", "0", "0.000", "Right-Hippocampus"],
     ]
     assert "TIV" not in text
+
+
+def test_aseg_stats_has_the_lines_of_what_was_measured() -> None:
+    volumes = BrainVolumes({"EstimatedTotalIntraCranialVol": 1.5e6, "CortexVol": 2.5})
+    text = format_aseg_stats("s", load_scheme("quicknat33"), {}, 1.0, volumes)
+    lines = [line for line in text.splitlines() if line.startswith("# Measure")]
+    first, second = (line.split(", ") for line in lines)
+    assert first[:2] == ["# Measure EstimatedTotalIntraCranialVol", "eTIV"]
+    assert "by segmentation" in first[2]
+    assert first[3:] == ["1500000.000000", "mm^3"]
+    assert second[:2] == ["# Measure Cortex", "CortexVol"]
+    assert second[3:] == ["2.500000", "mm^3"]

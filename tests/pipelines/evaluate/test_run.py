@@ -564,6 +564,30 @@ def test_what_a_model_cannot_predict_is_listed_apart(
     assert page.index('id="headline"') < page.index('id="unknown-table"')
 
 
+def test_csf_of_a_model_that_finds_all_fluid_is_not_compared_with_a_region(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "truth/sub-01.nii.gz", brain())
+    write(tmp_path / "pred/sub-01.nii.gz", brain((1, 0, 0)))
+    names = load_scheme("quicknat33").names[1:]
+    found = {"volumes_mm3": dict.fromkeys(names, 1.0), "csf": "intracranial"}
+    with Ledger(tmp_path / "pred/run.jsonl") as ledger:
+        ledger.add(Entry("sub-01", "done", result=found))
+    models = {"fast": tmp_path / "pred"}
+    settings = EvaluationSettings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
+    assert evaluate_predictions(settings) == Exit.OK
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["other_csf"] == [{"model": "fast", "structure": "CSF"}]
+    assert "CSF" not in {row["structure"] for row in summary["statistics"]}
+    assert "CSF of fast is not compared" in (tmp_path / "out/report.html").read_text()
+    # With a truth of all fluid it counts.
+    settings = replace(settings, csf="intracranial", out=tmp_path / "again")
+    assert evaluate_predictions(settings) == Exit.OK
+    summary = json.loads((tmp_path / "again/summary.json").read_text())
+    assert summary["other_csf"] == []
+    assert "CSF" in {row["structure"] for row in summary["statistics"]}
+
+
 def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
     """CSF of tissue4 has the ventricles: it counts, though the model does not know its CSF."""
     truth = brain()

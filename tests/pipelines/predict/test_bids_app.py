@@ -66,7 +66,12 @@ def test_sessions_and_further_outputs_are_chosen(
     (entry,) = read_entries([out / "run.ses-b.jsonl"]).values()
     assert entry.case == "sub-01/ses-b/anat/sub-01_ses-b"
     assert len(entry.result["iou"]) > 0
-    endings = {Path(name).name.partition("desc-trinat_")[2] for name in entry.outputs}
+    endings = {
+        Path(name).name.partition("space-orig_desc-")[2] for name in entry.outputs
+    }
+    masks = {name for name in endings if name.startswith("brain_")}
+    assert masks == {"brain_mask.nii.gz", "brain_mask.json"}
+    endings = {name.removeprefix("trinat_") for name in endings - masks}
     made = {"dseg.nii.gz", "stats.stats", "entropy.nii.gz", "probseg.nii.gz", "qc.png"}
     assert endings == made | {"dseg.json", "probseg.json"}
     other = ("--model", random_model(), "--session_label", "c")

@@ -23,6 +23,7 @@ from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.merge import merge
 from trinat.pipelines.predict.request import Shard
@@ -255,6 +256,31 @@ def test_clean_up_uncertainty_entropy_and_probabilities_are_written(
         "a_qc.png",
         "a_probseg.nii.gz",
     } <= names
+
+
+def test_the_brain_mask_holds_the_structures_and_has_their_grid(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(QUICK, brain_mask=True, stats=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
+    mask = nib.load(tmp_path / "out/a_brainmask.nii.gz")
+    labels = nib.load(tmp_path / "out/a_dseg.nii.gz")
+    np.testing.assert_allclose(mask.affine, labels.affine)
+    inside = np.asarray(mask.dataobj)
+    assert np.unique(inside).tolist() == [0, 1]
+    cortex = np.isin(np.asarray(labels.dataobj), (3, 42))
+    assert inside[cortex].mean() > 0.99
+    # What names the brain as a whole is in tables; what is not known has a note instead.
+    (row,) = table(tmp_path / "out/volumes.tsv")
+    assert row["EstimatedTotalIntraCranialVol_mm3"] == "n/a"
+    assert float(row["CortexVol_mm3"]) == cortex.sum()
+    note = "no intracranial volume: the model does not find the fluid around the brain"
+    assert note in table(tmp_path / "out/qc.tsv")[0]["notes"]
+    stats = (tmp_path / "out/a_aseg.stats").read_text()
+    assert f"# {note}\n" in stats
+    assert "# Measure Cortex, CortexVol, " in stats
+    assert "eTIV" not in stats
+    assert find_files(tmp_path / "out")[0].path.name == "a_dseg.nii.gz"
+    assert len(find_files(tmp_path / "out")) == 1
 
 
 def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(

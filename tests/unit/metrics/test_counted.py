@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.fluid import Csf
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import Made, made_by, members_of_groups
 
 ALL, TISSUE, LEFT = (load_scheme(name) for name in ("quicknat33", "tissue4", "left4"))
@@ -90,3 +91,29 @@ def test_the_mean_of_all_structures_is_without_background_and_csf() -> None:
         "Grey-Matter",
         "White-Matter",
     ]
+
+
+@pytest.mark.parametrize(
+    ("made", "truth", "scheme", "left_out"),
+    [
+        ("intracranial", "region", ALL, {"CSF"}),
+        ("intracranial", "region", TISSUE, {"CSF"}),
+        ("intracranial", "intracranial", ALL, set()),
+        ("region", "intracranial", ALL, {"CSF"}),
+        ("region", "region", ALL, set()),
+        # Nothing is known of the prediction, or there is no truth.
+        (None, "region", ALL, set()),
+        ("intracranial", None, ALL, set()),
+    ],
+)
+def test_csf_is_not_compared_with_what_is_something_else(
+    made: Csf | None, truth: Csf | None, scheme: LabelScheme, left_out: set[str]
+) -> None:
+    found = Made(source=ALL, csf=made).left_out(scheme, truth_csf=truth)
+    reason = "not compared: the truth's CSF is something else"
+    assert found == dict.fromkeys(left_out, reason)
+
+
+def test_csf_that_is_not_predicted_is_that_alone() -> None:
+    made = Made(source=ALL, not_predicted=("CSF",), csf="intracranial")
+    assert made.left_out(ALL, truth_csf="region") == {"CSF": UNKNOWN}

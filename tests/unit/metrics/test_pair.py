@@ -10,7 +10,7 @@ import pytest
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED
+from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED, OTHER_CSF
 from trinat.segmentation.metrics.pair import PairMeasurements, compare, evaluate
 from trinat.segmentation.metrics.surface import hausdorff_mm, surface_distances
 
@@ -249,6 +249,45 @@ def test_what_is_rejected_is_told_in_the_means_that_leave_it_out(
     # It is no confusion either: nobody says what it was taken for.
     assert ("Left-Putamen", "labelled_as:background") not in rows
     assert not [metric for _, metric in rows if metric == "labelled_as:Left-Putamen"]
+
+
+def test_csf_that_is_something_else_has_a_true_volume_and_takes_nothing_away(
+    scheme: LabelScheme, index: dict[str, int]
+) -> None:
+    truth, prediction = np.zeros((2, 6, 6, 6), np.uint8)
+    truth[:2] = prediction[:2] = index["Left-Caudate"]
+    prediction[1:4] = index["CSF"]
+    truth[5] = index["CSF"]
+    other = {"CSF": OTHER_CSF}
+    rows = {
+        (row.structure, row.metric): row
+        for row in compare(truth, prediction, SPACING_MM, scheme, other).rows()
+    }
+    assert rows["CSF", "truth_volume"].value == 36 * 3.0
+    assert math.isnan(rows["CSF", "dice"].value)
+    assert rows["CSF", "dice"].note.startswith("not compared")
+    # What the truth's CSF was taken for says nothing; what was taken for CSF does.
+    assert ("CSF", "labelled_as:background") not in rows
+    assert rows["Left-Caudate", "labelled_as:CSF"].value == 36 * 3.0
+
+
+def test_a_result_says_itself_what_its_csf_is() -> None:
+    truth = np.zeros((16, 16, 16), np.int16)
+    truth[2:6, 2:6, 2:6] = 24
+
+    @dataclass
+    class Result:
+        labels: tuple[np.ndarray, np.ndarray]
+        scheme: LabelScheme
+        not_predicted: tuple[str, ...] = ()
+        csf: str = "intracranial"
+
+    result = Result((truth, np.eye(4)), load_scheme("quicknat33"))
+    assert evaluate(truth, result).note["CSF"] == OTHER_CSF
+    assert evaluate(truth, result, csf="intracranial").dice["CSF"] == 1
+    # Two results have the same CSF; of a file nothing is known.
+    assert evaluate(result, result).dice["CSF"] == 1
+    assert evaluate(truth, truth).dice["CSF"] == 1
 
 
 def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:

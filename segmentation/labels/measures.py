@@ -1,0 +1,133 @@
+"""Volumes of the brain as a whole, under FreeSurfer's names and by its definitions.
+
+The definitions are those of aseg.stats since FreeSurfer 5.2
+(https://surfer.nmr.mgh.harvard.edu/fswiki/MorphometryStats). Differences, which docs/volumes.md
+lists: all are counts of voxels, where FreeSurfer takes cortex and white matter from surfaces; and
+BrainSegVol has no CSF, vessels and optic chiasm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trinat.segmentation.labels.scheme import LabelScheme
+
+# FreeSurfer numbers of what measures are made of.
+_CORTEX = frozenset({3, 42})
+_WHITE_MATTER = frozenset({2, 41})
+# Thalamus, caudate, putamen, pallidum, hippocampus, amygdala, accumbens and ventral DC.
+_SUBCORTICAL = frozenset(
+    {10, 49, 11, 50, 12, 51, 13, 52, 17, 53, 18, 54, 26, 58, 28, 60}
+)
+_CEREBELLUM_CORTEX = frozenset({8, 47})
+_CEREBELLUM = frozenset({7, 46}) | _CEREBELLUM_CORTEX
+_LATERAL_VENTRICLES = frozenset({4, 5, 43, 44})
+_MIDLINE_VENTRICLES = frozenset({14, 15})
+_ABOVE_TENTORIUM = _CORTEX | _WHITE_MATTER | _SUBCORTICAL
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One volume of aseg.stats: the names of its line there, and what it is the sum of.
+
+    `key` and `name` are the first and second field of the line, `words` the third. `numbers` are
+    those of the structures; empty for the intracranial volume, which is no sum.
+    """
+
+    key: str
+    name: str
+    words: str
+    numbers: frozenset[int]
+
+    @property
+    def column(self) -> str:
+        """What tables call it: the name that FreeSurfer's own tables of volumes have."""
+        return self.key if not self.numbers else self.name
+
+
+INTRACRANIAL = Measure(
+    "EstimatedTotalIntraCranialVol",
+    "eTIV",
+    "Intracranial Volume by segmentation: brain and ventricles and all fluid inside the skull",
+    frozenset(),
+)
+MEASURES = (
+    INTRACRANIAL,
+    Measure(
+        "BrainSeg",
+        "BrainSegVol",
+        "Brain Segmentation Volume without brain stem and CSF",
+        _ABOVE_TENTORIUM | _CEREBELLUM | _LATERAL_VENTRICLES | _MIDLINE_VENTRICLES,
+    ),
+    Measure(
+        "BrainSegNotVent",
+        "BrainSegVolNotVent",
+        "Brain Segmentation Volume Without Ventricles",
+        _ABOVE_TENTORIUM | _CEREBELLUM,
+    ),
+    Measure(
+        "SupraTentorial",
+        "SupraTentorialVol",
+        "Supratentorial volume voxel count",
+        _ABOVE_TENTORIUM | _LATERAL_VENTRICLES,
+    ),
+    Measure(
+        "Cortex",
+        "CortexVol",
+        "Total cortical gray matter volume voxel count",
+        _CORTEX,
+    ),
+    Measure(
+        "SubCortGray",
+        "SubCortGrayVol",
+        "Subcortical gray matter volume",
+        _SUBCORTICAL,
+    ),
+    Measure(
+        "TotalGray",
+        "TotalGrayVol",
+        "Total gray matter volume voxel count",
+        _CORTEX | _SUBCORTICAL | _CEREBELLUM_CORTEX,
+    ),
+    Measure(
+        "CerebralWhiteMatter",
+        "CerebralWhiteMatterVol",
+        "Total cerebral white matter volume voxel count",
+        _WHITE_MATTER,
+    ),
+)
+
+
+def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str, float]:
+    """By column, the measures that are sums of a scheme's structures, in mm³.
+
+    `volumes_mm3` has the structures that the model knows. A measure is left out where some of it
+    is not among these, or is in one structure together with something else.
+    """
+    known = [label for label in scheme.labels[1:] if label.name in volumes_mm3]
+    found = {}
+    for measure in MEASURES:
+        if not measure.numbers:
+            continue
+        parts = [label for label in known if measure.numbers.issuperset(label.numbers)]
+        covered: set[int] = set()
+        for label in parts:
+            covered.update(label.numbers)
+        if covered == measure.numbers:
+            found[measure.column] = sum(volumes_mm3[label.name] for label in parts)
+    return found
+
+
+@dataclass(frozen=True)
+class BrainVolumes:
+    """The measures of one segmentation.
+
+    `mm3` has a value for each column; that of the intracranial volume is None where it is not
+    known, and `note` says why.
+    """
+
+    mm3: dict[str, float | None]
+    note: str = ""

@@ -1,0 +1,84 @@
+"""Differences between the persons of a group: by sex, group and site, and over age.
+
+A person's value is the mean over their scans: intervals count persons, not scans.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from trinat.segmentation.metrics.groups import group_difference, trend
+from trinat.segmentation.metrics.statistics import holm
+
+if TYPE_CHECKING:
+    from trinat.segmentation.report.cohort import Cohort
+
+# What persons are told apart by.
+FACTS = ("sex", "group", "site")
+# Pairs of more groups than this are not compared: their table has all means.
+MOST_GROUPS = 4
+
+
+def effects_of(cohort: Cohort) -> pd.DataFrame:
+    """A row for each fact, pair of groups and structure: the fields of a `GroupDifference`.
+
+    Columns `fact`, `first_group`, `second_group` and `structure` say of what it is. `p_holm` is p
+    after Holm over the structures of a pair. Empty where there are no two groups.
+    """
+    tables = []
+    persons = persons_of(cohort)
+    for fact in FACTS:
+        groups = sorted(set(persons[fact]) - {""})
+        if len(groups) > MOST_GROUPS:
+            continue
+        for first, second in combinations(groups, 2):
+            rows = []
+            for structure, values in persons.groupby("structure", sort=False):
+                found = group_difference(
+                    values.loc[values[fact] == first, "value"].to_numpy(float),
+                    values.loc[values[fact] == second, "value"].to_numpy(float),
+                )
+                rows.append({"structure": structure, **vars(found)})
+            table = pd.DataFrame(rows)
+            table.insert(0, "fact", fact)
+            table.insert(1, "first_group", first)
+            table.insert(2, "second_group", second)
+            table["p_holm"] = holm(table["p"].to_numpy(float))
+            tables.append(table)
+    if not tables:
+        return pd.DataFrame()
+    return pd.concat(tables, ignore_index=True)
+
+
+def trends_of(cohort: Cohort) -> pd.DataFrame:
+    """A row for each structure: the fields of its `Trend` over age in years, and the mean.
+
+    `p_holm` is p after Holm over structures. Empty where fewer than four persons have an age.
+    """
+    rows = []
+    for structure, values in persons_of(cohort).groupby("structure", sort=False):
+        ages = values["age"].to_numpy(float)
+        found = trend(ages, values["value"].to_numpy(float))
+        mean = values.loc[np.isfinite(ages), "value"].mean()
+        rows.append({"structure": structure, **vars(found), "mean": mean})
+    table = pd.DataFrame(rows)
+    if table.empty or table["slope"].isna().all():
+        return pd.DataFrame()
+    table["p_holm"] = holm(table["p"].to_numpy(float))
+    return table
+
+
+def persons_of(cohort: Cohort) -> pd.DataFrame:
+    """A row for each person and structure: `value`, mean `age`, and the facts of their first scan.
+
+    In the order of the structures; those of persons without a value have NaN.
+    """
+    values = cohort.frame[cohort.frame["metric"] == cohort.compared]
+    by = values.groupby(["structure", "subject"], sort=False)
+    facts = {fact: (fact, "first") for fact in FACTS}
+    found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)
+    return found.reset_index()

@@ -1,0 +1,228 @@
+"""What a group's page shows of its people: effects of sex, group and site, trends over age."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.segmentation.metrics.groups import trend
+from trinat.segmentation.report.adjustment import Adjustment
+from trinat.segmentation.report.cohort import Cohort
+from trinat.segmentation.report.drawing import (
+    MODEL_COLORS,
+    Drawing,
+    add_legend,
+    canvas,
+)
+from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
+from trinat.segmentation.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    number,
+    short_name,
+    table,
+)
+from trinat.segmentation.report.svg import INK
+
+# Digits of a value, by its unit.
+DIGITS = {"mm³": 0, "%": 3}
+_PANELS_ABREAST = 4
+_TICK = 7
+
+
+def effect_tables(cohort: Cohort) -> list[Table]:
+    """A table for each pair of groups: differences and Hedges' g, by structure."""
+    effects = effects_of(cohort)
+    if effects.empty:
+        return []
+    tables = []
+    pairs = effects.groupby(["fact", "first_group", "second_group"], sort=False)
+    for place, ((fact, first, second), rows) in enumerate(pairs):
+        caption = f"{first} − {second}, by {fact}"
+        identity = f"effect-table-{place}"
+        tables.append(_effect_table(identity, caption, rows, cohort))
+    return tables
+
+
+def _effect_table(
+    identity: str, caption: str, rows: pd.DataFrame, cohort: Cohort
+) -> Table:
+    """The differences between two groups, a row a structure."""
+    digits = DIGITS[cohort.unit]
+    columns: Columns = [
+        "Structure",
+        Column("Persons", 0),
+        Column(f"Difference ({cohort.unit})", digits, "Of means", sign=True),
+        "95 % interval",
+        Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
+        "95 % interval of g",
+        Column("p", 3, "Welch's test, after Holm over structures"),
+    ]
+    cells = []
+    for place, row in enumerate(rows.to_dict("records")):
+        cells.append(
+            [
+                Cell(short_name(row["structure"]), place),
+                Cell(f"{row['first']} + {row['second']}", row["first"] + row["second"]),
+                row["difference"],
+                _interval(row["low"], row["high"], digits),
+                row["g"],
+                _interval(row["g_low"], row["g_high"], 2),
+                row["p_holm"],
+            ]
+        )
+    return table(identity, caption, columns, cells, kind="intervals")
+
+
+def trend_table(cohort: Cohort) -> Table | None:
+    """How each structure's volume goes with age; None where ages are not known."""
+    trends = trends_of(cohort)
+    if trends.empty:
+        return None
+    digits = DIGITS[cohort.unit] + 1
+    columns: Columns = [
+        "Structure",
+        Column("Persons", 0),
+        Column(f"Slope ({cohort.unit} a year)", digits, sign=True),
+        "95 % interval",
+        Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
+        Column("Pearson's r", 2, sign=True),
+        "95 % interval of r",
+        Column("p", 3, "Of the slope, after Holm over structures"),
+    ]
+    rows = []
+    for place, row in enumerate(trends.to_dict("records")):
+        share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
+        rows.append(
+            [
+                Cell(short_name(row["structure"]), place),
+                row["persons"],
+                row["slope"],
+                _interval(row["low"], row["high"], digits),
+                share,
+                row["r"],
+                _interval(row["r_low"], row["r_high"], 2),
+                row["p_holm"],
+            ]
+        )
+    caption = "Volume over age: a straight line through all persons"
+    return table("trend-table", caption, columns, rows, kind="intervals")
+
+
+def adjustment_table(adjustment: Adjustment | None) -> Table | None:
+    """The lines that volumes were adjusted by; None where there are none."""
+    if adjustment is None or adjustment.coefficients.empty:
+        return None
+    columns: Columns = [
+        "Structure",
+        Column("Scans", 0),
+        Column("Slope (mm³ per ml)", 3, "Per ml of intracranial volume", sign=True),
+        Column("Intercept (mm³)", 0, sign=True),
+        Column("R²", 2, "Share of the variance that the line explains"),
+    ]
+    rows = []
+    lines = adjustment.coefficients.to_dict("index")
+    for place, (structure, line) in enumerate(lines.items()):
+        name = Cell(short_name(str(structure)), place)
+        slope = 1000 * line["slope"]
+        rows.append([name, line["scans"], slope, line["intercept"], line["r2"]])
+    caption = "Coefficients: volume over intracranial volume"
+    return table("adjustment-table", caption, columns, rows)
+
+
+def _interval(low: float, high: float, digits: int) -> Cell:
+    """An interval as people write it, sorted by its lower end."""
+    lower = number(low, digits, sign=True)
+    if np.isnan(low) or np.isnan(high):
+        return lower
+    return Cell(f"{lower.text} to {number(high, digits, sign=True).text}", low)
+
+
+def people_plot(cohort: Cohort) -> Drawing | None:
+    """A panel a structure, a dot a person: volume over age, else by group; None without either.
+
+    Colours are groups, else sexes. Over age each colour with four persons has a line.
+    """
+    persons = persons_of(cohort)
+    fact = "group" if persons["group"].nunique() > 1 else "sex"
+    groups = sorted(set(persons[fact]) - {""})
+    over_age = persons["age"].notna().any()
+    if not over_age and len(groups) < 2:
+        return None
+    # Persons without the fact are drawn too.
+    shown = groups if len(groups) > 1 else [""]
+    shown = shown[: len(MODEL_COLORS)]
+    columns = min(_PANELS_ABREAST, len(cohort.structures))
+    rows = -(-len(cohort.structures) // columns)
+    marks: dict[str, list[str]] = {}
+    with canvas(8.6, 1.9 * rows + 0.5, rows, columns) as (figure, axes):
+        panels = np.ravel(axes)
+        for panel in panels[len(cohort.structures) :]:
+            panel.set_visible(False)
+        for place, structure in enumerate(cohort.structures):
+            of_structure = persons[persons["structure"] == structure]
+            for color, group in enumerate(shown):
+                chosen = of_structure
+                if group:
+                    chosen = of_structure[of_structure[fact] == group]
+                gid = f"people-{place}-{color}"
+                marks[gid] = _draw_persons(
+                    panels[place], chosen, color, gid, over_age, cohort.unit
+                )
+            panels[place].set_title(short_name(structure), fontsize=8, color=INK)
+            panels[place].tick_params(labelsize=_TICK)
+            if not over_age:
+                panels[place].set_xticks(range(len(shown)), shown)
+                panels[place].set_xlim(-0.6, len(shown) - 0.4)
+        figure.supxlabel("age (years)" if over_age else fact, fontsize=9, color=INK)
+        figure.supylabel(_value_axis(cohort), fontsize=9, color=INK)
+        if len(shown) > 1:
+            add_legend(figure, shown)
+    label = (
+        f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a person"
+    )
+    return Drawing("people", figure, label, marks)
+
+
+def _value_axis(cohort: Cohort) -> str:
+    """The title of the axis of values."""
+    if cohort.adjustment is None:
+        return "volume (ml)"
+    if cohort.adjustment.method == "residual":
+        return "adjusted volume (ml)"
+    return "volume (% of the intracranial volume)"
+
+
+def _draw_persons(
+    axis: Any,
+    persons: pd.DataFrame,
+    color: int,
+    gid: str,
+    over_age: bool,
+    unit: str,
+) -> list[str]:
+    """Draw the persons of one group in a panel; what its dots are."""
+    x = persons["age"].to_numpy(float)
+    if not over_age:
+        x = np.full(len(persons), float(color))
+    y = persons["value"].to_numpy(float)
+    if unit == "mm³":
+        y = y / 1000
+    axis.scatter(x, y, s=10, color=MODEL_COLORS[color], lw=0, zorder=3, gid=gid)
+    line = trend(x, y)
+    if over_age and np.isfinite(line.slope):
+        ends = np.array([np.nanmin(x), np.nanmax(x)])
+        axis.plot(
+            ends, line.intercept + line.slope * ends, color=MODEL_COLORS[color], lw=1
+        )
+    names = []
+    for person, age, value in zip(persons["subject"], x, y, strict=True):
+        # Only what is drawn has a name.
+        if np.isfinite(age + value):
+            shown_unit = "ml" if unit == "mm³" else unit
+            names.append(f"{person}: {value:.4g} {shown_unit}")
+    return names

@@ -1,0 +1,130 @@
+"""Volumes adjusted for the intracranial volume, and what a page says of persons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.adjustment import adjust
+from trinat.segmentation.report.cohort import Range, Scan, cohort_of
+from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
+from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
+
+SCHEME = load_scheme("quicknat33")
+STEM = "Brain-Stem"
+
+
+def scan(number: int, volume: float, intracranial: float | None) -> Scan:
+    return Scan(
+        f"sub-{number}",
+        "",
+        {STEM: volume},
+        age=20.0 + number,
+        intracranial_mm3=intracranial,
+    )
+
+
+# Twice the intracranial volume and 10, but for the last two, which lie 3 above and below.
+LINE = [
+    scan(0, 210.0, 100.0),
+    scan(1, 410.0, 200.0),
+    scan(2, 313.0, 150.0),
+    scan(3, 307.0, 150.0),
+]
+
+
+def test_residuals_are_what_a_line_through_the_group_leaves_at_its_mean() -> None:
+    adjusted, done = adjust(LINE, [STEM], "residual")
+    # Slope 2 at the mean of 150: 210 + 100, 410 - 100 and the two as they are.
+    assert adjusted[STEM] == pytest.approx([310, 310, 313, 307])
+    line = done.coefficients.loc[STEM]
+    assert (line["slope"], line["intercept"], line["scans"]) == (
+        pytest.approx(2),
+        pytest.approx(10),
+        4,
+    )
+    # 20,000 of 20,018 are explained.
+    assert line["r2"] == pytest.approx(20000 / 20018)
+    assert (done.mean_mm3, done.unit) == (150, "mm3")
+
+
+def test_proportions_are_percent_and_need_no_line() -> None:
+    adjusted, done = adjust(LINE, [STEM], "proportion")
+    assert adjusted[STEM][:2] == pytest.approx([210, 205])
+    assert done.coefficients.empty
+    assert done.unit == "%"
+
+
+def test_a_scan_without_an_intracranial_volume_has_no_adjusted_volume() -> None:
+    scans = [*LINE, scan(4, 500.0, None)]
+    adjusted, done = adjust(scans, [STEM], "residual")
+    assert np.isnan(adjusted[STEM][4])
+    assert adjusted[STEM][0] == pytest.approx(310)
+    assert (done.scans, done.without) == (4, 1)
+
+
+def test_too_few_intracranial_volumes_are_refused() -> None:
+    scans = [*LINE[:3], scan(3, 1.0, None)]
+    with pytest.raises(EvaluationError, match="3 of 4 scans have an intracranial"):
+        adjust(scans, [STEM], "proportion")
+
+
+def test_the_frame_has_both_and_ranges_are_of_what_was_measured() -> None:
+    cohort = cohort_of(LINE, SCHEME, [Range(STEM, 0, 400)], "residual")
+    assert cohort.compared == "adjusted_volume"
+    by = cohort.frame.set_index(["metric", "subject"])
+    assert by.loc[("volume", "sub-1"), "value"] == 410
+    assert by.loc[("volume", "sub-1"), "note"] == "above 400 mm³"
+    assert by.loc[("adjusted_volume", "sub-1"), "value"] == pytest.approx(310)
+    assert by.loc[("adjusted_volume", "sub-1"), "note"] == ""
+    assert cohort.frame["metric"].tolist()[:2] == ["volume", "adjusted_volume"]
+
+
+def test_z_scores_are_of_the_adjusted_volumes_alone() -> None:
+    rng = np.random.default_rng(0)
+    scans = [scan(n, 1000 + rng.normal(), 1e6 + 1e4 * rng.normal()) for n in range(9)]
+    z = cohort_of(scans, SCHEME, (), "proportion").frame.groupby("metric")["z"].count()
+    assert (z["volume"], z["adjusted_volume"]) == (0, 9)
+
+
+def test_a_persons_value_is_the_mean_over_their_scans() -> None:
+    twice = [replace(LINE[0], session="ses-1"), replace(LINE[0], session="ses-2")]
+    scans = [twice[0], replace(twice[1], volumes_mm3={STEM: 230.0}), *LINE[1:]]
+    persons = persons_of(cohort_of(scans, SCHEME))
+    assert len(persons) == 4
+    assert persons.loc[persons["subject"] == "sub-0", "value"].item() == 220
+
+
+def test_groups_are_compared_in_pairs_and_ages_by_a_line() -> None:
+    groups = ["control", "control", "patient", "patient"]
+    scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
+    cohort = cohort_of(scans, SCHEME)
+    (row,) = effects_of(cohort).to_dict("records")
+    assert (row["fact"], row["first_group"], row["second_group"]) == (
+        "group",
+        "control",
+        "patient",
+    )
+    assert row["difference"] == pytest.approx(310 - 310)
+    (line,) = trends_of(cohort).to_dict("records")
+    assert line["persons"] == 4
+    assert effects_of(cohort_of(LINE, SCHEME)).empty
+
+
+def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() -> None:
+    groups = ["control", "control", "patient", "patient"]
+    scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
+    cohort = cohort_of(scans, SCHEME, (), "residual")
+    drawings = cohort_drawings(cohort)
+    page = cohort_page(cohort, drawings, [], {})
+    assert [drawing.name for drawing in drawings] == ["people"]
+    for part in ("adjustment-table", "effect-table-0", "trend-table", "<svg"):
+        assert part in page
+    assert "Volumes here are adjusted" in page
+    plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
+    assert "adjustment-table" not in plain
+    assert "Volumes are not adjusted" in plain
