@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
@@ -15,6 +14,7 @@ from trinat.segmentation.inference.checks.evidence import (
     some,
 )
 from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.space.morphology import largest_part
 
 
 def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -43,11 +43,5 @@ def find_apart(evidence: Evidence) -> NDArray[np.intp]:
     classes = evidence.indices.data
     is_fluid = np.array([label.group in NO_TISSUE for label in evidence.scheme.labels])
     tissue = ~is_fluid[classes]
-    pieces, count = ndimage.label(tissue)
-    if count < 2:
-        return np.zeros(len(evidence.scheme), np.intp)
-    sizes = np.bincount(pieces.ravel())
-    # Piece 0 is what is no tissue.
-    sizes[0] = 0
-    apart = tissue & (pieces != sizes.argmax())
+    apart = tissue & ~largest_part(tissue)
     return np.bincount(classes[apart], minlength=len(evidence.scheme))
