@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trinat.segmentation.errors import ModelError, TrinatError
 from trinat.segmentation.io.files import read_text
@@ -17,6 +18,7 @@ __all__ = [
     "NOT_YET",
     "default_model",
     "find_model",
+    "is_for_any_contrast",
     "licence_notice",
     "licence_of",
     "shipped_models",
@@ -92,13 +94,23 @@ def licence_of(folder: Path) -> str:
 
     What is wrong with a model is said where it is loaded.
     """
+    training = _said(folder).get("training")
+    licence = training.get("licence") if isinstance(training, dict) else None
+    return licence if isinstance(licence, str) else ""
+
+
+def is_for_any_contrast(folder: Path) -> bool:
+    """Whether a model is for scans of any contrast; one that does not say so is for T1."""
+    return _said(folder).get("contrast") == "any"
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What the model.yaml of a model says, not checked; nothing if it cannot be read."""
     try:
         content = parse_yaml(read_text(folder / MODEL_FILE), aliases=False)
     except (TrinatError, OSError, ValueError):
-        return ""
-    training = content.get("training") if isinstance(content, dict) else None
-    licence = training.get("licence") if isinstance(training, dict) else None
-    return licence if isinstance(licence, str) else ""
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def licence_notice(folder: Path) -> str:
