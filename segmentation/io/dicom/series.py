@@ -55,8 +55,8 @@ def find_series(
 ) -> list[Series]:
     """The series in a zip, or of these files of a folder; scans come first.
 
-    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are not DICOM are passed over. A damaged file is a series of its own, with the
-    damage as its reason.
+    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are not
+    DICOM are passed over. A damaged file is a series of its own, with the damage as its reason.
     """
     # Files of a series that are left out for different reasons are different series.
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
