@@ -32,6 +32,7 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 DOUBTFUL = 0.7  # Dice
 SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
+MOST_ALARMED = 0.2  # share of the other structures that is below the first limit
 PRECISION = 0.9  # share of the structures below the second limit that is doubtful
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
@@ -145,7 +146,8 @@ CASES = (
 def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     """The limits of agreement below which to look at a structure, and to reject it.
 
-    The first is the lowest that catches SENSITIVITY of the doubtful structures. The second is the
+    The first is the lowest that catches SENSITIVITY of the doubtful structures, or, if that is
+    lower, the highest that alarms no more than MOST_ALARMED of the others. The second is the
     highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
     above the first. Without any doubtful structure there is nothing to find: EvaluationError.
     """
@@ -157,6 +159,7 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
         )
     number_to_catch = int(np.ceil(SENSITIVITY * len(doubtful)))
     look = _just_above(doubtful[number_to_catch - 1])
+    look = min(look, _most_tolerable(points))
     reject = 0.0
     candidates = {_just_above(agreement) for agreement in doubtful}
     for limit in sorted(candidates):
@@ -165,6 +168,15 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
         if limit <= look and doubtful_share >= PRECISION:
             reject = limit
     return look, reject
+
+
+def _most_tolerable(points: Sequence[Point]) -> float:
+    """The highest limit, of two digits, that alarms no more than MOST_ALARMED of the sound ones."""
+    sound = sorted(point.agreement for point in points if point.dice >= DOUBTFUL)
+    number_to_alarm = int(MOST_ALARMED * len(sound))
+    if number_to_alarm == len(sound):
+        return 1.0
+    return float(np.floor(sound[number_to_alarm] * 100) / 100)
 
 
 def _just_above(agreement: float) -> float:

@@ -27,7 +27,7 @@ POINTS = [
     Point(agreement=0.05, dice=0.4),
     Point(agreement=0.75, dice=0.8),
     Point(agreement=0.65, dice=0.8),
-    Point(agreement=0.95, dice=0.8),
+    *[Point(agreement=0.95, dice=0.8)] * 10,
 ]
 
 
@@ -35,8 +35,15 @@ def test_look_catches_most_of_the_doubtful_and_reject_little_else() -> None:
     # Nine of ten doubtful ones lie at 0.8 or below; seven of these at 0.6 or below, with no other;
     # below 0.71 there are eight, and one that is not: eight of nine are less than nine of ten.
     assert find_limits(POINTS) == (0.81, 0.61)
-    assert rates(POINTS, 0.81) == (0.9, pytest.approx(2 / 3))
+    assert rates(POINTS, 0.81) == (0.9, pytest.approx(2 / 12))
     assert rates(POINTS, 0.61) == (0.7, 0)
+
+
+def test_look_alarms_no_more_than_a_fifth_of_the_others() -> None:
+    # Of five sound structures one may be alarmed: that at 0.3, not that at 0.456.
+    sound = [Point(agreement, dice=0.8) for agreement in (0.3, 0.456, 0.8, 0.8, 0.8)]
+    look, _ = find_limits([*sound, Point(0.2, dice=0.4), Point(0.9, dice=0.4)])
+    assert look == 0.45
 
 
 def test_without_doubtful_structures_there_is_no_limit() -> None:
@@ -45,7 +52,8 @@ def test_without_doubtful_structures_there_is_no_limit() -> None:
 
 
 def test_nothing_is_rejected_where_no_limit_is_precise() -> None:
-    assert find_limits([Point(0.1, 0.8), Point(0.2, 0.6)]) == (0.21, 0)
+    sound = [Point(0.1, 0.8), *[Point(0.9, 0.8)] * 4]
+    assert find_limits([*sound, Point(0.2, 0.6)]) == (0.21, 0)
 
 
 def test_cases_have_names_of_their_own() -> None:
