@@ -76,7 +76,9 @@ def segment_many(
                 folder,
                 os.fspath(model),
                 found=_found(inputs, written, folder),
-                output=OutputSettings(picture=out is not None),
+                output=OutputSettings(
+                    picture=out is not None, brain_mask=out is not None
+                ),
                 engine=partial(SerialEngine, device=device),
             )
             entries = _predict(request, progress=progress, sum_up=out is not None)

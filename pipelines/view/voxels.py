@@ -49,7 +49,8 @@ class Voxels:
     def content(self, number: int, kind: str, step: int) -> bytes:
         """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
 
-        Scan and entropy are NIfTI files with 8 bits a voxel. Label maps ("labels", "against") are
+        Scan, entropy and mask are NIfTI files with 8 bits a voxel; of the mask there is the
+        outline. Label maps ("labels", "against") are
         a byte a voxel, the first axis first: the place of its structure in the study's table, 0
         for none. "surfaces" are those of `surfaces`, whatever the step.
         """
@@ -77,6 +78,9 @@ class Voxels:
         if kind == "entropy":
             path = _existing(self._study.entropy(item), kind, item)
             return _in_bytes(_read_ras(path), _BRIGHTEST_NATS)
+        if kind == "mask":
+            path = _existing(self._study.mask(item), kind, item)
+            return _outline(_read_ras(path, labels=True))
         if kind == "against":
             path = _existing(self._study.other(item), kind, item)
             folder = self._study.against
@@ -124,6 +128,14 @@ class Voxels:
         table = np.zeros(largest + 1, np.uint8)
         table[list(names)] = [places.get(name, 0) for name in names.values()]
         return np.asarray(table[np.maximum(numbers, 0)])
+
+
+def _outline(mask: Volume) -> Volume:
+    """The voxels of a mask that share a face with what is outside of it: 255 there, else 0."""
+    inside = mask.data > 0
+    core = ndimage.binary_erosion(inside, border_value=1)
+    outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
+    return replace(mask, data=outline)
 
 
 def surfaces(labels: Volume) -> bytes:
