@@ -341,7 +341,9 @@ def evaluate(
         not_predicted=tuple(getattr(prediction, "not_predicted", ())),
         csf=getattr(prediction, "csf", None),
     )
-    truth_csf: Csf = csf or getattr(truth, "csf", "region")
+    truth_csf: Csf = getattr(truth, "csf", "region")
+    if csf is not None:
+        truth_csf = csf
     true, predicted = _volumes_of(truth, prediction)
     predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme = load_scheme(labels)
