@@ -18,6 +18,8 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.cli.bids import command as bids_command
 from trinat.pipelines.cli.options import HELP, ListOptions
 from trinat.pipelines.data.prepare import PrepareConfig
+from trinat.segmentation.data.transforms import NamedTransform
+from trinat.segmentation.data.transforms.base import SliceTransform
 from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.model_info import ModelInfo
 from trinat.segmentation.models.quicknat import QuickNatConfig
@@ -112,6 +114,24 @@ def recipes() -> str:
     return _tables_of_keys(Recipe, level=2)
 
 
+def transforms() -> str:
+    """The transforms of TorchIO and MONAI that a recipe may name, with their keys."""
+    shared = set(SliceTransform.model_fields) | {"name"}
+    rows = ["| name | library | | keys, with defaults |", "|---|---|---|---|"]
+    for model in _models_in(NamedTransform):
+        about = inspect.cleandoc(model.__doc__ or "")
+        if model.moves:
+            about = f"{about} Labels move along."
+        keys = [
+            f"`{name}`: {_default(model, name)}"
+            for name in model.model_fields
+            if name not in shared
+        ]
+        name = _constant(model, "name")
+        rows.append(f"| `{name}` | {model.library} | {about} | {'; '.join(keys)} |")
+    return "\n".join(rows) + "\n"
+
+
 def prepare() -> str:
     """The keys of a configuration of `trinat prepare`."""
     return _rows_of_keys(PrepareConfig)
@@ -134,8 +154,20 @@ def _settings(
     """The model's own keys, then those of the models within it, each by its dotted key."""
     yield key, model
     for name, field in model.model_fields.items():
-        for below in _models_in(field.annotation):
-            yield from _settings(below, f"{key}.{name}".lstrip("."))
+        found = _models_in(field.annotation)
+        for below in found:
+            if issubclass(below, SliceTransform):
+                # Listed in a table of their own.
+                continue
+            path = f"{key}.{name}".lstrip(".")
+            if len(found) > 1:
+                path = f"{path}, kind {_constant(below, 'kind')}"
+            yield from _settings(below, path)
+
+
+def _constant(model: type[BaseModel], field: str) -> str:
+    """The one value that a field of literal type may have."""
+    return str(get_args(model.model_fields[field].annotation)[0])
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -313,6 +345,7 @@ _PARTS = {
     "commands": commands,
     "api": api,
     "recipes": recipes,
+    "transforms": transforms,
     "model": model,
     "prepare": prepare,
     "labels": labels,

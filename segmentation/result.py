@@ -31,6 +31,7 @@ from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.models.zoo import warn_of_licence
 from trinat.segmentation.report.mesh import Surface, surface_net
 from trinat.segmentation.report.page import data_uri
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
@@ -354,6 +355,7 @@ class Segmenter(Predictor):
         `mirror` averages with the mirrored scan, at twice the time. `samples` predictions with
         dropout (`seed`) make `result.entropy` and `result.uncertainty`.
         """
+        warn_of_licence(self.model.folder)
         found = super().segment(
             Volume.of(volume, image=image), mirror=mirror, samples=samples, seed=seed
         )

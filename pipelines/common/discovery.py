@@ -46,10 +46,12 @@ def find_cases(
     exclude: Path | None = None,
     participants: Collection[str] = (),
     sessions: Collection[str] = (),
+    any_contrast: bool = False,
 ) -> Found:
     """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output).
 
-    Participants and sessions, if given, say which scans of a BIDS dataset are meant. Raises
+    Participants and sessions, if given, say which scans of a BIDS dataset are meant. Of DICOM
+    series, those that are T1-weighted are taken, or with `any_contrast` all anatomical ones. Raises
     ConfigError for a dataset among other inputs, or an input that is the output folder.
     """
     if len(inputs) == 1:
@@ -69,7 +71,7 @@ def find_cases(
             dicom[path] = None
     others = [path for path in paths if path not in dicom]
     cases = list(_name_cases(root, others, refusals))
-    cases += _name_series(root, list(dicom), refusals)
+    cases += _name_series(root, list(dicom), refusals, any_contrast)
     return Found.of(cases, refusals)
 
 
@@ -241,28 +243,31 @@ def _name_cases(
 
 
 def _name_series(
-    root: Path, paths: Sequence[Path], refusals: list[Refusal]
+    root: Path, paths: Sequence[Path], refusals: list[Refusal], any_contrast: bool
 ) -> Iterator[Case]:
-    """A case for each T1-weighted series in zips and DICOM files below `root`.
+    """A case for each series in zips and DICOM files below `root` that is a scan.
 
     The other series become refusals.
     """
     loose: list[str] = []
     for path in paths:
         if path.suffix.lower() == ".zip":
-            yield from _series_in(path, None, refusals)
+            yield from _series_in(path, None, refusals, any_contrast)
         else:
             loose.append(str(path.relative_to(root)))
     if loose:
-        yield from _series_in(root, loose, refusals)
+        yield from _series_in(root, loose, refusals, any_contrast)
 
 
 def _series_in(
-    place: Path, names: list[str] | None, refusals: list[Refusal]
+    place: Path,
+    names: list[str] | None,
+    refusals: list[Refusal],
+    any_contrast: bool,
 ) -> Iterator[Case]:
     """As `_name_series`, of one zip, or of these files of a folder."""
     try:
-        found = find_series(place, names)
+        found = find_series(place, names, any_contrast=any_contrast)
     except (InputError, OSError) as error:
         refusals.append(Refusal(place.name, reason_of(error, where=False)))
         return

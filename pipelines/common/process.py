@@ -204,11 +204,20 @@ class _Workers(Generic[Item, Result]):
             return pool.submit(self.work, item).result()
 
     def _pool(self, processes: int) -> ProcessPoolExecutor:
-        # Workers are forked from one clean process that has imported everything once.
-        context = get_context("forkserver")
-        context.set_forkserver_preload([self.work.__module__])
-        initial = (self.torch_threads,)
-        return ProcessPoolExecutor(processes, context, _start_worker, initial)
+        return worker_pool(processes, self.work.__module__, self.torch_threads)
+
+
+def worker_pool(
+    processes: int, module: str, torch_threads: int | None = 1
+) -> ProcessPoolExecutor:
+    """Processes that end with this one, and have imported the module that their work is in.
+
+    They are forked from one clean process that has imported it once. Torch has `torch_threads` in
+    each; with None it is not touched.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return ProcessPoolExecutor(processes, context, _start_worker, (torch_threads,))
 
 
 def _start_worker(torch_threads: int | None) -> None:

@@ -139,6 +139,7 @@ def _common_facts(model: Model) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "labels": info.labels,
         "classes of these labels": info.labels_sha256,
+        "contrast": info.contrast,
     }
     # How slices are cut is a view's own.
     grid = info.preprocessing.model_dump(exclude={"slices"})
@@ -190,6 +191,7 @@ def _joined_content(
         "labels": first.info.labels,
         "preprocessing": _joined_preprocessing(members),
         "fusion": fusion,
+        "contrast": first.info.contrast,
         "not_predicted": _not_predicted(sources, first.scheme),
         "csf": _joined_csf(sources),
         "quality": quality,

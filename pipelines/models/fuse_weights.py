@@ -189,18 +189,28 @@ def _segment_all(
 
 
 def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -> Found:
-    """The kind of fusion that does best on persons left out."""
+    """Fit all kinds of fusion, score them on the scans, and take the best kind.
+
+    For the scores, persons are left out in turn: a scan is scored with weights fitted to the scans
+    of other persons. A single person is scored with weights fitted to itself (`held_out` is
+    False), and weights for each structure are then not taken. What is taken has weights fitted to
+    all scans, or is the model's own fusion where no kind is clearly better.
+
+    `failed` is the number of scans that could not be used; it decides the exit status.
+    """
+    scheme = segmenter.model.scheme
     before = segmenter.model.info.fusion
+    fitted_to_all = _fit(scans, scheme)
     fold_of = _folds(scans)
-    held_out = len(set(fold_of.values())) > 1
-    fitted = _fit(scans, segmenter.model.scheme)
+    folds = sorted(set(fold_of.values()))
+    held_out = len(folds) > 1
     fitted_without: dict[int, Fusions] = {}
-    for fold in sorted(set(fold_of.values())):
+    for fold in folds:
         if held_out:
             others = [scan for scan in scans if fold_of[scan.person] != fold]
-            fitted_without[fold] = _fit(others, segmenter.model.scheme)
+            fitted_without[fold] = _fit(others, scheme)
         else:
-            fitted_without[fold] = fitted
+            fitted_without[fold] = fitted_to_all
 
     scores: dict[str, list[float]] = {kind: [] for kind in (BEFORE, *_KINDS)}
     for scan in scans:
@@ -216,7 +226,7 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
         scans=tuple(scan.name for scan in scans),
         dice={kind: tuple(values) for kind, values in scores.items()},
         chosen=chosen,
-        fusion=before if chosen == BEFORE else fitted[chosen],
+        fusion=before if chosen == BEFORE else fitted_to_all[chosen],
         held_out=held_out,
         exit=batch_exit(done=len(scans), failed=failed),
     )

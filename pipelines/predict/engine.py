@@ -153,8 +153,9 @@ class LocalEngine:
         waiting: Iterator[Case | None],
         stop: Callable[[], bool],
     ) -> None:
-        """Give a worker what it has room for; let it finish when there is no more."""
-        if worker.finishing or not (worker.ready or self._early):
+        """Give a worker the cases that it may have now; let it finish when there are no more."""
+        may_begin = worker.ready or self._early
+        if worker.finishing or not may_begin:
             return
         if stop():
             worker.finish()
@@ -162,24 +163,36 @@ class LocalEngine:
         if worker.alone and worker.in_hand:
             return
         worker.alone = False
-        if self._suspects and not worker.in_hand:
-            worker.alone = worker.give(self._suspects.popleft())
+        if self._suspects:
+            # A suspect is tried by itself: a worker with other cases in hand runs empty first.
+            if not worker.in_hand:
+                self._give_suspect(worker)
             return
+        self._fill(worker, waiting)
+
+    def _give_suspect(self, worker: WorkerProcess) -> None:
+        """Give a worker one suspect, and nothing beside it."""
+        suspect = self._suspects.popleft()
+        worker.alone = worker.give(suspect)
+        if not worker.alone:
+            # The process is gone: the suspect waits for the next one.
+            self._suspects.appendleft(suspect)
+
+    def _fill(self, worker: WorkerProcess, waiting: Iterator[Case | None]) -> None:
+        """Give a worker cases until it has enough in hand, or there is none at the moment."""
         while len(worker.in_hand) < _IN_HAND:
-            if self._suspects and worker.in_hand:
-                # Let it run empty, so that a suspect can be tried by itself.
-                return
             try:
                 case = self._again.popleft() if self._again else next(waiting)
             except StopIteration:
-                break
+                if not worker.in_hand:
+                    worker.finish()
+                return
             if case is None:
                 return
             if not worker.give(case):
+                # The process is gone, too.
                 self._again.appendleft(case)
                 return
-        if not worker.in_hand and not self._suspects:
-            worker.finish()
 
     def _heard(self, workers: list[WorkerProcess]) -> list[WorkerProcess]:
         """Workers that have sent something, or have died."""

@@ -247,41 +247,57 @@ def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
             yield place, entry
 
 
-def read_entries(
-    paths: Iterable[Path],
-    cases: Collection[str] | None = None,
-    known: Mapping[str, Entry] | None = None,
-    written: set[tuple[str, str]] | None = None,
-    writers: dict[str, str] | None = None,
-) -> dict[str, Entry]:
-    """The entry that holds for each case, or for each of `cases` and for what was refused.
+class LedgerContents:
+    """What ledgers say, which are read one after the other.
 
-    In a ledger that is the last one, between ledgers the one with the highest number; no clock is
-    needed. Of equal numbers (ledgers of two folders were put together) see `_standing`.
+    `entries` is the entry that holds for each case. In one ledger that is the last one, between
+    ledgers the one with the highest number; no clock is needed. Of equal numbers (ledgers of two
+    folders were put together) see `_standing`.
 
-    `known` are those of ledgers read before. `written` gets all files that the ledgers list, and
-    `writers` for each file the case that it is of. A ledger of 100,000 cases takes a gigabyte as
-    entries: who needs a part asks for that alone.
+    `written` is each file (path, sha256) that the ledgers list, `writers` the case that each file
+    is of, by its path.
     """
-    newest: dict[str, Entry] = {}
-    if known is not None:
-        newest.update(known)
-    for path in paths:
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.written: set[tuple[str, str]] = set()
+        self.writers: dict[str, str] = {}
+
+    def read(self, path: Path, cases: Collection[str] | None = None) -> None:
+        """Add what a ledger says, or only what it says of `cases` and of refused inputs.
+
+        A ledger of 100,000 cases takes a gigabyte as entries: who needs a part asks for that alone.
+        IntegrityError if a line is no entry.
+        """
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
             if cases is not None and entry.case not in cases and not entry.is_refusal:
                 continue
-            if written is not None:
-                written.update(entry.outputs.items())
-            if writers is not None and entry.case:
+            self.written.update(entry.outputs.items())
+            if entry.case:
                 for name in entry.outputs:
-                    writers[name] = entry.case
+                    self.writers[name] = entry.case
             if entry.status != "writing":
                 last[entry.case] = entry
         for case, entry in last.items():
-            if case not in newest or _holds(entry, newest[case], path.parent):
-                newest[case] = entry
-    return newest
+            known = self.entries.get(case)
+            if known is None or _is_later(entry, known, path.parent):
+                self.entries[case] = entry
+
+
+def read_ledgers(
+    paths: Iterable[Path], cases: Collection[str] | None = None
+) -> LedgerContents:
+    """What these ledgers say together; with `cases`, only of these and of refused inputs."""
+    contents = LedgerContents()
+    for path in paths:
+        contents.read(path, cases)
+    return contents
+
+
+def read_entries(paths: Iterable[Path]) -> dict[str, Entry]:
+    """The entry that holds for each case in these ledgers."""
+    return read_ledgers(paths).entries
 
 
 def _lines_of(path: Path) -> Iterator[Entry]:
@@ -332,7 +348,7 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
         return None
 
 
-def _holds(entry: Entry, other: Entry, folder: Path) -> bool:
+def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
     """Whether an entry is of a later attempt than one of another ledger."""
     if entry.attempt != other.attempt:
         return entry.attempt > other.attempt

@@ -25,6 +25,7 @@ from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
 from trinat.segmentation.io.volume import ScanLike, Volume
+from trinat.segmentation.models.zoo import find_model, warn_of_licence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +68,7 @@ def segment_many(
     >>> table.status.tolist()
     ['failed', 'done']
     """
+    warn_of_licence(find_model(model))
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
         inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.doubt import most_doubtful
-from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_entries
+from trinat.pipelines.predict.ledger import Ledger, LedgerContents, ledgers_in
 from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import WORK, slices_of
 from trinat.pipelines.predict.tables import write_tables
@@ -28,12 +28,15 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
         )
     staging = out / WORK / "staging"
     with run_lock(out / WORK / "lock"), emptied(staging):
-        written: set[tuple[str, str]] = set()
-        own_ledgers = [joined] if joined.exists() else []
-        own = read_entries(own_ledgers, written=written)
-        others = [path for path in ledgers if path != joined]
-        entries = read_entries(others, known=own, written=written)
-        with Ledger(joined, own, written, overwrite=overwrite) as ledger:
+        contents = LedgerContents()
+        if joined.exists():
+            contents.read(joined)
+        own = dict(contents.entries)
+        for path in ledgers:
+            if path != joined:
+                contents.read(path)
+        entries = contents.entries
+        with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
             folder = make_tables_folder(staging)
             write_tables(folder, entries.values(), out)
             ledger.place(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from trinat.pipelines.common.cases import Case, Found, Refusal
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.entry import Entry, digests_of
-from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_entries
+from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_ledgers
 from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import (
     LABEL_TABLE,
@@ -24,7 +24,7 @@ from trinat.pipelines.predict.stopping import stop_on_signal
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
 from trinat.pipelines.predict.work_folder import emptied, held, make_tables_folder
 from trinat.segmentation.errors import InputError
-from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
 _BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
@@ -45,7 +45,7 @@ def predict(
     """
     with stage("find"):
         model = find_model(request.model)
-        found = _find(request)
+        found = _find(request, model)
     cases, refusals = _inputs_of_part(request, found)
     given = len(cases) + len(refusals)
     part = request.part
@@ -70,7 +70,7 @@ def predict(
     return recorder.outcome(given, is_part=bool(part))
 
 
-def _find(request: PredictRequest) -> Found:
+def _find(request: PredictRequest, model: Path) -> Found:
     """The cases of a request, and what of its inputs cannot be one; InputError if there is none."""
     found = request.found
     if found is None:
@@ -79,6 +79,7 @@ def _find(request: PredictRequest) -> Found:
             exclude=request.out,
             participants=request.participants,
             sessions=request.sessions,
+            any_contrast=is_for_any_contrast(model),
         )
     if not found.cases and not found.refusals:
         raise InputError(
@@ -131,10 +132,13 @@ def _open_ledger(
         # A part of the work makes no tables, and needs to know of its own cases alone.
         needed = {case.id for case in cases}
         needed.update(refusal.case for refusal in refusals)
-    written: set[tuple[str, str]] = set()
-    known = read_entries(ledgers_in(request.out), needed, written=written)
-    path = request.out / f"run{request.part}.jsonl"
-    ledger = Ledger(path, known, written, overwrite=request.overwrite)
+    before = read_ledgers(ledgers_in(request.out), needed)
+    ledger = Ledger(
+        request.out / f"run{request.part}.jsonl",
+        before.entries,
+        before.written,
+        overwrite=request.overwrite,
+    )
     ledger.refuse(there)
     return ledger
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.predict.entry import Entry, digest_of
-from trinat.pipelines.predict.ledger import ledgers_in, read_entries, with_folds
+from trinat.pipelines.predict.ledger import ledgers_in, read_ledgers, with_folds
 from trinat.segmentation.errors import IntegrityError
 
 # How many folders above a file are searched for the ledger of its result.
@@ -39,20 +39,19 @@ def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
 
 def _unfit_in(place: Path, files: Collection[Path]) -> dict[Path, str]:
     """As `unfit_results`, by the ledgers of one folder."""
-    written: set[tuple[str, str]] = set()
-    writers: dict[str, str] = {}
-    entries = read_entries(ledgers_in(place), written=written, writers=writers)
+    contents = read_ledgers(ledgers_in(place))
     ours: dict[str, Path] = {}
     for file in files:
         name = os.path.relpath(file, place)
-        if name in writers:
+        if name in contents.writers:
             ours[name] = file
 
     def judge(name: str) -> str:
         digest = str(digest_of(place / name))
-        if (name, digest) not in written:
+        if (name, digest) not in contents.written:
             return ""
-        return _why_unfit(entries.get(writers[name]), name, digest, place)
+        entry = contents.entries.get(contents.writers[name])
+        return _why_unfit(entry, name, digest, place)
 
     # Threads, since these are hashes of large files.
     with ThreadPoolExecutor(cpu_count()) as pool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.common.process import cpu_count, worker_pool
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.hardware import count_gpus
@@ -60,20 +61,28 @@ def open_data(
     """
     synthetic: SyntheticSource | None = None
     real: StoreSource | None = None
+    pool: ProcessPoolExecutor | None = None
     scans: ScansOf = _no_scans
     if stage.data.synthetic is not None:
         synthetic, scans = _open_synthetic(
             recipe, stage, stage.data.synthetic, scheme, device
         )
     if stage.data.store is not None:
+        readers = _readers(stage.data.store, device, processes)
+        if stage.data.store.augmentation.transforms and readers:
+            pool = worker_pool(
+                readers, "trinat.segmentation.training.stored_transforms"
+            )
         real, scans = _open_store(
-            recipe, stage, stage.data.store, views, scheme, device, processes
+            recipe, stage, stage.data.store, views, scheme, readers, pool
         )
     try:
         yield _joined(synthetic, real, stage.data.synthetic_share), scans
     finally:
         if real is not None:
             real.close()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
 
 
 def _no_scans(view: View) -> Iterator[ValidationScan]:
@@ -160,18 +169,13 @@ def _open_store(
     config: StoreConfig,
     views: tuple[View, ...],
     scheme: LabelScheme,
-    device: torch.device,
-    processes: int,
+    readers: int,
+    pool: ProcessPoolExecutor | None,
 ) -> tuple[StoreSource, ScansOf]:
     """Slices of a store's persons for training, and scans of those for validation.
 
-    The number of readers is the recipe's, or that of `usual_readers` for this process's share of
-    the cores.
+    `readers` read ahead; the processes of `pool` do the transforms of TorchIO and MONAI.
     """
-    readers = config.workers
-    if readers is None:
-        sharing = max(1, min(processes, count_gpus()))
-        readers = usual_readers(device, cpu_count() // sharing)
     source = StoreSource(
         config,
         views,
@@ -180,6 +184,7 @@ def _open_store(
         recipe.seed,
         scheme,
         readers,
+        pool,
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
@@ -187,6 +192,14 @@ def _open_store(
         return store_scans(config.path, config.split, view, _most_scans(stage))
 
     return source, scans
+
+
+def _readers(config: StoreConfig, device: torch.device, processes: int) -> int:
+    """How many read ahead: the recipe's number, or the usual one for this process's cores."""
+    if config.workers is not None:
+        return config.workers
+    sharing = max(1, min(processes, count_gpus()))
+    return usual_readers(device, cpu_count() // sharing)
 
 
 def usual_readers(device: torch.device, cores: int) -> int:

@@ -171,6 +171,7 @@ def save_run(
         Description(
             name=recipe.name,
             labels=scheme.name,
+            contrast=recipe.contrast,
             not_predicted=tuple(name for name in scheme.names if name in never),
             csf=_csf_taught(recipe),
             training=Training(

@@ -6,18 +6,17 @@ by one, when a scan is looked at or a rating of it is listed.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.naming import FOLD, Product, safe_component
+from trinat.pipelines.common.naming import Product
 from trinat.pipelines.common.ratings import (
     RATINGS,
     VERDICTS,
@@ -26,59 +25,20 @@ from trinat.pipelines.common.ratings import (
     read_ratings,
     save_rating,
 )
-from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
+from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import entries_in
-from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
-from trinat.segmentation.data.sources.base import natural_order, without_suffix
+from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.view.item import Item, digest, files_of_items, output
+from trinat.pipelines.view.structures import (
+    Structure,
+    structures_in,
+    structures_of_scheme,
+)
 from trinat.segmentation.errors import ConfigError, InputError
-from trinat.segmentation.io.files import read_rows, sha256_of
-from trinat.segmentation.labels.scheme import load_scheme
 
 # Of a structure's volumes at most this many are sent, so that the page of 100,000 scans is small.
 _QUANTILES = 101
-_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
-# Grades and statuses, what to look at first at the beginning.
-_DOUBT = ("reject", "look", "done", "failed", "skipped", "pass")
-
-
-@dataclass(frozen=True)
-class Structure:
-    """A row of a study's label table."""
-
-    number: int  # in label maps
-    name: str
-    abbreviation: str
-    color: str  # as #RRGGBB
-
-
-@dataclass(frozen=True)
-class Item:
-    """One scan of the list: what the ledger says of it, and its label map."""
-
-    name: str
-    folder: Path
-    entry: Entry
-    labels: Path | None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the list says of it; without a grade its status, as "failed"."""
-        result = self.entry.result
-        reasons = "; ".join(result.get("reasons", ()))
-        return {
-            "name": self.name,
-            "grade": result.get("grade") or self.entry.status,
-            "why": reasons or self.entry.reason,
-        }
-
-    @property
-    def agreement(self) -> float | None:
-        """Mean agreement of the views; None where it was not measured."""
-        value = self.entry.result.get("mean_agreement")
-        if isinstance(value, float):
-            return value
-        return None
 
 
 @dataclass(frozen=True)
@@ -114,21 +74,12 @@ class Study:
             for file in find_files(self.folder):
                 entry = Entry(file.name, "done")
                 items.append(Item(file.name, self.folder, entry, file.path))
-        return sorted(items, key=_doubt)
+        return sorted(items, key=lambda item: item.place_in_list)
 
     @cached_property
     def structures(self) -> list[Structure]:
         """What the numbers in the label maps mean, without background."""
-        structures = structures_in(self.folder)
-        if structures:
-            return structures
-        for label in load_scheme(self.labels).labels[1:]:
-            red, green, blue = label.color
-            color = f"#{red:02x}{green:02x}{blue:02x}"
-            structures.append(
-                Structure(label.fs_id, label.name, label.abbreviation, color)
-            )
-        return structures
+        return structures_in(self.folder) or structures_of_scheme(self.labels)
 
     def __getitem__(self, number: int) -> Item:
         """A scan by its place in the list; InputError where there is none."""
@@ -137,14 +88,16 @@ class Study:
         return self.items[number]
 
     def image(self, item: Item) -> Path | None:
-        """Its scan, if it is where it was, or among the images that were named."""
-        if self.images and not item.entry.input:
+        """Its scan: where `trinat predict` read it, or among `images`; None if it is not there."""
+        if self.images is None:
+            path = item.folder / item.entry.scan
+        elif item.entry.input:
+            path = self.images / item.entry.input
+        else:
+            # A label map of another origin: no ledger says where its scan was.
             return self._images.get(item.name)
-        seen = item.folder / item.entry.scan
-        if self.images:
-            seen = self.images / item.entry.input
-        if seen.is_file():
-            return seen
+        if path.is_file():
+            return path
         return self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
@@ -190,21 +143,20 @@ class Study:
         return rows
 
     def _scan_rows(self, ratings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The scans of the list, each with the rater's own word on it."""
-        mine = {}
+        """The scans of the list, each with the rater's own rating of the whole scan."""
+        own_ratings = {}
         for rating in ratings:
             if rating["mine"] and not rating["structure"]:
-                mine[rating["scan"]] = rating
-        return [
-            {
-                "number": number,
-                **item.facts,
-                "agreement": item.agreement,
-                "there": item.labels is not None,
-                "rating": mine.get(item.name),
-            }
-            for number, item in enumerate(self.items)
-        ]
+                own_ratings[rating["scan"]] = rating
+        rows = []
+        for number, item in enumerate(self.items):
+            row: dict[str, Any] = {"number": number}
+            row |= item.facts
+            row["agreement"] = item.agreement
+            row["there"] = item.labels is not None
+            row["rating"] = own_ratings.get(item.name)
+            rows.append(row)
+        return rows
 
     def detail(self, item: Item) -> dict[str, Any]:
         """All that is known of one scan."""
@@ -247,12 +199,12 @@ class Study:
 
     def ratings(self) -> list[dict[str, Any]]:
         """Every rating, whether it is the rater's own, and whether its result has changed."""
-        paths = {item.name: item.labels for item in self.items}
+        label_maps = {item.name: item.labels for item in self.items}
         rows = []
         for rating in read_ratings(self.folder / RATINGS):
             row = asdict(rating)
             row["mine"] = rating.rater == self.rater
-            row["stale"] = digest(paths.get(rating.scan)) != rating.sha256
+            row["stale"] = digest(label_maps.get(rating.scan)) != rating.sha256
             rows.append(row)
         return rows
 
@@ -265,87 +217,17 @@ class Study:
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
+        """The scans among `images`, by name."""
         if self.images is None:
             return {}
-        return self._paired(find_files(self.images, suffix="T1w"))
+        return files_of_items(self.items, find_files(self.images, suffix="T1w"))
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
+        """The label maps among `against`, by the name of their scan."""
         if self.against is None:
             return {}
-        return self._paired(find_files(self.against))
-
-    def _paired(self, files: Sequence[ScanFile]) -> dict[str, Path]:
-        """By the name of a scan: the one of these files that is of it."""
-        from trinat.pipelines.evaluate.pairing import pair_files
-
-        own: list[ScanFile] = []
-        names: dict[int, str] = {}  # of the scan, by the id() of its file
-        for item in self.items:
-            if item.labels:
-                file = _named(item, item.labels)
-                own.append(file)
-                names[id(file)] = item.name
-        paired = {}
-        for pair in pair_files(own, files).pairs:
-            paired[names[id(pair.truth)]] = pair.prediction.path
-        return paired
-
-
-def structures_in(folder: Path) -> list[Structure]:
-    """The structures of a folder's own label table; none where it has no table."""
-    of_folds = sorted(folder.glob(FOLD.format(f"*/{PLAIN_LABEL_TABLE}")))
-    places = [folder / PLAIN_LABEL_TABLE, folder / LABEL_TABLE, *of_folds]
-    tables = [place for place in places if place.is_file()]
-    if not tables:
-        return []
-    structures = []
-    for row in read_rows(tables[0], required=("index", "name", "color")):
-        number = row["index"]
-        if not number.isdecimal() or number == "0":
-            continue
-        if not _COLOR.fullmatch(row["color"]):
-            continue
-        abbreviation = row.get("abbreviation", "")
-        structures.append(
-            Structure(int(number), row["name"], abbreviation, row["color"])
-        )
-    return structures
-
-
-def output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """One of a scan's files, which is in the folder whatever the ledger says."""
-    for name in entry.outputs:
-        path = folder / name
-        if path.suffix == ".json":
-            continue
-        endings = (f"_{product.suffix}", f"_{product.plain}")
-        if not without_suffix(path).endswith(endings):
-            continue
-        if path.resolve().is_relative_to(folder.resolve()):
-            return path
-    return None
-
-
-def _doubt(item: Item) -> tuple[int, float, Any]:
-    """The key by which scans are listed: grade, then agreement of views, then name."""
-    grade = item.facts["grade"]
-    rank = len(_DOUBT)
-    if grade in _DOUBT:
-        rank = _DOUBT.index(grade)
-    agreement = 1.0
-    if item.agreement is not None:
-        agreement = item.agreement
-    return rank, agreement, natural_order(item.name)
-
-
-def _named(item: Item, labels: Path) -> ScanFile:
-    """Its label map, under its scan's own name where that had to be made safe."""
-    (file,) = find_files(labels)
-    scan = Path(item.entry.input)
-    if safe_component(without_suffix(scan)) == file.name:
-        return as_scan(file, scan)
-    return file
+        return files_of_items(self.items, find_files(self.against))
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
@@ -354,17 +236,3 @@ def _quantiles(values: Sequence[float]) -> list[float]:
         return sorted(values)
     shares = np.linspace(0, 1, _QUANTILES)
     return [float(value) for value in np.quantile(values, shares)]
-
-
-def digest(path: Path | None) -> str:
-    """SHA-256 of a label map as it is now; "" of one that is gone."""
-    if path is None or not path.is_file():
-        return ""
-    status = path.stat()
-    return _digest_of(path, status.st_mtime_ns, status.st_size, status.st_ino)
-
-
-@cache
-def _digest_of(path: Path, *_: int) -> str:
-    """Kept as long as the facts of the file, which come behind its path, stay the same."""
-    return sha256_of(path)

@@ -18,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.view.study import Item, Study, digest, structures_in
+from trinat.pipelines.view.item import Item, digest
+from trinat.pipelines.view.structures import structures_in
+from trinat.pipelines.view.study import Study
 from trinat.segmentation.errors import InputError
-from trinat.segmentation.grid import grown
+from trinat.segmentation.grid import Box, grown
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
-from trinat.segmentation.report.mesh import surface_net
+from trinat.segmentation.report.mesh import Surface, surface_net
 from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
@@ -43,91 +45,99 @@ class Voxels:
         """Of the scans of a study, by their numbers in its list."""
         self._study = study
         self._lock = Lock()
-        self._kept = lru_cache(maxsize=4)(self._read)
-        self.forget = self._kept.cache_clear
+        self._read_once = lru_cache(maxsize=4)(self._read)
+        self.forget = self._read_once.cache_clear
 
     def content(self, number: int, kind: str, step: int) -> bytes:
         """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
 
-        Scan, entropy and mask are NIfTI files with 8 bits a voxel; of the mask there is the
-        outline. Label maps ("labels", "against") are
-        a byte a voxel, the first axis first: the place of its structure in the study's table, 0
-        for none. "surfaces" are those of `surfaces`, whatever the step.
+        - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
+        - "labels" and "against" (the label map to compare with): a byte a voxel, the first axis
+          first; it is the place of its structure in the study's table, 0 for none.
+        - "surfaces": those of `surfaces`, whatever the step.
+
+        InputError if there is no such scan, or nothing of this kind of it.
         """
-        # One at a time: the page asks for a scan and its labels at once, which need each other.
-        with self._lock:
-            now = digest(self._study[number].labels)
-            of_labels = kind == "surfaces"
-            volume = self._kept(number, "labels" if of_labels else kind, now)
-        if of_labels:
-            return surfaces(volume)
+        if kind == "surfaces":
+            return surfaces(self._volume(number, "labels"))
+        volume = self._volume(number, kind)
         data = volume.data[::step, ::step, ::step]
         if kind in ("labels", "against"):
             return data.tobytes("F")
         affine = volume.affine @ np.diag([step, step, step, 1.0])
         return bytes(nib.Nifti1Image(data, affine).to_bytes())
 
-    def _read(self, number: int, kind: str, now: str) -> Volume:
-        """What is there `now`, by the digest of the label map, on RAS axes and in uint8.
+    def _volume(self, number: int, kind: str) -> Volume:
+        """All voxels of one kind, as uint8 on RAS axes.
 
-        The digest makes what is kept of a label map that has changed since be read again.
+        What is kept is read again once the label map has changed.
         """
+        # One at a time: the page asks for a scan and its labels at once, which need each other.
+        with self._lock:
+            return self._read_once(number, kind, digest(self._study[number].labels))
+
+    def _read(self, number: int, kind: str, version: str) -> Volume:
+        """As `_volume`; `version` is the digest of the label map, for what is kept of it."""
         item = self._study[number]
         if kind == "scan":
             return self._read_scan(item)
         if kind == "entropy":
             path = _existing(self._study.entropy(item), kind, item)
-            return _in_bytes(_read_ras(path), _BRIGHTEST_NATS)
+            return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
         if kind == "mask":
             path = _existing(self._study.mask(item), kind, item)
             return _outline(_read_ras(path, labels=True))
-        if kind == "against":
+        if kind == "labels":
+            path = _existing(item.labels, kind, item)
+            folder: Path | None = item.folder
+            has_grid_of_another = self._study.image(item) is not None
+        else:
             path = _existing(self._study.other(item), kind, item)
             folder = self._study.against
-        else:
-            path = _existing(item.labels, kind, item)
-            folder = item.folder
-        volume = _read_ras(path, labels=True)
-        if kind == "against" or self._study.image(item):
-            scan = self._kept(number, "scan", now)
-            volume, _ = on_grid_of(volume, scan, resample=True)
-        return replace(volume, data=self._places(volume, folder))
+            has_grid_of_another = True
+        labels = _read_ras(path, labels=True)
+        if has_grid_of_another:
+            scan = self._read_once(number, "scan", version)
+            labels, _ = on_grid_of(labels, scan, resample=True)
+        return replace(labels, data=self._places_in_table(labels, folder))
 
     def _read_scan(self, item: Item) -> Volume:
-        """A scan in 8 bits; without its scan a label map is shown on black."""
+        """A scan in 8 bits; black on the grid of the label map where there is no scan."""
         image = self._study.image(item)
         if image is None:
-            labels = _read_ras(_existing(item.labels, "scan", item), labels=True)
-            return _in_bytes(labels, np.inf)
+            path = _existing(item.labels, "scan", item)
+            return _to_bytes(_read_ras(path, labels=True), np.inf)
         volume = _read_ras(image)
         thinned = volume.data[::3, ::3, ::3]
         brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
-        return _in_bytes(volume, brightest or np.inf)
+        return _to_bytes(volume, brightest or np.inf)
 
-    def _places(self, volume: Volume, folder: Path | None) -> NDArray[np.uint8]:
-        """Numbers of a label map to places in the study's table, by the names of structures.
+    def _places_in_table(
+        self, labels: Volume, folder: Path | None
+    ) -> NDArray[np.uint8]:
+        """Each voxel's place in the study's table of structures, from 1; 0 where it has none.
 
-        Its numbers are those of its folder's own label table, or else those of FreeSurfer.
+        The numbers of a label map are those of its folder's own label table, or else those of
+        FreeSurfer. Structures are the same where their names are.
         """
-        own = []
-        if folder:
-            own = structures_in(folder)
-        if own:
-            numbers = volume.data
-            names = {structure.number: structure.name for structure in own}
+        structures = [] if folder is None else structures_in(folder)
+        if structures:
+            numbers = labels.data
+            name_of = {structure.number: structure.name for structure in structures}
         else:
             scheme = load_scheme(self._study.labels)
-            spacing_mm = volume.spacing_mm
-            numbers = scheme.from_freesurfer(volume.data, spacing_mm=spacing_mm)
-            names = dict(enumerate(scheme.names))
-        places = {
-            structure.name: place
-            for place, structure in enumerate(self._study.structures, start=1)
-        }
-        largest = max(int(numbers.max()), *names)
-        table = np.zeros(largest + 1, np.uint8)
-        table[list(names)] = [places.get(name, 0) for name in names.values()]
-        return np.asarray(table[np.maximum(numbers, 0)])
+            numbers = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm)
+            name_of = dict(enumerate(scheme.names))
+        place_of = {}
+        for place, structure in enumerate(self._study.structures, start=1):
+            place_of[structure.name] = place
+
+        largest = max(int(numbers.max()), *name_of)
+        place_of_number = np.zeros(largest + 1, np.uint8)
+        for number, name in name_of.items():
+            place_of_number[number] = place_of.get(name, 0)
+        # A number below 0 is of no structure.
+        return np.asarray(place_of_number[np.maximum(numbers, 0)])
 
 
 def _outline(mask: Volume) -> Volume:
@@ -147,21 +157,25 @@ def surfaces(labels: Volume) -> bytes:
     for number, box in enumerate(ndimage.find_objects(labels.data), start=1):
         if box is None:
             continue
-        box = grown(box, labels.shape, 2)
-        mask = (labels.data[box] == number).astype(np.float32)
-        step = 1
-        if mask.size > _LARGE_BOX:
-            step = 2
-        smooth = ndimage.gaussian_filter(mask, 0.5 * step)
-        share = smooth[::step, ::step, ::step]
-        place = np.diag([step, step, step, 1.0])
-        place[:3, 3] = [along.start for along in box]
-        found = surface_net(share - 0.5, labels.affine @ place)
-        counts = (len(found.vertices), len(found.faces))
-        parts.append(struct.pack("<3I", number, *counts))
-        parts.append(found.vertices.astype("<f4").tobytes())
-        parts.append(found.faces.astype("<u4").tobytes())
+        surface = _surface_of(labels, number, grown(box, labels.shape, 2))
+        head = struct.pack("<3I", number, len(surface.vertices), len(surface.faces))
+        parts.append(head)
+        parts.append(surface.vertices.astype("<f4").tobytes())
+        parts.append(surface.faces.astype("<u4").tobytes())
     return b"".join(parts)
+
+
+def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
+    """The surface of one structure in a box around it, smoothed; coarser in a large box."""
+    mask = (labels.data[box] == number).astype(np.float32)
+    step = 1
+    if mask.size > _LARGE_BOX:
+        step = 2
+    smooth = ndimage.gaussian_filter(mask, 0.5 * step)
+    share = smooth[::step, ::step, ::step]
+    to_voxels = np.diag([step, step, step, 1.0])
+    to_voxels[:3, 3] = [along.start for along in box]
+    return surface_net(share - 0.5, labels.affine @ to_voxels)
 
 
 def _existing(path: Path | None, kind: str, item: Item) -> Path:
@@ -175,7 +189,7 @@ def _read_ras(path: Path, *, labels: bool = False) -> Volume:
     return reoriented(Volume.read(path, labels=labels), "RAS")
 
 
-def _in_bytes(volume: Volume, brightest: float) -> Volume:
+def _to_bytes(volume: Volume, brightest: float) -> Volume:
     """Voxels from 0 to `brightest` as 0 to 255."""
     data = volume.data.astype(np.float32) * (255 / brightest)
     np.clip(data, 0, 255, out=data)

@@ -1,27 +1,27 @@
 """Augmentation of batches of slices in torch, on the device where they are trained on.
 
 Per batch and not per slice: a batch of eight 256×256 slices takes the time that MONAI's or
-TorchIO's transforms take for one (docs/data.md). Artefacts of the scanner, which torch lacks, are
-made by theirs, one slice at a time; both libraries are imported on first use.
+TorchIO's transforms take for one (docs/data.md). Theirs can be added by name, one slice at a time.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
+from trinat.segmentation.data.transforms import NamedTransform, SliceTransforms
+from trinat.segmentation.data.transforms.base import Share
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
 
-Share = Annotated[float, Field(ge=0, le=1)]
 _Range = tuple[float, float]
-Artefact = Literal["ghosting", "motion", "spike", "gibbs"]
 
 
 class AugmentationConfig(BaseModel):
@@ -57,15 +57,28 @@ class AugmentationConfig(BaseModel):
     noise: Share = 0.3
     noise_std: _Range = (0.005, 0.06)
 
-    # Imported only when asked for: {"ghosting": 0.05, ...}
-    artefacts: dict[Artefact, Share] = {}
+    # random transforms of TorchIO and MONAI, in this order and before all else
+    transforms: tuple[NamedTransform, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _artefacts_are_transforms(cls, values: Any) -> Any:
+        """Older runs wrote an empty `artefacts`; one with names in it has another form now."""
+        if not isinstance(values, Mapping) or "artefacts" not in values:
+            return values
+        if values["artefacts"]:
+            raise ValueError(
+                "artefacts are among transforms now: [{name: RandomGhosting, share: 0.05}]"
+            )
+        return {key: value for key, value in values.items() if key != "artefacts"}
 
 
 class Augmenter:
     """Applies a config's changes to batches of slices of one view, at random.
 
-    The order is: flip, deformation, brightness, resolution and noise, artefacts. Each slice of a
-    batch has its own random numbers. A generator's seed fixes the result on a device.
+    The order is: transforms of TorchIO and MONAI, flip, deformation, brightness, resolution and
+    noise. Each slice of a batch has its own random numbers. A generator's seed fixes the result on
+    a device.
     """
 
     def __init__(
@@ -83,6 +96,7 @@ class Augmenter:
             )
         self.config = config
         self.view = view
+        self._transforms = SliceTransforms(config.transforms)
         self._partner = torch.from_numpy(scheme.partner_permutation.copy())
 
     def __call__(
@@ -94,13 +108,12 @@ class Augmenter:
         """
         draw = _Draw(generator, len(images), images.device)
         config = self.config
+        if self._transforms:
+            images, labels = _transform(self._transforms, images, labels, draw)
         images, labels = self._flip(images, labels, draw.happens(config.flip))
         images, labels = _deform(images, labels, config, draw)
         images = _brighten(images, config, draw)
         images = _degrade(images, config, draw)
-        for artefact, share in config.artefacts.items():
-            for index in _indices(draw.happens(share)).tolist():
-                images[index] = add_artefact(images[index], artefact, draw.seed())
         return images, labels
 
     def _flip(
@@ -164,6 +177,21 @@ def _per_slice(values: Tensor) -> Tensor:
 def _indices(chosen: Tensor) -> Tensor:
     """Where `chosen` (N,) is true."""
     return chosen.nonzero().flatten()
+
+
+def _transform(
+    transforms: SliceTransforms, images: Tensor, labels: Tensor, draw: _Draw
+) -> tuple[Tensor, Tensor]:
+    """Each slice by the named transforms, on the processor and back, kept in the same types."""
+    changed_images = []
+    changed_labels = []
+    for image, classes in zip(images.cpu().float(), labels.cpu(), strict=True):
+        image, classes = transforms(image, classes, draw.seed())
+        changed_images.append(image)
+        changed_labels.append(classes)
+    return torch.stack(changed_images).to(images), torch.stack(changed_labels).to(
+        labels
+    )
 
 
 def _deform(
@@ -327,49 +355,3 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
         return overlap / overlap.sum(-1, keepdim=True)
 
     return (1 - weight) * average(below) + weight * average(below + 1)
-
-
-def add_artefact(image: Tensor, artefact: Artefact, seed: int) -> Tensor:
-    """One slice (C, H, W) with the artefact, on the slice's device; the seed fixes it.
-
-    The image is not changed. Intensities below 0 become 0. Computed on the processor, whatever
-    device the slice is on.
-    """
-    slices = image.detach().cpu()
-    if artefact in ("spike", "gibbs"):
-        changed = _with_monai(slices, artefact, seed)
-    else:
-        changed = _with_torchio(slices, artefact, seed)
-    return changed.clamp(min=0).to(image)
-
-
-def _with_monai(slices: Tensor, artefact: Artefact, seed: int) -> Tensor:
-    """Spikes in k-space, or ringing at edges, in slices (C, H, W)."""
-    from monai.transforms import RandGibbsNoise, RandKSpaceSpikeNoise
-
-    transform: RandGibbsNoise | RandKSpaceSpikeNoise
-    if artefact == "spike":
-        transform = RandKSpaceSpikeNoise(prob=1.0, channel_wise=False)
-    else:
-        transform = RandGibbsNoise(prob=1.0, alpha=(0.3, 0.7))
-    transform.set_random_state(seed)
-    return torch.as_tensor(transform(slices))
-
-
-def _with_torchio(slices: Tensor, artefact: Artefact, seed: int) -> Tensor:
-    """Ghosts of the head, or its motion during the scan, in slices (C, H, W)."""
-    import torchio
-
-    transform: torchio.RandomGhosting | torchio.RandomMotion
-    if artefact == "ghosting":
-        transform = torchio.RandomGhosting(
-            num_ghosts=(2, 8), axes=(0, 1), intensity=(0.2, 0.7)
-        )
-    else:
-        transform = torchio.RandomMotion(degrees=6, translation=5, num_transforms=2)
-    volume = slices[..., None]
-    # TorchIO draws from torch's global generator, which is not ours to move.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        changed: Tensor = transform(volume)
-    return changed[..., 0]

@@ -62,6 +62,9 @@ class StoredSlice(NamedTuple):
     labels: NDArray[np.uint8]
 
 
+StoredChange = Callable[[StoredSlice], StoredSlice]
+
+
 class SubjectFiles:
     """Subjects' files by number; when too many are open, the first that was opened is closed.
 
@@ -114,12 +117,25 @@ class SliceReaders:
         if workers:
             self._threads = ThreadPoolExecutor(workers, "reader")
 
-    def order(self, places: Sequence[Place]) -> list[Callable[[], StoredSlice]]:
-        """Have slices read; each is waited for, or without workers read, when it is called."""
+    def order(
+        self, places: Sequence[Place], changes: Sequence[StoredChange] | None = None
+    ) -> list[Callable[[], StoredSlice]]:
+        """Have slices read; each is waited for, or without workers read, when it is called.
+
+        With `changes`, one for each place, a slice is changed as soon as it is read.
+        """
+        reads: list[Callable[[], StoredSlice]]
+        if changes is None:
+            reads = [partial(self.files.read, place) for place in places]
+        else:
+            pairs = zip(places, changes, strict=True)
+            reads = [partial(self._read_changed, *pair) for pair in pairs]
         if self._threads is None:
-            return [partial(self.files.read, place) for place in places]
-        readings = [self._threads.submit(self.files.read, place) for place in places]
-        return [reading.result for reading in readings]
+            return reads
+        return [self._threads.submit(read).result for read in reads]
+
+    def _read_changed(self, place: Place, change: StoredChange) -> StoredSlice:
+        return change(self.files.read(place))
 
     def close(self) -> None:
         """Read nothing more."""

@@ -58,12 +58,15 @@ def view_weights(
 class ViewAggregator:
     """Adds slices' probabilities to a volume (X, Y, Z, K), float16; the sagittal view comes last.
 
-    Classes are innermost because networks give them so and every step but restoring wants them so.
+    The volume is `fused`: incomplete while slices are added, the fused probabilities once `finish`
+    was called. Classes are innermost because networks give them so and every step but restoring
+    wants them so.
+
     A sagittal slice shows no side: the probability of a merged structure is divided between left
     and right in the ratio that the other views have given at that voxel, so that the sums of an
     arithmetic mean stay 1.
 
-    For a geometric mean the buffer adds logarithms, from 0 for the least probability to 1 for
+    For a geometric mean `fused` adds logarithms, from 0 for the least probability to 1 for
     certainty: what no view has looked at is 0 there too. In half precision that tells
     probabilities apart by a third of a percent; and a side that all other views give less than
     the least probability cannot be distinguished from its partner.
@@ -101,7 +104,7 @@ class ViewAggregator:
             for of_view in normalised.values()
         )
         self._weights = {view: w.to(device) for view, w in normalised.items()}
-        self.sum = torch.zeros(
+        self.fused = torch.zeros(
             (*shape, len(self.scheme)), dtype=torch.float16, device=device
         )
         self._added: set[View] = set()
@@ -149,7 +152,7 @@ class ViewAggregator:
                 "the sagittal view is added last: it needs the others' ratios"
             )
         self._added.add(view)
-        slices = to_slices(self.sum, self.axes[view], trailing=1)
+        slices = to_slices(self.fused, self.axes[view], trailing=1)
         slices = slices[start : start + len(probabilities)]
         weight = self._weights[view]
         if probabilities.shape[1:3] != slices.shape[1:3]:
@@ -167,20 +170,21 @@ class ViewAggregator:
         slices += weighted.to(slices.dtype)
 
     def finish(self) -> Tensor:
-        """The fused probabilities, (X, Y, Z, K) float16; sums are 1.
+        """Make the fused probabilities, (X, Y, Z, K) float16, of what was added; sums are 1.
 
-        The tensor is the buffer itself, not a copy: nothing may be added afterwards. Call it once.
+        Returns `fused` itself, not a copy. Call it once: nothing may be added afterwards.
         """
         if not self.is_geometric and not self._differ_by_class:
-            return self.sum
-        # Weights that differ between classes do not keep the sum, nor do geometric means.
-        for slab in torch.split(self.sum, _SLAB):
+            return self.fused
+        # Weights that differ between classes do not keep the sums, nor do geometric means.
+        for slab in torch.split(self.fused, _SLAB):
             if self.is_geometric:
                 logarithms = slab.float().sub_(1).mul_(_SPAN)
                 # What no view takes for possible is left with nothing.
                 slab.copy_(logarithms.exp_().sub_(_LEAST).clamp_(min=0))
-            slab /= slab.sum(-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-6)
-        return self.sum
+            sums = slab.sum(-1, keepdim=True, dtype=torch.float32)
+            slab /= sums.clamp_(min=1e-6)
+        return self.fused
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
         """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K).

@@ -159,15 +159,15 @@ class Predictor:
         image = torch.from_numpy(conformed.volume.data).to(self.device)
         with stage("first look"):
             region = self.find_brain(image)
-        fused, maps = self._fuse(image, region, mirror)
-        if region.is_too_small(fused.sum):
+        fusion, maps = self._fuse(image, region, mirror)
+        if region.is_too_small(fusion.fused):
             region = BrainRegion.whole(image.shape)
-            fused, maps = self._fuse(image, region, mirror)
+            fusion, maps = self._fuse(image, region, mirror)
         plan = conformed.plan.cropped(region.box)
 
         notes = conformed.volume.notes
         with stage("prior"):
-            problem = self._apply_prior(fused, plan)
+            problem = self._apply_prior(fusion, plan)
         if problem:
             notes = (*notes, problem)
         agreement = None
@@ -181,12 +181,12 @@ class Predictor:
                 uncertainty = self._sample(image, region, samples, seed, plan)
 
         not_predicted = self.model.info.not_predicted
-        if fused.is_merged:
+        if fusion.is_merged:
             # These are names of sided structures, which merged classes are not.
             not_predicted = ()
         return Prediction(
-            fused=fused.sum.cpu(),
-            scheme=fused.scheme,
+            fused=fusion.fused.cpu(),
+            scheme=fusion.scheme,
             plan=plan,
             image=Volume(conformed.volume.data[region.box], plan.working.affine),
             notes=notes,
@@ -204,7 +204,7 @@ class Predictor:
         with stage("fusion"):
             fusion.finish()
             # What is no number in one class of a voxel is none in all. A look at one is cheap.
-            if fusion.sum[..., 0].isnan().any():
+            if fusion.fused[..., 0].isnan().any():
                 raise ModelError(
                     "its networks give values that are not numbers",
                     where=self.model.folder,
@@ -288,15 +288,15 @@ class Predictor:
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
-    def _apply_prior(self, fused: ViewAggregator, plan: ConformPlan) -> str:
+    def _apply_prior(self, fusion: ViewAggregator, plan: ConformPlan) -> str:
         """Let anatomy decide where networks are in doubt; returns why it was not asked."""
         prior = self.model.info.prior
         template = self.model.template
         # Classes without sides have no template.
-        if prior is None or template is None or fused.is_merged:
+        if prior is None or template is None or fusion.is_merged:
             return ""
         affine = plan.working.affine
-        return apply_prior(fused.sum, template, prior, fused.scheme, affine)
+        return apply_prior(fusion.fused, template, prior, fusion.scheme, affine)
 
     def _sample(
         self,
@@ -316,11 +316,11 @@ class Predictor:
                 for sample in range(count):
                     for network in self._networks.values():
                         network.vary(sample)
-                    fused, _maps = self._fuse(image, region, mirror=False)
-                    self._apply_prior(fused, plan)
+                    fusion, _maps = self._fuse(image, region, mirror=False)
+                    self._apply_prior(fusion, plan)
                     if samples is None:
-                        samples = Samples(fused.scheme)
-                    samples.add(fused.sum)
+                        samples = Samples(fusion.scheme)
+                    samples.add(fusion.fused)
             finally:
                 for network in self._networks.values():
                     network.vary(None)

@@ -8,6 +8,7 @@ probability p of a class becomes p q^w, where q is what the template says and w 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -26,22 +27,28 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.heads import HeadMaps, Variant, with_variants
 from trinat.segmentation.synthetic.targets import aim
 
-# The centroids of structures as large as these say little of where the head is.
-_SPREAD = frozenset({"white-matter", "cortical", "background", "csf"})
-_FEWEST_VOXELS = 20
-_ROUNDS = 5  # of a template's mean head
-_SPACING_MM = 2.0
+# Groups of structures that extend over the whole head: their centroids say little of where it is.
+_GROUPS_WITHOUT_CENTROID = frozenset({"white-matter", "cortical", "background", "csf"})
+# A smaller structure has no centroid.
+_MIN_VOXELS_OF_CENTROID = 20
+# How often heads are aligned to their mean and the mean is taken anew.
+_MEAN_ROUNDS = 5
+# A template's voxels, and its margin around the brains.
+_TEMPLATE_SPACING_MM = 2.0
+_TEMPLATE_MARGIN_MM = 10.0
+# Random places around each voxel of a template where each head's class is counted, and how far
+# they are from it (standard deviation along each axis).
+_PLACES_PER_VOXEL = 4
 _JITTER_MM = 1.5
-# Places drawn around each voxel of a template, in each head.
-_PLACES = 4
-_MARGIN_MM = 10.0
-# Voxels that are changed at a time.
-_CHUNK = 1 << 17
-# Slices whose maxima are taken at a time.
-_SLAB = 8
-# docs/notes/fast-2.md: measured on two scans. Wide ventricles of old age must not be lost.
-_COUNTS = 1.5
-_COUNTS_LESS = {
+# Voxels whose probabilities are changed at a time.
+_VOXELS_AT_A_TIME = 1 << 17
+# Slices whose largest probabilities are found at a time.
+_SLICES_AT_A_TIME = 8
+# The weight of the template in new models, and of structures whose place or size differs more from
+# head to head: docs/notes/fast-2.md, measured on two scans. Wide ventricles of old age must not be
+# lost.
+_DEFAULT_WEIGHT = 1.5
+_LOWER_WEIGHTS = {
     "background": 0.1,
     "Cerebral-White-Matter": 0.1,
     "Cerebral-Cortex": 0.1,
@@ -51,11 +58,16 @@ _COUNTS_LESS = {
     "Lateral-Ventricle": 0.0,
     "CSF": 0.1,
 }
-# FreeSurfer draws these larger or smaller than the label maps do: the template is made of maps
-# where they differ by a millimetre, and these shares of it are multiplied.
-_DRAWN_AS: tuple[Variant, ...]
-_DRAWN_AS = ("large-pallidum", "large-thalamus", "small-caudate", "small-accumbens")
-_DRAWN_OTHERWISE = {
+# FreeSurfer delineates some structures larger or smaller than the label maps do. The template is
+# made of maps in which these are changed by a millimetre, and of these structures the counts are
+# multiplied.
+_FREESURFER_VARIANTS: tuple[Variant, ...] = (
+    "large-pallidum",
+    "large-thalamus",
+    "small-caudate",
+    "small-accumbens",
+)
+_COUNT_FACTORS = {
     "Pallidum": 4.0,
     "Thalamus": 2.0,
     "Caudate": 0.5,
@@ -67,13 +79,16 @@ Matrix = NDArray[np.float64]
 
 
 def default_prior(scheme: LabelScheme) -> Prior:
-    """The template counts less where heads differ: folds of the cortex, the size of ventricles."""
+    """The prior of a new model: its template counts less for structures that differ between heads.
+
+    These are the folds of the cortex, and ventricles by their size.
+    """
     per_class = {}
     for name in scheme.names:
-        weight = _either_side(_COUNTS_LESS, name)
+        weight = _value_of_either_side(_LOWER_WEIGHTS, name)
         if weight is not None:
             per_class[name] = weight
-    return Prior(weight=_COUNTS, per_class=per_class)
+    return Prior(weight=_DEFAULT_WEIGHT, per_class=per_class)
 
 
 def build_template(
@@ -84,33 +99,33 @@ def build_template(
     Label maps have voxels of 1 mm. `learn_fluid` must be what the networks were trained with: see
     `segmentation.synthetic.targets.aim`. The same seed gives the same template.
     """
-    heads = _drawn_heads(maps, scheme, learn_fluid)
+    heads = _heads_as_freesurfer(maps, scheme, learn_fluid)
     centroids = [_centroids(head, np.eye(4), scheme) for head in heads]
     common = _common_space(centroids)
-    to_heads = [affine_between(common, own) for own in centroids]
+    to_heads = [affine_between(common, of_head) for of_head in centroids]
     shape, affine = _template_grid(heads, to_heads)
     counts = _count_classes(heads, to_heads, shape, affine, len(scheme), seed)
 
-    weights = np.ones(len(scheme))
-    for k, name in enumerate(scheme.names):
-        weight = _either_side(_DRAWN_OTHERWISE, name)
-        if weight is not None:
-            weights[k] = weight
-    weighted = counts * weights
+    factors = np.ones(len(scheme))
+    for index, name in enumerate(scheme.names):
+        factor = _value_of_either_side(_COUNT_FACTORS, name)
+        if factor is not None:
+            factors[index] = factor
+    weighted = counts * factors
     shares = weighted * 255 / weighted.sum(1, keepdims=True)
     rounded = np.rint(shares).astype(np.uint8)
     return Template(rounded.reshape(*shape, len(scheme)), affine, common)
 
 
-def _drawn_heads(
+def _heads_as_freesurfer(
     maps: HeadMaps, scheme: LabelScheme, learn_fluid: bool
 ) -> list[Tensor]:
-    """Class indices (X, Y, Z) of each head, drawn as FreeSurfer draws them."""
-    targets = aim(maps, scheme, learn_fluid=learn_fluid).targets.numpy()
-    variants = with_variants(maps, [_DRAWN_AS])
-    # The heads as they are come first.
-    drawn = variants.labels[len(maps.labels) :]
-    return [torch.from_numpy(targets[head]) for head in drawn]
+    """Class indices (X, Y, Z) of each head, with structures as large as FreeSurfer's."""
+    class_of_entry = aim(maps, scheme, learn_fluid=learn_fluid).targets.numpy()
+    with_copies = with_variants(maps, [_FREESURFER_VARIANTS])
+    # The heads as they are come first, then their changed copies.
+    changed = with_copies.labels[len(maps.labels) :]
+    return [torch.from_numpy(class_of_entry[entries]) for entries in changed]
 
 
 def _common_space(centroids: Sequence[Points]) -> Points:
@@ -120,20 +135,27 @@ def _common_space(centroids: Sequence[Points]) -> Points:
     each round along the axis in which structures are least spread.
     """
     common = centroids[0]
-    for _ in range(_ROUNDS):
-        aligned = [moved(own, similarity_between(own, common)) for own in centroids]
-        stacked = np.stack(aligned)
-        known = np.isfinite(stacked).all(2, keepdims=True)
-        total = np.where(known, stacked, 0).sum(0)
-        heads = known.sum(0)
-        common = np.where(heads > 0, total / np.maximum(heads, 1), np.nan)
+    for _ in range(_MEAN_ROUNDS):
+        aligned = []
+        for of_head in centroids:
+            to_common = similarity_between(of_head, common)
+            aligned.append(moved(of_head, to_common))
+        common = _mean_of_known(np.stack(aligned))
     scales = []
-    for own in centroids:
-        linear = similarity_between(common, own)[:3, :3]
+    for of_head in centroids:
+        linear = similarity_between(common, of_head)[:3, :3]
         scales.append(np.cbrt(np.linalg.det(linear)))
     middle = np.nanmean(common, 0)
     scaled = middle + (common - middle) * float(np.mean(scales))
     return np.asarray(scaled, np.float64)
+
+
+def _mean_of_known(points: NDArray[np.float64]) -> Points:
+    """Mean (K, 3) over heads of points (M, K, 3): of those heads that have one, else NaN."""
+    is_known = np.isfinite(points).all(2, keepdims=True)
+    total = np.where(is_known, points, 0).sum(0)
+    heads = is_known.sum(0)
+    return np.where(heads > 0, total / np.maximum(heads, 1), np.nan)
 
 
 def _template_grid(
@@ -144,10 +166,10 @@ def _template_grid(
     for head, to_head in zip(heads, to_heads, strict=True):
         brain = corners(occupied_box(head > 0))
         brains.append(moved(brain, np.linalg.inv(to_head)))
-    low = np.min(brains, (0, 1)) - _MARGIN_MM
-    high = np.max(brains, (0, 1)) + _MARGIN_MM
-    shape = to_shape(np.ceil((high - low) / _SPACING_MM) + 1)
-    affine = np.diag([_SPACING_MM] * 3 + [1.0])
+    low = np.min(brains, (0, 1)) - _TEMPLATE_MARGIN_MM
+    high = np.max(brains, (0, 1)) + _TEMPLATE_MARGIN_MM
+    shape = to_shape(np.ceil((high - low) / _TEMPLATE_SPACING_MM) + 1)
+    affine = np.diag([_TEMPLATE_SPACING_MM] * 3 + [1.0])
     affine[:3, 3] = low
     return shape, affine
 
@@ -160,29 +182,29 @@ def _count_classes(
     classes: int,
     seed: int,
 ) -> NDArray[np.uint16]:
-    """How often each class is drawn around each voxel of a template, (X Y Z, K), in all heads.
+    """How often each class is found around each voxel of a template, (X Y Z, K), in all heads.
 
-    Places are jittered, so that an average over few heads is smooth. Beyond a head's map all is
-    background.
+    `to_heads` takes the template's millimetres to voxels of each head. Places are jittered, so that
+    an average over few heads is smooth. Beyond a head's map all is background.
     """
     generator = np.random.default_rng(seed)
-    grid = moved(np.argwhere(np.ones(shape, bool)), affine)
-    counts = np.zeros((len(grid), classes), np.uint16)
-    rows = np.arange(len(grid))
+    voxels_mm = moved(np.argwhere(np.ones(shape, bool)), affine)
+    counts = np.zeros((len(voxels_mm), classes), np.uint16)
+    rows = np.arange(len(voxels_mm))
     for head, to_head in zip(heads, to_heads, strict=True):
-        places = moved(grid, to_head)
+        places = moved(voxels_mm, to_head)
         last = np.array(head.shape) - 1
-        for _ in range(_PLACES):
+        for _ in range(_PLACES_PER_VOXEL):
             jitter = generator.normal(0, _JITTER_MM, places.shape)
             voxels = np.rint(places + jitter).astype(int)
-            inside = ((voxels >= 0) & (voxels < head.shape)).all(1)
+            is_inside = ((voxels >= 0) & (voxels < head.shape)).all(1)
             nearest = tuple(voxels.clip(0, last).T)
-            drawn = head.numpy()[nearest] * inside
-            counts[rows, drawn] += 1
+            found = np.where(is_inside, head.numpy()[nearest], 0)
+            counts[rows, found] += 1
     return counts
 
 
-def _either_side(values: Mapping[str, float], name: str) -> float | None:
+def _value_of_either_side(values: Mapping[str, float], name: str) -> float | None:
     """The value of a structure, whichever side it is on; None if it has none."""
     return values.get(name.removeprefix("Left-").removeprefix("Right-"))
 
@@ -200,11 +222,11 @@ def apply_prior(
     below `prior.certain` change; the sums over classes stay.
     """
     largest, labels = _most_probable(fused)
-    found = _centroids(labels, affine, scheme)
-    placed = robust_affine(found, template.centroids)
-    if isinstance(placed, str):
-        return f"anatomical prior not used: {placed}"
-    to_template = np.linalg.inv(template.affine) @ placed @ affine
+    centroids = _centroids(labels, affine, scheme)
+    head_to_template_mm = robust_affine(centroids, template.centroids)
+    if isinstance(head_to_template_mm, str):
+        return f"anatomical prior not used: {head_to_template_mm}"
+    to_template = np.linalg.inv(template.affine) @ head_to_template_mm @ affine
 
     device = fused.device
     shares = torch.from_numpy(template.shares).to(device)
@@ -214,12 +236,13 @@ def apply_prior(
         device=device,
     )
     doubtful = (largest < prior.certain).nonzero()
-    for voxels in torch.split(doubtful, _CHUNK):
-        at = voxels.unbind(1)
+    for voxels in torch.split(doubtful, _VOXELS_AT_A_TIME):
         places = voxels.float() @ matrix[:3, :3].T + matrix[:3, 3]
         expected = _sample(shares, places).clamp(min=prior.floor)
-        changed = _weighted_by(expected, fused[at].float(), weights)
-        fused[at] = changed.to(fused.dtype)
+        indices = voxels.unbind(1)
+        probabilities = fused[indices].float()
+        changed = _weighted_by(expected, probabilities, weights)
+        fused[indices] = changed.to(fused.dtype)
     return ""
 
 
@@ -227,25 +250,26 @@ def _most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
     """The largest probability and its class, each (X, Y, Z), of probabilities (X, Y, Z, K)."""
     values = []
     labels = []
-    for slab in torch.split(fused, _SLAB):
+    for slab in torch.split(fused, _SLICES_AT_A_TIME):
         largest = slab.max(-1)
         values.append(largest.values)
         labels.append(largest.indices)
     return torch.cat(values), torch.cat(labels)
 
 
-def _weighted_by(expected: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Probabilities p (N, K) times expected^w, with the same sums; `weights` is (K,).
+def _weighted_by(expected: Tensor, probabilities: Tensor, weights: Tensor) -> Tensor:
+    """Probabilities (N, K) times expected (N, K) to the power of a weight, with the same sums.
 
-    A class of weight 0 keeps its probability: the others share what it leaves them.
+    A voxel's weight is the mean of the classes' `weights` (K,), by the probabilities that they have
+    there. A class of weight 0 keeps its probability: the others share what it leaves them.
     """
-    is_moved = weights > 0
-    # As much as the template counts, in the mean, for the classes between which networks doubt.
-    counts = (p @ weights)[:, None]
-    rest = p * is_moved
-    likely = rest * (expected.log() * counts).exp()
-    share = rest.sum(1, keepdim=True) / likely.sum(1, keepdim=True).clamp(min=1e-12)
-    return torch.where(is_moved, likely * share, p)
+    is_changed = weights > 0
+    weight_of_voxel = (probabilities @ weights)[:, None]
+    before = probabilities * is_changed
+    after = before * (expected.log() * weight_of_voxel).exp()
+    sum_before = before.sum(1, keepdim=True)
+    sum_after = after.sum(1, keepdim=True).clamp(min=1e-12)
+    return torch.where(is_changed, after * (sum_before / sum_after), probabilities)
 
 
 def _sample(shares: Tensor, places: Tensor) -> Tensor:
@@ -258,19 +282,20 @@ def _sample(shares: Tensor, places: Tensor) -> Tensor:
     classes = shares.shape[3]
     first = torch.zeros_like(shape)
     last = shape - 1
-    low = places.floor()
-    part = places - low
-    flat = shares.view(-1, classes)
-    found = torch.zeros(len(places), classes, device=device)
-    for corner in range(8):
-        step = torch.tensor(
-            [corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=device
-        )
-        x, y, z = (low.long() + step).clamp(first, last).unbind(1)
-        weight = torch.where(step.bool(), part, 1 - part).prod(1)
-        rows = flat.index_select(0, (x * shape[1] + y) * shape[2] + z)
-        found.addcmul_(rows.float(), weight[:, None])
-    return found / 255
+    low_corner = places.floor()
+    fraction = places - low_corner
+    rows = shares.view(-1, classes)
+    sampled = torch.zeros(len(places), classes, device=device)
+    # The eight voxels around each place.
+    for step in product((0, 1), repeat=3):
+        offset = torch.tensor(step, device=device)
+        corner = (low_corner.long() + offset).clamp(first, last)
+        x, y, z = corner.unbind(1)
+        row = (x * shape[1] + y) * shape[2] + z
+        weight = torch.where(offset.bool(), fraction, 1 - fraction).prod(1)
+        of_corner = rows.index_select(0, row).float()
+        sampled.addcmul_(of_corner, weight[:, None])
+    return sampled / 255
 
 
 def _centroids(
@@ -281,22 +306,22 @@ def _centroids(
     NaN for classes that are not there, and for those that are spread over all the head.
     """
     classes = len(scheme)
-    flat = labels.long()
+    class_of_voxel = labels.long()
     means = []
     for axis, length in enumerate(labels.shape):
         # How many voxels of each class are in each plane across this axis.
-        broadcast = [1, 1, 1]
-        broadcast[axis] = length
+        along_axis = [1, 1, 1]
+        along_axis[axis] = length
         plane = torch.arange(length, device=labels.device)
-        of_class_and_plane = flat * length + plane.view(broadcast)
+        class_and_plane = class_of_voxel * length + plane.view(along_axis)
         histogram = torch.bincount(
-            of_class_and_plane.flatten(), minlength=classes * length
+            class_and_plane.flatten(), minlength=classes * length
         )
         histogram = histogram.view(classes, length).double()
         counts = histogram.sum(1)
         means.append((histogram @ plane.double()) / counts)
-    centres = torch.stack(means, 1).cpu().numpy()
+    centroids = torch.stack(means, 1).cpu().numpy()
     for label, count in zip(scheme.labels, counts.tolist(), strict=True):
-        if count < _FEWEST_VOXELS or label.group in _SPREAD:
-            centres[label.index] = np.nan
-    return moved(centres, affine)
+        if count < _MIN_VOXELS_OF_CENTROID or label.group in _GROUPS_WITHOUT_CENTROID:
+            centroids[label.index] = np.nan
+    return moved(centroids, affine)

@@ -32,6 +32,7 @@ from trinat.segmentation.inference.checks.evidence import (
 from trinat.segmentation.inference.checks.field import check_field_of_view
 from trinat.segmentation.inference.checks.lesions import check_lesions
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
+from trinat.segmentation.inference.checks.pieces import check_pieces
 from trinat.segmentation.inference.checks.sides import check_sides, check_symmetry
 from trinat.segmentation.inference.checks.size import (
     check_brain_size,
@@ -74,10 +75,16 @@ class Grade:
 
 
 def limits_of(model: ModelInfo) -> Limits:
-    """The limits that hold for what a model segments."""
-    if model.quality is None:
-        return LIMITS
-    return replace(LIMITS, agreement=model.quality.agreement)
+    """The limits that hold for what a model segments.
+
+    White matter may be the darker one for a model for any contrast.
+    """
+    limits = LIMITS
+    if model.quality is not None:
+        limits = replace(limits, agreement=model.quality.agreement)
+    if model.contrast == "any":
+        limits = replace(limits, contrast=(0.0, 0.0))
+    return limits
 
 
 def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
@@ -124,6 +131,7 @@ CHECKS: Sequence[Check] = (
     check_agreement,
     check_field_of_view,
     check_brain_size,
+    check_pieces,
     check_symmetry,
     check_contrast,
     check_missing,

@@ -172,13 +172,23 @@ def read_mgh(stream: ScanStream) -> Header:
 
 
 def announce(stream: ScanStream, header: Header) -> None:
-    """Refuse sizes beyond the limits, or beyond what the file can hold, before allocating."""
-    check_size(header, stream.path)
+    """Refuse sizes beyond the limits, or beyond what file or memory can hold, before allocating.
+
+    What is wrong with the file is said first: it does not depend on the machine.
+    """
+    check_voxel_bytes(header, stream.path)
     stream.announce(header.offset + header.nbytes)
+    check_memory(header.shape, header.zooms, header.nbytes, stream.path)
 
 
 def check_size(header: Header, where: Path) -> None:
-    """Refuse voxels beyond the limits, or beyond the memory that is free: FormatError.
+    """Refuse voxels beyond the limits, or beyond the memory that is free: FormatError."""
+    check_voxel_bytes(header, where)
+    check_memory(header.shape, header.zooms, header.nbytes, where)
+
+
+def check_voxel_bytes(header: Header, where: Path) -> None:
+    """Refuse voxels beyond the limits: FormatError.
 
     Called before voxels are read, so that a wrong header costs no memory. Sizes are those in
     memory, not those in the file: scaled voxels take 4 bytes each or more.
@@ -188,7 +198,6 @@ def check_size(header: Header, where: Path) -> None:
         # Scaled voxels become 4-byte floats.
         voxel_bytes = max(voxel_bytes, 4)
     check_bytes(math.prod(header.shape) * voxel_bytes, where)
-    check_memory(header.shape, header.zooms, header.nbytes, where)
 
 
 def _struct(stream: ScanStream) -> tuple[Any, int]:

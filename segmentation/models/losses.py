@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from torch import Tensor, nn
 
 from trinat.segmentation.labels.scheme import IGNORE
+from trinat.segmentation.models.monai_losses import (
+    AnyMonaiLoss,
+    DiceCE,
+    MonaiSegmentationLoss,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +33,20 @@ class LossConfig(BaseModel):
     boundary: float = Field(default=2.0, ge=0)
     # Exponent on the class weights: 1 is median frequency, 0 counts every pixel alike.
     balance: float = Field(default=1.0, ge=0, le=1)
+
+
+def _with_kind(value: object) -> object:
+    """Settings of a loss that do not name its kind are those of QuickNAT's."""
+    if isinstance(value, Mapping) and "kind" not in value:
+        return {"kind": "quicknat", **value}
+    return value
+
+
+AnyLoss = Annotated[
+    LossConfig | AnyMonaiLoss,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
+]
 
 
 def median_frequency_weights(
@@ -120,11 +140,15 @@ class SegmentationLoss(nn.Module):
         return cross_entropy, _dice_loss(p, target, valid)
 
 
-def build_loss(
-    config: LossConfig, counts: NDArray[np.integer] | Tensor
-) -> SegmentationLoss:
+def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Module:
     """The loss for (K,) pixels per class; called with logits (N, K, H, W) and labels (N, H, W)."""
-    return SegmentationLoss(config, median_frequency_weights(counts, config.balance))
+    balance = 0.0
+    if isinstance(config, LossConfig | DiceCE):
+        balance = config.balance
+    weights = median_frequency_weights(counts, balance)
+    if isinstance(config, LossConfig):
+        return SegmentationLoss(config, weights)
+    return MonaiSegmentationLoss(config, weights)
 
 
 def _dice_loss(p: Tensor, target: Tensor, valid: Tensor) -> Tensor:

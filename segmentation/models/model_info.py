@@ -66,6 +66,11 @@ def _is_empty(given: str) -> bool:
     return not given
 
 
+def _is_t1(given: str) -> bool:
+    """A model for T1 does not say so, for the same reason."""
+    return given == "T1"
+
+
 def _is_missing(given: object) -> bool:
     """Keys without a value are not written, for the same reason."""
     return given is None
@@ -109,6 +114,8 @@ class Preprocessing(_Part):
 
 
 Mean = Literal["arithmetic", "geometric"]
+# Which scans a model is for: white matter is brighter than cortex in T1 alone.
+Contrast = Literal["T1", "any"]
 
 # How much each view counts where a model.yaml does not say it, as in the paper (arXiv 1801.04161).
 # The only place where these numbers are written. A model's own weights, under `fusion` in its
@@ -189,6 +196,8 @@ class Description(_Part):
     labels: Name = "quicknat33"
     preprocessing: Preprocessing = Preprocessing()
     fusion: Fusion = Fusion()
+    # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.
+    contrast: Contrast = Field(default="T1", exclude_if=_is_t1)
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or

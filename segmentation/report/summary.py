@@ -182,28 +182,49 @@ def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
 def _comparison(
     frame: pd.DataFrame, first: str, second: str, metric: str, members: Members
 ) -> pd.DataFrame:
-    """One row for each structure that both models know, and for each group."""
+    """Two models by one metric: a row for each structure that both know, then for each group."""
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
-    structures = structures_of(frame)
     known_to_both = set(of_first.columns) & set(of_second.columns)
-    known = [name for name in structures if name in known_to_both]
+    names = [name for name in structures_of(frame) if name in known_to_both]
     of_first, of_second, left_out = _shared(of_first, of_second)
-    measured = [name for name in structures if name in of_first.columns]
+    # A group's mean is taken anew: over the values that both models have.
+    for group, parts in _parts_of_groups(frame, members, of_first.columns).items():
+        of_first[group] = of_first[parts].mean(axis=1)
+        of_second[group] = of_second[parts].mean(axis=1)
+        left_out[group] = left_out[parts].sum()
+        names.append(group)
+    persons_of_first = of_first[names].groupby(level="subject").mean()
+    persons_of_second = of_second[names].groupby(level="subject").mean()
+    return _test_each(persons_of_first, persons_of_second, left_out)
+
+
+def _parts_of_groups(
+    frame: pd.DataFrame, members: Members, measured: pd.Index
+) -> dict[str, list[str]]:
+    """The measured structures of each group; groups without any are left out."""
+    structures = [name for name in structures_of(frame) if name in measured]
+    parts_of_groups = {}
     for group in groups_of(frame):
         of_group = members.get(group, ())
-        parts = [name for name in measured if name in of_group]
+        parts = [name for name in structures if name in of_group]
         if parts:
-            of_first[group] = of_first[parts].mean(axis=1)
-            of_second[group] = of_second[parts].mean(axis=1)
-            left_out[group] = left_out[parts].sum()
-            known.append(group)
-    of_first = of_first[known].groupby(level="subject").mean()
-    of_second = of_second[known].groupby(level="subject").mean()
-    low, high = mean_interval((of_second - of_first).to_numpy(float))
+            parts_of_groups[group] = parts
+    return parts_of_groups
+
+
+def _test_each(
+    first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
+) -> pd.DataFrame:
+    """Each column of two models' tables (persons x structures and groups) compared, a row each.
+
+    A row has the fields of `PairedTest`, `left_out` as given for the column, and the 95 % interval
+    of the mean difference (`low`, `high`).
+    """
+    low, high = mean_interval((second - first).to_numpy(float))
     rows = []
-    for place, name in enumerate(known):
-        test = paired_test(of_first[name].to_numpy(), of_second[name].to_numpy())
+    for place, name in enumerate(first.columns):
+        test = paired_test(first[name].to_numpy(), second[name].to_numpy())
         row: dict[str, Any] = {"structure": name}
         row |= asdict(test)
         row["left_out"] = int(left_out[name])

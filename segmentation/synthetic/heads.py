@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -56,13 +56,22 @@ Variant = Literal[
     "small-caudate",
     "small-accumbens",
 ]
-# By variant: structures that grow by 1 mm, each followed by those that it takes it from.
-_VARIANTS: dict[Variant, tuple[tuple[int, ...], ...]] = {
-    "thin-cortex": ((_FLUID, *_CORTEX),),
-    "large-pallidum": ((13, 12, 2), (52, 51, 41)),
-    "large-thalamus": ((10, 2), (49, 41)),
-    "small-caudate": ((2, 11), (41, 50)),
-    "small-accumbens": ((2, 26), (41, 58)),
+
+
+class Growth(NamedTuple):
+    """A structure that grows by 1 mm into its neighbours, by FreeSurfer numbers."""
+
+    structure: int
+    neighbours: tuple[int, ...]
+
+
+# The growths that make each variant: first the left side, then the right.
+_VARIANTS: dict[Variant, tuple[Growth, ...]] = {
+    "thin-cortex": (Growth(_FLUID, _CORTEX),),
+    "large-pallidum": (Growth(13, (12, 2)), Growth(52, (51, 41))),
+    "large-thalamus": (Growth(10, (2,)), Growth(49, (41,))),
+    "small-caudate": (Growth(2, (11,)), Growth(41, (50,))),
+    "small-accumbens": (Growth(2, (26,)), Growth(41, (58,))),
 }
 # Files of a folder of label maps that say how tissues look in T1, by what they hold.
 _TABLES = {
@@ -215,18 +224,30 @@ def _phantom_numbers(anatomy: Anatomy) -> NDArray[np.int64]:
 
 
 def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
-    """The heads, and each once more for each of the copies, which differ in what is named."""
+    """All heads as they are, then all heads once more for each of `copies`, which are changed.
+
+    A copy is the variants that it is changed by: `[["thin-cortex"]]` gives M heads as they are and
+    M with a thin cortex. The tables stay the same.
+    """
     labels = [maps.labels]
     for variants in copies:
         changed = maps.labels.copy()
         for variant in variants:
-            for number, *giving in _VARIANTS[variant]:
-                border = _next_to(_grown_from(maps, number))
-                gained = _voxels_of(maps, giving) & border
-                for entry in np.flatnonzero(maps.numbers == number):
-                    changed[gained] = entry
+            for growth in _VARIANTS[variant]:
+                _grow(changed, maps, growth)
         labels.append(changed)
     return replace(maps, labels=np.concatenate(labels))
+
+
+def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
+    """Let a structure of all heads grow in `changed` (M, X, Y, Z).
+
+    `maps` has the heads as they were: it says where the structure and its neighbours are.
+    """
+    border = _next_to(_grown_from(maps, growth.structure))
+    gained = _voxels_of(maps, growth.neighbours) & border
+    for entry in np.flatnonzero(maps.numbers == growth.structure):
+        changed[gained] = entry
 
 
 def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:

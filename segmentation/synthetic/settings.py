@@ -59,6 +59,9 @@ class SynthesisConfig(BaseModel):
     mottle_spacing_mm: float = Field(default=6.0, gt=0)
     # Partial volume: the number of places within each voxel whose mean it is. One: none.
     places: int = Field(default=2, ge=1, le=8)
+    # Whether what lies within the skull is learnt. If not, only that all outside of it is
+    # background: for networks that learn the brain itself from stripped scans in a store.
+    learn_brain: bool = True
     # Whether the linings of ventricles are learnt as ventricle, or not at all.
     learn_linings: bool = False
     # Whether all between the brain and the skull is learnt as CSF, or as background.

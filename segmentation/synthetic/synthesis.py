@@ -81,6 +81,10 @@ def _classes_to_learn(
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[entries], heads.targets[entries]
     )
+    if not config.learn_brain:
+        # Entry 0 is air.
+        is_within_skull = (entries > 0) & ~heads.is_outside[entries]
+        return classes.masked_fill(is_within_skull, IGNORE)
     if config.learn_linings:
         return classes
     return classes.masked_fill(heads.is_lining[entries], IGNORE)

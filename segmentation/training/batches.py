@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.data.augmentation import Augmenter
@@ -23,6 +23,7 @@ from trinat.segmentation.data.dataset import (
 )
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store
+from trinat.segmentation.data.transforms import SliceTransforms
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
@@ -31,6 +32,8 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.cutting import cut
+from trinat.segmentation.training.stored_transforms import StoredTransforms
 from trinat.segmentation.training.validation import ValidationScan
 
 # View, first slice and number of slices.
@@ -198,8 +201,9 @@ class MixedSource(BatchSource):
 class StoreSource(BatchSource):
     """Slices of a store's training part, augmented; rare structures come more often.
 
-    Readers give whole slices as they are stored. Cropping and augmentation are done here, with the
-    batch's own generator, so that the number of readers changes no bit.
+    Readers give whole slices as they are stored, or as TorchIO's and MONAI's transforms leave them,
+    whose random numbers follow from the slice's number. Cropping and all other augmentation are
+    done here, with the batch's own generator. So the number of readers changes no bit.
     """
 
     # Share of each epoch that is sampled so that all structures are equally frequent.
@@ -214,11 +218,13 @@ class StoreSource(BatchSource):
         seed: int,
         scheme: LabelScheme,
         workers: int = 0,
+        processes: Executor | None = None,
     ) -> None:
         """Slices of `views`, cut to `size` (rows, columns), of `channels` neighbouring slices.
 
-        `seed` fixes the order of epochs; `workers` is the number of readers. Raises DatasetError
-        where the store has labels of another scheme than `scheme`.
+        `seed` fixes the order of epochs; `workers` is the number of readers. `processes` do the
+        transforms of TorchIO and MONAI; without them, nothing is read ahead if there are any.
+        Raises DatasetError where the store has labels of another scheme than `scheme`.
         """
         self.size = size
         self.seed = seed
@@ -233,12 +239,20 @@ class StoreSource(BatchSource):
         self.fingerprint = f"{opened.fingerprint} {split.model_dump_json()}"
         self.datasets: dict[View, SliceDataset] = {}
         self.augmenters: dict[View, Augmenter] = {}
+        self._transforms: StoredTransforms | None = None
+        if store.augmentation.transforms:
+            transforms = SliceTransforms(store.augmentation.transforms)
+            self._transforms = StoredTransforms(transforms, seed, processes)
+        if self._transforms is not None and processes is None:
+            # In a thread they would take random numbers from torch beside the training.
+            workers = 0
+        on_batches = store.augmentation.model_copy(update={"transforms": ()})
         for view in views:
             self.datasets[view] = open_slices(
                 store.path, store.split, "train", view, thick=channels
             )
             seen = scheme.seen_in(view)
-            self.augmenters[view] = Augmenter(store.augmentation, view, seen)
+            self.augmenters[view] = Augmenter(on_batches, view, seen)
         # By view and epoch, the items in the order in which they are taken.
         self._orders: dict[tuple[View, int], list[int]] = {}
         # Of whatever view: all have the same subjects.
@@ -255,7 +269,11 @@ class StoreSource(BatchSource):
         """Have the readers read these slices ahead; a second announcement changes nothing."""
         if (view, first, count) not in self._expected:
             places = self._places(view, first, count)
-            self._expected[view, first, count] = self._readers.order(places)
+            changes = None
+            if self._transforms is not None:
+                numbers = range(first, first + count)
+                changes = [self._transforms.change(view, number) for number in numbers]
+            self._expected[view, first, count] = self._readers.order(places, changes)
 
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
@@ -268,7 +286,7 @@ class StoreSource(BatchSource):
         self.expect(view, first, count)
         reads = self._expected.pop((view, first, count))
         slices = [read() for read in reads]
-        images, labels = self._cut(slices, generator)
+        images, labels = cut(slices, self.size, generator)
         images, labels = self.augmenters[view](images, labels, generator)
         places = self._places(view, first, count)
         names = " ".join(self._readers.files.name(place) for place in places)
@@ -302,92 +320,6 @@ class StoreSource(BatchSource):
         old = [key for key in self._orders if key[1] < epoch]
         for key in old:
             del self._orders[key]
-
-    def _cut(
-        self, slices: Sequence[StoredSlice], generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Cut around what is labelled, at a random place, or pad with background, to size.
-
-        Subjects may differ in shape. Returns images (B, C, H, W) and labels (B, H, W) on the
-        generator's device.
-        """
-        device = generator.device
-        batch = len(slices)
-        # All at once, since a GPU is waited for when its numbers are looked at.
-        drawn = torch.rand((batch, 2), generator=generator, device=device)
-        pinned = device.type == "cuda"
-        channels = len(slices[0].image.codes)
-        shape = (batch, channels, *self.size)
-        codes = torch.empty(shape, dtype=torch.uint16, pin_memory=pinned)
-        shape_of_labels = (batch, *self.size)
-        labels = torch.zeros(shape_of_labels, dtype=torch.uint8, pin_memory=pinned)
-        for stored, shares, image, truth in zip(
-            slices, drawn.tolist(), codes.numpy(), labels.numpy(), strict=True
-        ):
-            _fill(image, truth, stored, shares)
-        scales = [stored.image.scale for stored in slices]
-        zeros = [stored.image.zero for stored in slices]
-        images = _to_float(codes.to(device, non_blocking=True), scales, zeros)
-        return images, labels.to(device, non_blocking=True)
-
-
-def _fill(
-    image: NDArray[np.uint16],
-    labels: NDArray[np.uint8],
-    stored: StoredSlice,
-    shares: tuple[float, float],
-) -> None:
-    """Fill image (C, H, W) and labels (H, W), which are 0, with a window of a stored slice.
-
-    `shares` say where the window is, down and across; beyond the slice is background.
-    """
-    height, width = labels.shape
-    rows = _window(np.any(stored.labels, axis=1), height, shares[0])
-    columns = _window(np.any(stored.labels, axis=0), width, shares[1])
-    inside = stored.labels[rows, columns]
-    height_inside, width_inside = inside.shape
-    labels[:height_inside, :width_inside] = inside
-    image[...] = stored.image.zero
-    image[:, :height_inside, :width_inside] = stored.image.codes[:, rows, columns]
-
-
-def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
-    """Codes (B, C, H, W) as values, each by its own scale and zero, on the device of the codes.
-
-    As `Quantised.values` does it, operation by operation, so that no bit differs.
-    """
-
-    def per_slice(numbers: Sequence[float]) -> Tensor:
-        values = torch.tensor(numbers, dtype=torch.float32, device=codes.device)
-        return values.view(-1, 1, 1, 1)
-
-    images = codes.float()
-    if any(zeros):
-        images -= per_slice(zeros)
-    images *= per_slice(scales)
-    return images
-
-
-def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
-    """`want` places of an axis, which show all that is `labelled` on it if they can.
-
-    Where they cannot, they show nothing else. `share`, from 0 to below 1, says which of the windows
-    that do; an axis may be too short.
-    """
-    have = len(labelled)
-    places = np.flatnonzero(labelled)
-    low = 0
-    high = have
-    if len(places):
-        low = int(places[0])
-        high = int(places[-1]) + 1
-    latest = max(0, have - want)
-    from_low = min(low, latest)
-    up_to_high = min(max(0, high - want), latest)
-    first = min(from_low, up_to_high)
-    last = max(from_low, up_to_high)
-    start = first + int(share * (last + 1 - first))
-    return slice(start, start + want)
 
 
 def store_scans(

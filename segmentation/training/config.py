@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.models.architectures import PUBLISHED, Architecture
-from trinat.segmentation.models.losses import LossConfig
-from trinat.segmentation.models.model_info import Precision
+from trinat.segmentation.models.losses import AnyLoss, LossConfig
+from trinat.segmentation.models.model_info import Contrast, Precision
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
@@ -113,7 +113,7 @@ class StageConfig(_Config):
     data: DataConfig  # where slices come from
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig
-    loss: LossConfig = LossConfig(balance=0.5, boundary=0.1)
+    loss: AnyLoss = LossConfig(balance=0.5, boundary=0.1)
     batch: int = Field(default=8, ge=1)  # slices at a time
     accumulate: int = Field(default=1, ge=1)  # batches to a step
     # auto: bfloat16 where the device computes in it, else float32.
@@ -138,6 +138,7 @@ class Recipe(_Config):
     views: tuple[View, ...] = tuple(View)  # a network for each
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
+    contrast: Contrast = "T1"  # of the scans that the model is for
     events: bool = False  # curves also go to files for TensorBoard
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
@@ -215,7 +216,10 @@ def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, mapping by mapping; a stage's own length replaces the shared one."""
+    """`over` on top of `base`, mapping by mapping.
+
+    A stage's own length replaces the shared one; a loss of another kind replaces the shared loss.
+    """
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -224,5 +228,13 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "schedule" and value.keys() & _LENGTHS:
             below = {name: old for name, old in below.items() if name not in _LENGTHS}
+        if key == "loss" and _is_other_loss(value, below):
+            below = {}
         result[key] = _merged(below, value)
     return result
+
+
+def _is_other_loss(value: Mapping[str, Any], below: Mapping[str, Any]) -> bool:
+    """Whether the loss of a stage is of another kind than the recipe's."""
+    kind = below.get("kind", LossConfig().kind)
+    return bool(value.get("kind", kind) != kind)

@@ -201,6 +201,20 @@ def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> No
         list(engine.run([Case("a", Path("a"), "a")], lambda: False))
 
 
+def test_a_suspect_is_not_lost_with_a_worker_that_dies_before_it_gets_it() -> None:
+    settings = RunSettings(Path(), Path(), "", Path())
+    engine = LocalEngine(settings, ["cpu"], target=serve_without_end)
+    worker = engine._start("cpu")
+    worker.ready = True
+    worker.process.kill()
+    worker.process.join()
+    suspect = Case("a", Path("a"), "a")
+    engine._suspects.append(suspect)
+    engine._feed(worker, iter([]), lambda: False)
+    worker.kill()
+    assert list(engine._suspects) == [suspect]
+
+
 def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
     resource_tracker.ensure_running()
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
@@ -119,6 +121,20 @@ def test_an_mgh_image_and_wide_numbers_are_taken() -> None:
         assert volume.data.dtype == np.float32
         np.testing.assert_array_equal(volume.data, scan.data)
         np.testing.assert_allclose(volume.affine, scan.affine, atol=1e-6)
+
+
+@pytest.mark.parametrize("segment", [trinat.segment, trinat.segment_many])
+def test_a_model_of_another_licence_warns(
+    tmp_path: Path, segment: Callable[..., object]
+) -> None:
+    folder = tmp_path / "bound"
+    shutil.copytree(random_model(), folder)
+    said = (folder / "model.yaml").read_text()
+    assert "licence: ''" in said
+    (folder / "model.yaml").write_text(said.replace("licence: ''", "licence: mine"))
+    scan, _ = miniature()
+    with pytest.warns(UserWarning, match="weights of bound are licensed under mine"):
+        segment(scan, model=folder)
 
 
 def test_some_views_can_be_named() -> None:

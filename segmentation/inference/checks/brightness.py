@@ -1,4 +1,4 @@
-"""Whether the scan looks as a T1 scan should: contrast, saturation, noise, bands, sharp edges.
+"""Whether the scan looks as a scan should: contrast, saturation, noise, bands, sharp edges.
 
 All are measured in white matter and cortex as they were labelled, on the working scale. That is the
 scan's own but for a factor and an offset, so that equal values are equal there too.
@@ -88,7 +88,7 @@ def noise_share(evidence: Evidence) -> float | None:
         return None
     apart = _apart_from_neighbours(evidence.image.data)[inside]
     noise = float(np.median(apart)) / _NORMAL_MEDIAN / _OF_NEIGHBOURS
-    return noise / difference
+    return noise / abs(difference)
 
 
 def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -137,7 +137,7 @@ def band_share(evidence: Evidence) -> float | None:
     if np.count_nonzero(full) < _ENOUGH_VOXELS // VOXELS:
         return None
     apart = smoothed(sums, weights, _NARROW) - smoothed(sums, weights, _WIDE)
-    return float(np.std(apart[full])) / difference
+    return float(np.std(apart[full])) / abs(difference)
 
 
 def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -169,16 +169,16 @@ def edge_sharpness(evidence: Evidence) -> float | None:
             return None
         change = image[1:] - image[:-1]
         total = float(change[rises].sum() - change[falls].sum())
-        steps.append(total / count)
-    return min(steps) / difference
+        steps.append(total / count / difference)
+    return min(steps)
 
 
 def _difference(evidence: Evidence) -> float | None:
-    """White matter less cortex; None where that is nothing to compare with."""
+    """White matter less cortex, below 0 in T2; None where that is nothing to compare with."""
     if evidence.brightness is None:
         return None
     white, cortex = evidence.brightness
-    if white - cortex < _LEAST_DIFFERENCE:
+    if abs(white - cortex) < _LEAST_DIFFERENCE:
         return None
     return white - cortex
 

@@ -73,13 +73,14 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
 def find_places(evidence: Evidence) -> dict[str, Place]:
     """The dark and the bright places in the brain, by what they are.
 
-    Nothing where white matter or cortex is too small, or has no brightness, to compare with.
+    Nothing where white matter or cortex is too small, or has no brightness, to compare with; nor
+    where cortex is the brighter one: what is dark or bright by T1's measure is usual there.
     """
     if evidence.brightness is None:
         return {}
     white, cortex = evidence.brightness
-    if white <= 0:
-        # Labels that lie on nothing: there is no brightness to compare with.
+    if white <= 0 or cortex >= white:
+        # White matter at 0 means labels that lie on nothing.
         return {}
     weights = block_sums(evidence.white_matter)
     image = _relative_to_white_matter(evidence, weights)

@@ -49,6 +49,8 @@ class Limits:
     sided_mm3: float = 1000.0
     # Labels in one plane at the end of the scan. A round brain has at most 180 mm² there.
     cut_mm2: Pair = (300.0, 5000.0)
+    # Tissue apart from the brain. Sound scans have at most 0.05 ml.
+    apart_mm3: Pair = (500.0, 2.0e4)
     # Share of the place of skull and scalp that is empty: whole heads have up to 0.1, stripped
     # scans 0.8 and more. Beyond it there is no intracranial volume.
     stripped: float = 0.5

@@ -33,7 +33,7 @@ class Series(NamedTuple):
     """A series, or those of its files that go together.
 
     Its name is made of the series' number and a piece of its identifier's hash. `reason` says why
-    it is no T1-weighted scan. A `damaged` one is a single file that may belong to any series.
+    it is no scan. A `damaged` one is a single file that may belong to any series.
     """
 
     name: str
@@ -50,11 +50,13 @@ class _Image(NamedTuple):
     frames: int
 
 
-def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]:
-    """The series in a zip, or of these files of a folder; T1-weighted scans come first.
+def find_series(
+    place: Path, names: Sequence[str] | None = None, *, any_contrast: bool = False
+) -> list[Series]:
+    """The series in a zip, or of these files of a folder; scans come first.
 
-    Files that are not DICOM are passed over. A damaged file is a series of its own, with the
-    damage as its reason.
+    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are not
+    DICOM are passed over. A damaged file is a series of its own, with the damage as its reason.
     """
     # Files of a series that are left out for different reasons are different series.
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
@@ -66,7 +68,7 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
             if not has_magic(raw) or lists_files(raw):
                 continue
             try:
-                uid, reason, image = _look_at(raw, place, name)
+                uid, reason, image = _look_at(raw, place, name, any_contrast)
             except InputError as error:
                 # Names in a zip are a hospital's, and may be a patient's.
                 shown = Path(name).name if names else f"file-{number}"
@@ -78,13 +80,15 @@ def find_series(place: Path, names: Sequence[str] | None = None) -> list[Series]
     return list(natsorted(found, key=_scans_before_others))
 
 
-def _look_at(raw: bytes, place: Path, name: str) -> tuple[str, str, _Image]:
+def _look_at(
+    raw: bytes, place: Path, name: str, any_contrast: bool
+) -> tuple[str, str, _Image]:
     """The identifier of a file's series, why it is left out, and what is known of it."""
     where = place / name
     with damage_explained(where):
         dataset, _ = parse(raw, where)
         uid = str(dataset.SeriesInstanceUID)
-        reason = why_left_out(dataset)
+        reason = why_left_out(dataset, any_contrast=any_contrast)
         series_number = str(dataset.get("SeriesNumber"))
         return uid, reason, _Image(name, series_number, frame_count(dataset))
 

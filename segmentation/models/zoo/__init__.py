@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trinat.segmentation.errors import ModelError, TrinatError
 from trinat.segmentation.io.files import read_text
@@ -15,9 +18,11 @@ __all__ = [
     "NOT_YET",
     "default_model",
     "find_model",
+    "is_for_any_contrast",
     "licence_notice",
     "licence_of",
     "shipped_models",
+    "warn_of_licence",
 ]
 
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
@@ -89,13 +94,23 @@ def licence_of(folder: Path) -> str:
 
     What is wrong with a model is said where it is loaded.
     """
+    training = _said(folder).get("training")
+    licence = training.get("licence") if isinstance(training, dict) else None
+    return licence if isinstance(licence, str) else ""
+
+
+def is_for_any_contrast(folder: Path) -> bool:
+    """Whether a model is for scans of any contrast; one that does not say so is for T1."""
+    return _said(folder).get("contrast") == "any"
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What the model.yaml of a model says, not checked; nothing if it cannot be read."""
     try:
         content = parse_yaml(read_text(folder / MODEL_FILE), aliases=False)
     except (TrinatError, OSError, ValueError):
-        return ""
-    training = content.get("training") if isinstance(content, dict) else None
-    licence = training.get("licence") if isinstance(training, dict) else None
-    return licence if isinstance(licence, str) else ""
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def licence_notice(folder: Path) -> str:
@@ -104,3 +119,11 @@ def licence_notice(folder: Path) -> str:
     if licence in ("", _OWN_LICENCE):
         return ""
     return f"the weights of {folder.name} are licensed under {licence}"
+
+
+@cache
+def warn_of_licence(folder: Path) -> None:
+    """In Python, warn once of a licence that is not that of trinat; the commands print it."""
+    notice = licence_notice(folder)
+    if notice:
+        warnings.warn(notice, stacklevel=3)

@@ -94,9 +94,14 @@ def test_augmented_slices_are_drawn_and_the_seed_decides(
 
 
 def test_augmentation_can_be_set(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("flip: 0\nartefacts: {motion: 0.2}\n")
+    (tmp_path / "a.yaml").write_text(
+        "flip: 0\ntransforms: [{name: RandomMotion, share: 0.2}]\n"
+    )
     config = read_augmentation(tmp_path / "a.yaml")
-    assert (config.flip, config.artefacts) == (0, {"motion": 0.2})
+    assert config.flip == 0
+    assert [(kind.name, kind.share) for kind in config.transforms] == [
+        ("RandomMotion", 0.2)
+    ]
     (tmp_path / "a.yaml").write_text("flip: 2\n")
     with pytest.raises(ConfigError, match="flip: Input should be less"):
         read_augmentation(tmp_path / "a.yaml")

@@ -85,6 +85,11 @@ def test_weights_keep_their_bytes_and_their_origin(
     assert [info.origins[view].name for view in View] == ["model", "a", "s"]
 
 
+def test_a_model_for_any_contrast_stays_one(tmp_path: Path) -> None:
+    sources = [model(tmp_path / view.value, view, contrast="any") for view in (C, A)]
+    assert bundle(sources, tmp_path / "out").contrast == "any"
+
+
 @pytest.mark.parametrize("views", [(S,), (C, A)])
 def test_any_subset_of_views_will_do(tmp_path: Path, views: tuple[View, ...]) -> None:
     sources = [model(tmp_path / view.value, view) for view in reversed(views)]
@@ -244,6 +249,7 @@ def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> N
             {"preprocessing": Preprocessing(scaling="minimum-maximum")},
             "minimum-maximum, where",
         ),
+        ({"contrast": "any"}, "contrast: any, where .*/a has T1"),
     ],
 )
 def test_what_cannot_live_together_is_refused(

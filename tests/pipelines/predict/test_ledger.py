@@ -10,7 +10,12 @@ import pytest
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import LEFT_OUT
 from trinat.pipelines.predict.entry import Entry, Status
-from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_entries
+from trinat.pipelines.predict.ledger import (
+    Ledger,
+    ledgers_in,
+    read_entries,
+    read_ledgers,
+)
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
@@ -31,7 +36,7 @@ def test_the_last_attempt_at_a_case_holds_over_all_ledgers(tmp_path: Path) -> No
         "a": "newer",
         "b": "",
     }
-    assert set(read_entries(ledgers_in(tmp_path), {"b", "c"})) == {"b"}
+    assert set(read_ledgers(ledgers_in(tmp_path), {"b", "c"}).entries) == {"b"}
 
 
 def test_torn_line_is_ignored_and_the_next_run_appends_after_it(tmp_path: Path) -> None:

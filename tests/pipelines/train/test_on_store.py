@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.small_store import all_train, small_store
-from helpers.tiny_training import SILENT, tiny_recipe
+from helpers.tiny_training import SILENT, tiny_recipe, weights
 
 from trinat.pipelines.train.run import on_store, train
 from trinat.segmentation.data.splits import Split
@@ -64,3 +64,33 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     assert (held.path, held.split) == (store, store / SPLIT)
     assert (held.augmentation.flip, held.augmentation.gamma) == (flip, 0.125)
     assert (stage.data.synthetic is None, stage.validation) == (False, None)
+
+
+def test_a_run_with_transforms_and_losses_of_the_libraries_is_the_same_on_workers(
+    tmp_path: Path,
+) -> None:
+    store = small_store(tmp_path / "store", {"a": (24, 24, 24)})
+    transforms = [
+        {"name": "RandomGhosting", "share": 0.5},
+        {"name": "RandAffine", "share": 0.5},
+    ]
+    held = {
+        "path": str(store),
+        "split": str(all_train(store)),
+        "augmentation": {"transforms": transforms},
+    }
+    data = {"store": held, "rows": 32, "columns": 32, "epoch_slices": 16}
+    changes = {
+        "data": data,
+        "scheme": "tissue4",
+        "views": ["coronal"],
+        "schedule": {"steps": 2},
+        "loss": {"kind": "DiceCELoss"},
+    }
+    found = []
+    for workers in (0, 1):
+        recipe = tiny_recipe(tmp_path, f"data.store.workers={workers}", **changes)
+        run = tmp_path / f"run-{workers}"
+        train(recipe, run, SILENT)
+        found.append(weights(run, "train/coronal"))
+    assert found[0] == found[1]

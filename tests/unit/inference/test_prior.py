@@ -74,9 +74,9 @@ def test_a_template_survives_its_file_and_refuses_another(template: Template) ->
 def test_structures_that_freesurfer_draws_larger_count_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_DRAWN_OTHERWISE", {})
+    monkeypatch.setattr(module, "_COUNT_FACTORS", {})
     before = build_template(HEADS, SCHEME).shares[..., PALLIDUM].astype(float)
-    monkeypatch.setattr(module, "_DRAWN_OTHERWISE", {"Pallidum": 4.0})
+    monkeypatch.setattr(module, "_COUNT_FACTORS", {"Pallidum": 4.0})
     template = build_template(HEADS, SCHEME)
     # Four times its part, and the others as before: p of 255 becomes 4 p of 255 + 3 p.
     expected = 255 * 4 * before / (255 + 3 * before)
@@ -89,7 +89,7 @@ def test_structures_that_freesurfer_draws_larger_count_more(
 def test_a_template_is_drawn_with_a_larger_pallidum_and_a_smaller_caudate(
     template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_DRAWN_AS", ())
+    monkeypatch.setattr(module, "_FREESURFER_VARIANTS", ())
     plain = build_template(HEADS, SCHEME)
     for structure, is_larger in ((PALLIDUM, True), (CAUDATE, False)):
         sure, were = ((t.shares[..., structure] > 250).sum() for t in (template, plain))

@@ -154,6 +154,14 @@ def test_a_models_own_limits_come_before_the_general_ones() -> None:
     assert limits_of(own) == replace(LIMITS, agreement=(0.9, 0.4))
 
 
+def test_a_model_for_any_contrast_does_not_ask_for_t1() -> None:
+    info = Predictor.load(overfitted_model(), device="cpu").model.info
+    for_any = limits_of(info.model_copy(update={"contrast": "any"}))
+    found = by_hand([0.9] * 3, brightness=np.array([0, 0.8, 1.2, 1], np.float32))
+    reasons = grade(found, replace(HAND, contrast=for_any.contrast)).reasons
+    assert not any("T1" in reason for reason in reasons)
+
+
 # Limits for a head of 25 ml, known by heart: whatever else is known of it.
 MINIATURE = Limits(
     smallest_brain_mm3=(2.0e4, 1.0e4),

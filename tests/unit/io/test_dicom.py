@@ -33,6 +33,7 @@ from pydicom.uid import (
 
 from trinat.pipelines.common.discovery import find_cases
 from trinat.segmentation.errors import InputError, reason_of
+from trinat.segmentation.io.dicom.series import find_series
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
@@ -566,6 +567,28 @@ def test_padding_is_known_in_each_syntax_and_whole_numbers_stay(
     assert found.data.dtype == np.int16
     assert not found.data[:4].any()
     np.testing.assert_array_equal(found.data[4:], volume.data[4:])
+
+
+@pytest.mark.parametrize(
+    ("facts", "taken"),
+    [
+        ({"MRAcquisitionType": "2D"}, True),
+        ({"EchoTime": 388}, True),
+        ({"SeriesDescription": "t2_flair_tra"}, True),
+        ({"SeriesDescription": "ep2d_diff_3scan"}, False),
+        ({"ScanningSequence": ["EP", "GR"]}, False),
+        ({"ImageType": ["DERIVED", "SECONDARY", "MPR"]}, False),
+    ],
+)
+def test_for_any_contrast_each_anatomical_series_is_a_scan(
+    tmp_path: Path, facts: dict[str, Any], taken: bool
+) -> None:
+    write_classic(tmp_path, small(), **facts)
+    names = [path.name for path in tmp_path.iterdir()]
+    (for_t1,) = find_series(tmp_path, names)
+    assert for_t1.reason
+    (found,) = find_series(tmp_path, names, any_contrast=True)
+    assert (not found.reason) == taken
 
 
 def test_a_folder_without_a_scan_is_refused_by_the_names_of_its_files(

@@ -127,3 +127,24 @@ def test_a_licence_other_than_that_of_trinat_has_a_notice(
     own.mkdir()
     (own / "model.yaml").write_text(f"training: {{licence: '{licence}'}}")
     assert zoo.licence_notice(own) == notice
+
+
+def test_python_warns_once_of_a_licence_other_than_that_of_trinat(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.yaml").write_text("training: {licence: CC BY-NC 3.0}")
+    with pytest.warns(UserWarning, match="are licensed under CC BY-NC 3.0"):
+        zoo.warn_of_licence(tmp_path)
+    # A second warning would be an error.
+    zoo.warn_of_licence(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "is_any"),
+    [("contrast: any", True), ("contrast: T1", False), ("name: own", False)],
+)
+def test_a_model_says_for_which_contrast_it_is(
+    tmp_path: Path, content: str, is_any: bool
+) -> None:
+    (tmp_path / "model.yaml").write_text(content)
+    assert zoo.is_for_any_contrast(tmp_path) == is_any

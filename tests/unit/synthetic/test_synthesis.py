@@ -388,6 +388,20 @@ def test_fluid_that_a_stripped_scan_does_not_show_is_not_learned() -> None:
     )
 
 
+def test_what_lies_within_the_skull_can_be_left_to_a_store(heads: Heads) -> None:
+    images, all_classes = draw(heads, STILL)
+    outside = STILL.model_copy(update={"learn_brain": False})
+    same, classes = draw(heads, outside)
+    assert torch.equal(images, same)
+    # Air is 0 and scalp 0.75; fluid and brain lie within the skull.
+    middle = images[:, 1]
+    is_outside = (middle < 0.01) | ((middle - 0.75).abs() < 0.01)
+    pure = is_outside | ((middle - 0.25).abs() < 0.01) | (middle > 0.99)
+    assert (classes[is_outside & pure] == 0).all()
+    assert (classes[~is_outside & pure] == IGNORE).all()
+    assert (classes[all_classes > 0] == IGNORE).all()
+
+
 def test_mottled_tissue_varies_smoothly(heads: Heads) -> None:
     config = STILL.model_copy(
         update={"mottle": 0.2, "mottle_spacing_mm": 10.0, "balanced": 1}

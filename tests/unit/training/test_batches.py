@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_subject
 
+from trinat.pipelines.common.process import worker_pool
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.data.quantised import quantise
 from trinat.segmentation.data.slices import scheme_table, write_subject
@@ -20,6 +21,7 @@ from trinat.segmentation.data.store import (
     subject_path,
     write_participants,
 )
+from trinat.segmentation.data.transforms.from_torchio import RandomNoise
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
@@ -31,10 +33,10 @@ from trinat.segmentation.training.batches import (
     MixedSource,
     StoreSource,
     SyntheticSource,
-    _window,
     store_scans,
 )
 from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.cutting import _window
 from trinat.segmentation.training.state import seeded
 
 PLAIN = AugmentationConfig(
@@ -259,3 +261,27 @@ def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it
         phantom_heads(2), load_scheme("left4"), SynthesisConfig(), (SIZE, SIZE), 1
     )
     assert set(source.heads) == {View.CORONAL, View.AXIAL}
+
+
+def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", {"a": (16, 18, 20)})
+    named = PLAIN.model_copy(
+        update={"transforms": (RandomNoise(name="RandomNoise", share=0.5),)}
+    )
+    config = StoreConfig(path=store, split=all_train(store), augmentation=named)
+    plain = StoreConfig(path=store, split=all_train(store), augmentation=PLAIN)
+    batch = (View.CORONAL, 5, 8)
+    untouched = StoreSource(plain, VIEWS, (14, 16), 3, 0, TISSUE4)
+    here = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4)
+    module = "trinat.segmentation.training.stored_transforms"
+    with worker_pool(1, module) as processes:
+        there = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, 2, processes)
+        there.expect(*batch)
+        images = [
+            source.draw(*batch, seeded("cpu", 0)).images
+            for source in (untouched, here, there)
+        ]
+        there.close()
+    assert torch.equal(images[1], images[2])
+    changed = (images[0] != images[1]).flatten(1).any(1)
+    assert 0 < changed.sum() < len(changed)

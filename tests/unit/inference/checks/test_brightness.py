@@ -90,6 +90,17 @@ def test_an_edge_is_as_sharp_as_along_its_worst_axis() -> None:
     assert edge_sharpness(evidence(LABELS, ramp)) == pytest.approx(0.25, abs=0.02)
 
 
+def test_white_matter_may_be_the_darker_one() -> None:
+    dark = np.where(LABELS == WHITE, 0.6, 1.0)
+    assert edge_sharpness(evidence(LABELS, dark)) == pytest.approx(1)
+    assert noise_share(evidence(LABELS, noisy(dark, 0.1))) == pytest.approx(
+        0.25, rel=0.05
+    )
+    bands = band_share(evidence(LABELS, noisy(dark, 0.01)))
+    assert bands is not None
+    assert 0 < bands < LIMITS.bands[0]
+
+
 def test_without_white_matter_nothing_is_said() -> None:
     given = evidence(np.zeros(SHAPE, np.uint8))
     for measure in (

@@ -54,3 +54,8 @@ def test_shading_is_no_lesion() -> None:
 
 def test_white_matter_without_any_brightness_is_compared_with_nothing() -> None:
     assert find_places(evidence(BRAIN, np.where(BRAIN == WHITE, 0, SOUND))) == {}
+
+
+def test_where_cortex_is_the_brighter_one_nothing_is_compared() -> None:
+    given = evidence(BRAIN, np.where(BLOB, 0.3, np.array([0.0, 0.7, 1.0])[BRAIN]))
+    assert find_places(given) == {}

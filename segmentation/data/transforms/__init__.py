@@ -1,0 +1,67 @@
+"""Random transforms of TorchIO and MONAI that a recipe may name, one slice at a time.
+
+The transforms of a library are in a file each, with their settings. The libraries are imported when
+the first slice is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trinat.segmentation.data.transforms.base import SliceChange
+from trinat.segmentation.data.transforms.from_monai import MonaiTransform
+from trinat.segmentation.data.transforms.from_torchio import TorchIOTransform
+
+NamedTransform = Annotated[
+    TorchIOTransform | MonaiTransform, Field(discriminator="name")
+]
+
+
+class SliceTransforms:
+    """Applies a recipe's transforms to a slice, one after the other, each to its share of slices.
+
+    Can be sent to another process.
+    """
+
+    def __init__(self, transforms: Sequence[NamedTransform]) -> None:
+        self.transforms = tuple(transforms)
+        # Built when first used, in the process that uses it.
+        self._changes: list[SliceChange] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.transforms)
+
+    def __call__(
+        self, image: Tensor, labels: Tensor, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Image (C, H, W) float32 and labels (H, W) of any integer type, both on the processor.
+
+        Neither is changed. The seed fixes the result, whatever was transformed before. Intensities
+        below 0 become 0, and those that are no numbers too. A slice of a single intensity, as
+        beyond the head, stays as it is.
+        """
+        if image.min() == image.max():
+            return image, labels
+        if len(self._changes) < len(self.transforms):
+            self._changes = [transform.build() for transform in self.transforms]
+        numbers = np.random.default_rng(seed)
+        for transform, change in zip(self.transforms, self._changes, strict=True):
+            happens = numbers.random() < transform.share
+            own_seed = int(numbers.integers(2**31))
+            if not happens:
+                continue
+            # Some transforms write into what they are given.
+            image, labels = change(image.clone(), labels, own_seed)
+            image = torch.nan_to_num(image, 0.0, 0.0, 0.0).clamp(min=0)
+        return image, labels
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what was built, which a library may not be able to send."""
+        return {"transforms": self.transforms, "_changes": []}

@@ -1,0 +1,57 @@
+"""What the transforms of a recipe have in common: a name, how often, and how they are built."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from torch import Tensor
+
+# Called with image (C, H, W) float32, labels (H, W) of any integer type, and a seed; returns both
+# anew, in their shapes. The seed decides everything.
+SliceChange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+def _rising(ends: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range whose first end is the larger one."""
+    if ends[0] > ends[1]:
+        raise ValueError("the first number of a range is the smaller one")
+    return ends
+
+
+Finite = Annotated[float, Ge(-100), Le(100)]
+Positive = Annotated[float, Ge(0), Le(1000)]
+Fraction = Annotated[float, Ge(0), Le(0.9)]
+Count = Annotated[int, Ge(1), Le(100)]
+Factor = Annotated[float, Ge(0.1), Le(10)]
+Coarseness = Annotated[float, Ge(1), Le(10)]
+Share = Annotated[float, Ge(0), Le(1)]
+
+Range = Annotated[tuple[Finite, Finite], AfterValidator(_rising)]
+PositiveRange = Annotated[tuple[Positive, Positive], AfterValidator(_rising)]
+Shares = Annotated[tuple[Share, Share], AfterValidator(_rising)]
+Counts = Annotated[tuple[Count, Count], AfterValidator(_rising)]
+Factors = Annotated[tuple[Factor, Factor], AfterValidator(_rising)]
+Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(_rising)]
+
+
+class SliceTransform(BaseModel):
+    """A random transform of one slice and its neighbours, which all change alike.
+
+    Parameters have the names and the meaning that they have in the library; lengths are in pixels.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: ClassVar[str]
+    # Whether places change, and labels with them.
+    moves: ClassVar[bool] = False
+
+    share: Share  # of slices that are changed
+
+    @abstractmethod
+    def build(self) -> SliceChange:
+        """The change that these settings describe; imports the library."""

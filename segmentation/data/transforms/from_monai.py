@@ -1,0 +1,297 @@
+"""MONAI's random transforms that suit slices, with their settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from trinat.segmentation.data.transforms.base import (
+    Counts,
+    Fraction,
+    Positive,
+    PositiveRange,
+    Range,
+    Shares,
+    SliceChange,
+    SliceTransform,
+)
+
+if TYPE_CHECKING:
+    from monai.transforms import Rand2DElastic, RandAffine, RandGridDistortion
+    from monai.transforms.transform import RandomizableTransform
+
+    _Moving: TypeAlias = RandAffine | Rand2DElastic | RandGridDistortion
+
+
+class _FromMonai(SliceTransform):
+    library: ClassVar[str] = "MONAI"
+
+
+class MonaiAffine(_FromMonai):
+    """Turns, shears, shifts and scales."""
+
+    moves: ClassVar[bool] = True
+
+    name: Literal["RandAffine"]
+    rotate_range: Annotated[float, Ge(0), Le(3.15)] = 0.2  # radians, to both sides
+    shear_range: Fraction = 0.1
+    translate_range: Positive = 5.0
+    scale_range: Fraction = 0.1  # 0.1: factors from 0.9 to 1.1
+
+    def build(self) -> SliceChange:
+        """Bilinear for images, nearest for labels; beyond the slice is background."""
+        from monai.transforms import RandAffine
+
+        return _moving(
+            RandAffine(
+                prob=1,
+                rotate_range=self.rotate_range,
+                shear_range=(self.shear_range, self.shear_range),
+                translate_range=(self.translate_range, self.translate_range),
+                scale_range=(self.scale_range, self.scale_range),
+                padding_mode="zeros",
+            )
+        )
+
+
+class MonaiElastic(_FromMonai):
+    """Bends, by a grid of control points."""
+
+    moves: ClassVar[bool] = True
+
+    name: Literal["Rand2DElastic"]
+    spacing: Annotated[float, Ge(4), Le(1000)] = 30.0  # between control points
+    magnitude_range: PositiveRange = (0.0, 3.0)
+
+    def build(self) -> SliceChange:
+        """Bilinear for images, nearest for labels; beyond the slice is background."""
+        from monai.transforms import Rand2DElastic
+
+        return _moving(
+            Rand2DElastic(
+                prob=1,
+                spacing=(self.spacing, self.spacing),
+                magnitude_range=self.magnitude_range,
+                padding_mode="zeros",
+            )
+        )
+
+
+class MonaiGridDistortion(_FromMonai):
+    """Stretches and squeezes the cells of a grid."""
+
+    moves: ClassVar[bool] = True
+
+    name: Literal["RandGridDistortion"]
+    num_cells: Annotated[int, Ge(1), Le(50)] = 5  # along each axis
+    distort_limit: Annotated[float, Ge(0), Le(0.9)] = 0.1  # of a cell
+
+    def build(self) -> SliceChange:
+        """Bilinear for images, nearest for labels."""
+        from monai.transforms import RandGridDistortion
+
+        return _moving(
+            RandGridDistortion(
+                prob=1,
+                num_cells=self.num_cells,
+                distort_limit=self.distort_limit,
+                padding_mode="zeros",
+            )
+        )
+
+
+class MonaiGibbsNoise(_FromMonai):
+    """Ringing at edges."""
+
+    name: Literal["RandGibbsNoise"]
+    alpha: Shares = (0.3, 0.7)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandGibbsNoise
+
+        return _still(RandGibbsNoise(prob=1, alpha=self.alpha))
+
+
+class MonaiSpikeNoise(_FromMonai):
+    """Spikes in k-space: stripes."""
+
+    name: Literal["RandKSpaceSpikeNoise"]
+    # of the logarithm of the spectrum; none: from its mean to 2.5 times its mean
+    intensity_range: Range | None = None
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandKSpaceSpikeNoise
+
+        return _still(
+            RandKSpaceSpikeNoise(
+                prob=1, intensity_range=self.intensity_range, channel_wise=False
+            )
+        )
+
+
+class MonaiRicianNoise(_FromMonai):
+    """Noise of magnitude images."""
+
+    name: Literal["RandRicianNoise"]
+    std: Positive = 0.05  # at most
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandRicianNoise
+
+        return _still(RandRicianNoise(prob=1, std=self.std))
+
+
+class MonaiGaussianNoise(_FromMonai):
+    """Gaussian noise."""
+
+    name: Literal["RandGaussianNoise"]
+    std: Positive = 0.05  # at most
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandGaussianNoise
+
+        return _still(RandGaussianNoise(prob=1, std=self.std))
+
+
+class MonaiBiasField(_FromMonai):
+    """Slow changes of brightness: the exponential of a polynomial."""
+
+    name: Literal["RandBiasField"]
+    degree: Annotated[int, Ge(1), Le(6)] = 3
+    coeff_range: Range = (0.0, 0.1)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandBiasField
+
+        return _still(
+            RandBiasField(prob=1, degree=self.degree, coeff_range=self.coeff_range)
+        )
+
+
+class MonaiGaussianSmooth(_FromMonai):
+    """Gaussian blur, of another width along each axis."""
+
+    name: Literal["RandGaussianSmooth"]
+    sigma: PositiveRange = (0.25, 1.5)  # sigma_x and sigma_y
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandGaussianSmooth
+
+        return _still(
+            RandGaussianSmooth(prob=1, sigma_x=self.sigma, sigma_y=self.sigma)
+        )
+
+
+class MonaiGaussianSharpen(_FromMonai):
+    """Sharper edges: `alpha` times the difference of two blurs is added."""
+
+    name: Literal["RandGaussianSharpen"]
+    alpha: PositiveRange = (1.0, 5.0)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandGaussianSharpen
+
+        return _still(RandGaussianSharpen(prob=1, alpha=self.alpha))
+
+
+class MonaiAdjustContrast(_FromMonai):
+    """Contrast: intensities to the power of gamma, between the slice's darkest and brightest."""
+
+    name: Literal["RandAdjustContrast"]
+    gamma: PositiveRange = (0.7, 1.5)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandAdjustContrast
+
+        return _still(RandAdjustContrast(prob=1, gamma=self.gamma))
+
+
+class MonaiHistogramShift(_FromMonai):
+    """Intensities along a random rising curve."""
+
+    name: Literal["RandHistogramShift"]
+    num_control_points: Counts = (5, 10)  # of the curve, from 3 on
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from monai.transforms import RandHistogramShift
+
+        low, high = self.num_control_points
+        return _still(
+            RandHistogramShift(prob=1, num_control_points=(max(3, low), max(3, high)))
+        )
+
+
+class MonaiCoarseDropout(_FromMonai):
+    """Square holes, filled with 0."""
+
+    name: Literal["RandCoarseDropout"]
+    holes: Annotated[int, Ge(1), Le(100)] = 4
+    spatial_size: Annotated[int, Ge(1), Le(200)] = 16  # of a hole
+
+    def build(self) -> SliceChange:
+        """The image alone: what is in a hole is to be guessed from what is around it."""
+        from monai.transforms import RandCoarseDropout
+
+        return _still(
+            RandCoarseDropout(
+                prob=1,
+                holes=self.holes,
+                spatial_size=self.spatial_size,
+                fill_value=0,
+            )
+        )
+
+
+def _still(transform: RandomizableTransform) -> SliceChange:
+    """A transform of MONAI that leaves everything in its place, as a change of one slice."""
+    from monai.utils import convert_to_tensor
+
+    def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        transform.set_random_state(seed)
+        return convert_to_tensor(transform(image)), labels
+
+    return change
+
+
+def _moving(transform: _Moving) -> SliceChange:
+    """A transform of MONAI that moves places, as a change of one slice and its labels."""
+    from monai.utils import convert_to_tensor
+
+    def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        transform.set_random_state(seed)
+        moved = transform(image, mode="bilinear")
+        # Once more with the same numbers, so that labels go where the image went.
+        transform.set_random_state(seed)
+        classes = transform(labels[None].float(), mode="nearest")
+        classes = convert_to_tensor(classes)[0].to(labels.dtype)
+        return convert_to_tensor(moved), classes
+
+    return change
+
+
+MonaiTransform = (
+    MonaiAffine
+    | MonaiElastic
+    | MonaiGridDistortion
+    | MonaiGibbsNoise
+    | MonaiSpikeNoise
+    | MonaiRicianNoise
+    | MonaiGaussianNoise
+    | MonaiBiasField
+    | MonaiGaussianSmooth
+    | MonaiGaussianSharpen
+    | MonaiAdjustContrast
+    | MonaiHistogramShift
+    | MonaiCoarseDropout
+)

@@ -1,0 +1,237 @@
+"""TorchIO's random transforms that suit slices, with their settings.
+
+TorchIO transforms volumes: a slice is one of a single voxel along its third axis, its neighbours
+are channels, and whatever has an axis keeps to the first two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from trinat.segmentation.data.transforms.base import (
+    Coarsenings,
+    Counts,
+    Factors,
+    Positive,
+    PositiveRange,
+    Range,
+    SliceChange,
+    SliceTransform,
+)
+
+if TYPE_CHECKING:
+    from torchio import Transform
+
+_IN_PLANE = (0, 1)
+
+
+class _FromTorchIO(SliceTransform):
+    library: ClassVar[str] = "TorchIO"
+
+
+class RandomAffine(_FromTorchIO):
+    """Turns, scales and shifts."""
+
+    moves: ClassVar[bool] = True
+
+    name: Literal["RandomAffine"]
+    degrees: Annotated[float, Ge(0), Le(180)] = 10.0  # to both sides
+    scales: Factors = (0.9, 1.1)
+    translation: Positive = 5.0  # to both sides, along each axis
+
+    def build(self) -> SliceChange:
+        """Bilinear for images, nearest for labels; beyond the slice is background."""
+        from torchio import RandomAffine
+
+        shift = (-self.translation, self.translation)
+        return _change(
+            RandomAffine(
+                scales=(*self.scales, *self.scales, 1, 1),
+                degrees=(0, 0, 0, 0, -self.degrees, self.degrees),
+                translation=(*shift, *shift, 0, 0),
+                default_pad_value=0,
+            )
+        )
+
+
+class RandomElasticDeformation(_FromTorchIO):
+    """Bends, by a grid of control points."""
+
+    moves: ClassVar[bool] = True
+
+    name: Literal["RandomElasticDeformation"]
+    num_control_points: Annotated[int, Ge(5), Le(50)] = 7  # along each axis
+    max_displacement: Positive = 7.5
+
+    def build(self) -> SliceChange:
+        """Bilinear for images, nearest for labels; the border does not move."""
+        from torchio import RandomElasticDeformation
+
+        points = self.num_control_points
+        reach = self.max_displacement
+        return _change(
+            RandomElasticDeformation(
+                num_control_points=(points, points, 5),
+                max_displacement=(reach, reach, 0),
+            )
+        )
+
+
+class RandomAnisotropy(_FromTorchIO):
+    """Low resolution along rows or columns."""
+
+    name: Literal["RandomAnisotropy"]
+    downsampling: Coarsenings = (1.5, 5.0)  # factors
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from torchio import RandomAnisotropy
+
+        return _change(RandomAnisotropy(axes=_IN_PLANE, downsampling=self.downsampling))
+
+
+class RandomBiasField(_FromTorchIO):
+    """Slow changes of brightness: the exponential of a polynomial."""
+
+    name: Literal["RandomBiasField"]
+    coefficients: Annotated[float, Ge(0), Le(5)] = 0.5
+    order: Annotated[int, Ge(1), Le(6)] = 3
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from torchio import RandomBiasField
+
+        return _change(
+            RandomBiasField(coefficients=self.coefficients, order=self.order)
+        )
+
+
+class RandomBlur(_FromTorchIO):
+    """Gaussian blur, of another width along each axis."""
+
+    name: Literal["RandomBlur"]
+    std: PositiveRange = (0.0, 2.0)
+
+    def build(self) -> SliceChange:
+        """The image alone, within the plane."""
+        from torchio import RandomBlur
+
+        return _change(RandomBlur(std=(*self.std, *self.std, 0, 0)))
+
+
+class RandomGamma(_FromTorchIO):
+    """Contrast: intensities to the power of exp(log_gamma)."""
+
+    name: Literal["RandomGamma"]
+    log_gamma: Range = (-0.3, 0.3)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from torchio import RandomGamma
+
+        return _change(RandomGamma(log_gamma=self.log_gamma))
+
+
+class RandomGhosting(_FromTorchIO):
+    """Ghosts of the head along rows or columns."""
+
+    name: Literal["RandomGhosting"]
+    num_ghosts: Counts = (2, 8)
+    intensity: PositiveRange = (0.2, 0.7)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from torchio import RandomGhosting
+
+        return _change(
+            RandomGhosting(
+                num_ghosts=self.num_ghosts, axes=_IN_PLANE, intensity=self.intensity
+            )
+        )
+
+
+class RandomMotion(_FromTorchIO):
+    """Motion of the head during the scan."""
+
+    name: Literal["RandomMotion"]
+    degrees: Annotated[float, Ge(0), Le(180)] = 6.0
+    translation: Positive = 5.0
+    num_transforms: Annotated[int, Ge(1), Le(10)] = 2  # movements
+
+    def build(self) -> SliceChange:
+        """The image alone: labels stay where the head is for most of the scan."""
+        from torchio import RandomMotion
+
+        return _change(
+            RandomMotion(
+                degrees=self.degrees,
+                translation=self.translation,
+                num_transforms=self.num_transforms,
+            )
+        )
+
+
+class RandomNoise(_FromTorchIO):
+    """Gaussian noise."""
+
+    name: Literal["RandomNoise"]
+    std: PositiveRange = (0.0, 0.1)
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from torchio import RandomNoise
+
+        return _change(RandomNoise(std=self.std))
+
+
+class RandomSpike(_FromTorchIO):
+    """Spikes in k-space: stripes."""
+
+    name: Literal["RandomSpike"]
+    num_spikes: Counts = (1, 1)
+    intensity: Range = (0.1, 0.5)  # of the spectrum's maximum
+
+    def build(self) -> SliceChange:
+        """The image alone."""
+        from torchio import RandomSpike
+
+        return _change(
+            RandomSpike(num_spikes=self.num_spikes, intensity=self.intensity)
+        )
+
+
+def _change(transform: Transform) -> SliceChange:
+    """A transform of TorchIO as a change of one slice."""
+    import torchio
+
+    def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        subject = torchio.Subject(
+            image=torchio.ScalarImage(tensor=image[..., None]),
+            labels=torchio.LabelMap(tensor=labels[None, ..., None]),
+        )
+        # TorchIO draws from torch's global generator, which is not ours to move.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            changed = transform(subject)
+        classes = changed.labels.data[0, ..., 0].to(labels.dtype)
+        return changed.image.data[..., 0], classes
+
+    return change
+
+
+TorchIOTransform = (
+    RandomAffine
+    | RandomElasticDeformation
+    | RandomAnisotropy
+    | RandomBiasField
+    | RandomBlur
+    | RandomGamma
+    | RandomGhosting
+    | RandomMotion
+    | RandomNoise
+    | RandomSpike
+)

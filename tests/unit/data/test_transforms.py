@@ -1,0 +1,154 @@
+"""Transforms of TorchIO and MONAI by name: each changes slices, labels with those that move."""
+
+from __future__ import annotations
+
+import pickle
+from typing import get_args
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from trinat.segmentation.data.augmentation import AugmentationConfig
+from trinat.segmentation.data.transforms import NamedTransform, SliceTransforms
+from trinat.segmentation.data.transforms.base import SliceTransform
+from trinat.segmentation.data.transforms.from_monai import MonaiTransform
+from trinat.segmentation.data.transforms.from_torchio import TorchIOTransform
+
+ADAPTER: TypeAdapter[NamedTransform] = TypeAdapter(NamedTransform)
+KINDS = {
+    get_args(kind.model_fields["name"].annotation)[0]: kind
+    for kind in (*get_args(TorchIOTransform), *get_args(MonaiTransform))
+}
+MOVING = [name for name, kind in KINDS.items() if kind.moves]
+STILL = [name for name, kind in KINDS.items() if not kind.moves]
+
+
+def named(name: str, share: float = 1.0, **keys: object) -> SliceTransforms:
+    kind = ADAPTER.validate_python({"name": name, "share": share, **keys})
+    assert isinstance(kind, SliceTransform)
+    return SliceTransforms([kind])
+
+
+def a_slice() -> tuple[torch.Tensor, torch.Tensor]:
+    """Three channels of 96 × 80: a block of 0.5, in it a brighter one, which is structure 7."""
+    image = torch.zeros(3, 96, 80)
+    image[:, 16:80, 12:68] = 0.5
+    image[:, 40:56, 30:46] = 1.0
+    labels = torch.zeros(96, 80, dtype=torch.uint8)
+    labels[40:56, 30:46] = 7
+    return image, labels
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_seed_fixes_a_transform_and_nothing_else_is_moved(name: str) -> None:
+    image, labels = a_slice()
+    transforms = named(name)
+    torch.manual_seed(5)
+    first, first_labels = transforms(image, labels, 3)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    transforms(image, labels, 4)
+    assert torch.equal(torch.rand(1), drawn)
+    again, again_labels = transforms(image, labels, 3)
+    assert torch.equal(first, again)
+    assert torch.equal(first_labels, again_labels)
+    assert not torch.equal(first, image)
+    assert (type(first), first.dtype, first.shape) == (
+        torch.Tensor,
+        torch.float32,
+        image.shape,
+    )
+    assert (first_labels.dtype, first_labels.shape) == (torch.uint8, labels.shape)
+    assert (first >= 0).all()
+    assert torch.equal(image, a_slice()[0])
+    assert torch.equal(labels, a_slice()[1])
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_labels_stay_under_transforms_of_intensity(name: str) -> None:
+    image, labels = a_slice()
+    assert torch.equal(named(name)(image, labels, 1)[1], labels)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_labels_move_with_the_image(name: str) -> None:
+    """The bright block is structure 7 before, and so it is afterwards, but for its border."""
+    image, labels = a_slice()
+    for seed in range(4):
+        moved, classes = named(name)(image, labels, seed)
+        assert set(classes.unique().tolist()) == {0, 7}
+        bright = moved[0] > 0.75
+        assert not torch.equal(classes, labels)
+        differing = (bright != (classes == 7)).sum()
+        assert differing < 0.06 * (classes == 7).sum()
+
+
+@pytest.mark.parametrize("name", ["RandomAffine", "RandAffine"])
+def test_an_affine_transform_stays_within_the_plane(name: str) -> None:
+    """Channels that are alike before are alike afterwards."""
+    moved, _ = named(name)(*a_slice(), 1)
+    assert torch.equal(moved[0], moved[2])
+
+
+def test_a_share_of_slices_is_changed() -> None:
+    image, labels = a_slice()
+    transforms = named("RandomGamma", share=0.25)
+    changed = [transforms(image, labels, seed)[0] is not image for seed in range(400)]
+    # Standard deviation of the count: sqrt(400 * 0.25 * 0.75) = 8.7.
+    assert 70 <= sum(changed) <= 130
+
+
+def test_transforms_follow_one_another_in_the_order_of_the_list() -> None:
+    """Noise after holes fills them; noise before them does not."""
+    image = torch.ones(1, 64, 64)
+    image[0, 0, 0] = 0
+    labels = torch.zeros(64, 64, dtype=torch.uint8)
+    noise = ADAPTER.validate_python(
+        {"name": "RandomNoise", "share": 1, "std": (0.1, 0.1)}
+    )
+    holes = ADAPTER.validate_python(
+        {"name": "RandCoarseDropout", "share": 1, "holes": 9}
+    )
+    filled, _ = SliceTransforms([holes, noise])(image, labels, 0)
+    empty, _ = SliceTransforms([noise, holes])(image, labels, 0)
+    assert (empty == 0).sum() > 200
+    assert (filled == 0).sum() < 0.7 * (empty == 0).sum()
+
+
+def test_an_empty_slice_stays_as_it_is() -> None:
+    empty = torch.zeros(1, 32, 32)
+    labels = torch.zeros(32, 32, dtype=torch.uint8)
+    assert named("RandHistogramShift")(empty, labels, 0)[0] is empty
+
+
+def test_transforms_can_be_sent_to_another_process_after_use() -> None:
+    image, labels = a_slice()
+    transforms = named("RandAffine")
+    here, _ = transforms(image, labels, 2)
+    there, _ = pickle.loads(pickle.dumps(transforms))(image, labels, 2)
+    assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "os.system", "share": 1},
+        {"name": "RandomFlip", "share": 1},
+        {"name": "RandomBlur"},
+        {"name": "RandomBlur", "share": 1, "sigma": 2},
+        {"name": "RandomBlur", "share": 1, "std": (2, 1)},
+        {"name": "RandomAffine", "share": 1, "scales": (-1, 1)},
+        {"name": "RandomNoise", "share": 1, "std": (0, float("nan"))},
+    ],
+)
+def test_what_is_not_in_the_list_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        AugmentationConfig(transforms=(wrong,))  # type: ignore[arg-type]
+
+
+def test_settings_of_older_runs_without_artefacts_are_read() -> None:
+    read = AugmentationConfig.model_validate({"flip": 0, "artefacts": {}})
+    assert read == AugmentationConfig(flip=0)
+    with pytest.raises(ValidationError, match="name: RandomGhosting"):
+        AugmentationConfig.model_validate({"artefacts": {"ghosting": 0.1}})
