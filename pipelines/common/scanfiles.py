@@ -27,6 +27,8 @@ from trinat.segmentation.labels.folding import FoldingTable
 
 # All that can be read; a header stands for its pair.
 _READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
+# How BIDS ends the names of scans.
+_SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
 # What a file is, not whose: these may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 
@@ -139,11 +141,12 @@ def _marked_label_maps(place: Path) -> list[Path]:
         return []
     # Beside label maps are the scans that they are of, and a run's entropies and probabilities.
     scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
-    others = [
-        path
-        for path in image_files(place, _READ).values()
-        if not is_result(path) and without_suffix(path).lower() not in scans
-    ]
+    others = []
+    for path in image_files(place, _READ).values():
+        name = without_suffix(path).lower()
+        is_scan = name in scans or name.endswith(_SCANS)
+        if not is_scan and not is_result(path):
+            others.append(path)
     return marked + others
 
 

@@ -310,6 +310,17 @@ def test_files_beside_marked_label_maps_are_label_maps_unless_they_are_their_sca
     assert [file.name for file in find_files(tmp_path / "truth")] == ["a", "b", "c"]
 
 
+def test_phantoms_pair_with_their_own_results(tmp_path: Path) -> None:
+    """As `trinat phantom heads` and `trinat predict heads` write them."""
+    found = pairing(
+        tmp_path,
+        ["sub-01_T1w.nii.gz", "sub-01_dseg.nii.gz"],
+        ["sub-01_T1w_dseg.nii.gz"],
+    )
+    assert [pair.truth.path.name for pair in found.pairs] == ["sub-01_dseg.nii.gz"]
+    assert not found.truths_alone
+
+
 def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
     folder(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
     assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == ["T1.mgz"]
