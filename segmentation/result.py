@@ -92,6 +92,19 @@ class Result(Prediction):
         """
         return grade(self, self.limits)
 
+    def brain_mask(self) -> Volume:
+        """What lies inside the skull: bool (X, Y, Z) in the scan's own space.
+
+        Brain, ventricles, and the fluid around the brain if the model finds it.
+
+        Examples
+        --------
+        >>> brain = result.brain_mask()
+        >>> brain.data.shape == result.labels.shape
+        True
+        """
+        return self.brain
+
     @property
     def intracranial_volume(self) -> float | None:
         """Volume of what lies inside the skull, in mm³; None where it is not known.

@@ -37,7 +37,10 @@ def label_with_model(
         not_predicted=_never_predicted(cut.scheme, model),
     )
     output = OutputSettings(
-        picture=False, trust_affine=cut.trust_affine, fill_nonfinite=cut.fill_nonfinite
+        picture=False,
+        brain_mask=False,
+        trust_affine=cut.trust_affine,
+        fill_nonfinite=cut.fill_nonfinite,
     )
     _predict(listing, name, out, output, pseudo, say)
     entries = read_entries(ledgers_in(out))

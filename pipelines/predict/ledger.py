@@ -30,6 +30,7 @@ from trinat.segmentation.io.files import (
     open_to_append,
     sha256_of,
 )
+from trinat.segmentation.labels.fluid import Csf
 
 # Fields of an entry that are for the run alone.
 _NOT_IN_FILE = ("staged", "spent", "no_room")
@@ -318,6 +319,8 @@ class _TableFields(BaseModel):
     total_brain_mm3: FiniteFloat = 0
     mean_agreement: FiniteFloat | None = None
     volumes_mm3: dict[str, FiniteFloat] = {}
+    measures_mm3: dict[str, FiniteFloat | None] = {}
+    csf: Csf = "region"
     agreement: dict[str, float | None] = {}
     iou: dict[str, float | None] = {}
     pairwise_dice: dict[str, float | None] = {}

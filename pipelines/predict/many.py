@@ -59,7 +59,8 @@ def segment_many(
     -------
     DataFrame
         One row a scan, in natural order: `scan`, `status` (done, failed, skipped), `grade`,
-        `reason`, `labels` (file, with `out`), `total_brain_mm3`, and mm³ for each structure.
+        `reason`, `labels` (file, with `out`), and in mm³ `total_brain_mm3`, the measures of
+        `Result.measures` and each structure.
 
     Examples
     --------
@@ -78,7 +79,9 @@ def segment_many(
                 folder,
                 os.fspath(model),
                 found=_found(inputs, written, folder),
-                output=OutputSettings(picture=out is not None),
+                output=OutputSettings(
+                    picture=out is not None, brain_mask=out is not None
+                ),
                 engine=partial(SerialEngine, device=device),
             )
             entries = _predict(request, progress=progress, sum_up=out is not None)
@@ -172,6 +175,7 @@ def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
         if out is not None:
             row["labels"] = _labels_of(entry, out)
         row["total_brain_mm3"] = result.get("total_brain_mm3")
+        row.update(result.get("measures_mm3", {}))
         row.update(result.get("volumes_mm3", {}))
         rows.append(row)
     return pd.DataFrame(rows)

@@ -61,6 +61,14 @@ class QueueStudy(Study):
             return scan
         return None
 
+    def mask(self, item: Item) -> Path | None:
+        """The brain mask of a scan that is done."""
+        submission = self.queue.submissions.get(item.name)
+        if submission is None or item.labels is None:
+            return None
+        path = self.queue.file(submission, Product.BRAIN_MASK)
+        return path if path.is_file() else None
+
     def overview(self) -> dict[str, Any]:
         """With what a page needs to send a scan, to follow it and to take its results."""
         submissions = {submission.id: submission for submission in self.submissions}

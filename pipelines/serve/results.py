@@ -39,6 +39,7 @@ class ResultFile:
 
 RESULTS = {
     "labels.nii.gz": ResultFile(Product.LABELS, "", "application/gzip"),
+    "brainmask.nii.gz": ResultFile(Product.BRAIN_MASK, "", "application/gzip"),
     "labels.mgz": ResultFile(None, "mgz", "application/gzip"),
     "seg.dcm": ResultFile(Product.DICOM_SEG, "dicom-seg", "application/dicom"),
     "volumes.tsv": ResultFile(None, "", "text/tab-separated-values"),

@@ -28,7 +28,7 @@ _FILES = {
 
 
 # What there is of a scan beside its facts.
-_KINDS = ("scan", "labels", "against", "entropy", "surfaces")
+_KINDS = ("scan", "labels", "against", "entropy", "mask", "surfaces")
 
 
 class _Judgement(BaseModel):

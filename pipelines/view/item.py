@@ -71,7 +71,8 @@ def output(folder: Path, entry: Entry, product: Product) -> Path | None:
         path = folder / name
         if path.suffix == ".json":
             continue
-        if not without_suffix(path).endswith(f"_{product.suffix}"):
+        endings = (f"_{product.suffix}", f"_{product.plain}")
+        if not without_suffix(path).endswith(endings):
             continue
         if path.resolve().is_relative_to(folder.resolve()):
             return path

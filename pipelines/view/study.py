@@ -108,6 +108,10 @@ class Study:
         """Its map of voxel entropy, if one was asked for."""
         return output(item.folder, item.entry, Product.ENTROPY)
 
+    def mask(self, item: Item) -> Path | None:
+        """Its brain mask, if one was written."""
+        return output(item.folder, item.entry, Product.BRAIN_MASK)
+
     def overview(self) -> dict[str, Any]:
         """The list of scans and the distribution of each structure's volumes."""
         ratings = self.ratings()
@@ -163,6 +167,7 @@ class Study:
             "sha256": digest(item.labels),
             "scan": self.image(item) is not None,
             "entropy": self.entropy(item) is not None,
+            "mask": self.mask(item) is not None,
             "against": self.other(item) is not None,
             "ratings": ratings,
         }

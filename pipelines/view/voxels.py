@@ -51,7 +51,7 @@ class Voxels:
     def content(self, number: int, kind: str, step: int) -> bytes:
         """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
 
-        - "scan" and "entropy": a NIfTI file with 8 bits a voxel.
+        - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
         - "labels" and "against" (the label map to compare with): a byte a voxel, the first axis
           first; it is the place of its structure in the study's table, 0 for none.
         - "surfaces": those of `surfaces`, whatever the step.
@@ -84,6 +84,9 @@ class Voxels:
         if kind == "entropy":
             path = _existing(self._study.entropy(item), kind, item)
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
+        if kind == "mask":
+            path = _existing(self._study.mask(item), kind, item)
+            return _outline(_read_ras(path, labels=True))
         if kind == "labels":
             path = _existing(item.labels, kind, item)
             folder: Path | None = item.folder
@@ -135,6 +138,14 @@ class Voxels:
             place_of_number[number] = place_of.get(name, 0)
         # A number below 0 is of no structure.
         return np.asarray(place_of_number[np.maximum(numbers, 0)])
+
+
+def _outline(mask: Volume) -> Volume:
+    """The voxels of a mask that share a face with what is outside of it: 255 there, else 0."""
+    inside = mask.data > 0
+    core = ndimage.binary_erosion(inside, border_value=1)
+    outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
+    return replace(mask, data=outline)
 
 
 def surfaces(labels: Volume) -> bytes:

@@ -21,7 +21,7 @@ def measure(
     mm3: dict[str, float | None] = {INTRACRANIAL.column: None}
     note = f"no intracranial volume: {why_not}"
     if not why_not:
-        mask = found.brain_mask()
+        mask = found.brain
         mm3[INTRACRANIAL.column] = float(mask.data.sum() * mask.grid.voxel_mm3)
         note = ""
     mm3.update(sums_mm3(found.scheme, found.volumes_mm3))

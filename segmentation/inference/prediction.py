@@ -103,23 +103,9 @@ class Prediction:
         """What lies inside the skull on the working grid, as far as it was found, (X, Y, Z)."""
         return find_inside(self.working, self.scheme)
 
-    def brain_mask(self) -> Volume:
-        """What lies inside the skull: bool (X, Y, Z) in the scan's own space.
-
-        Brain, ventricles, and the fluid around the brain if the model finds it
-        (`inference/intracranial.py` has the rules). It is computed once.
-
-        Examples
-        --------
-        >>> mask = result.brain_mask()
-        >>> bool(mask.data[result.labels.data == 17].all())
-        True
-        """
-        return self._brain_mask
-
     @cached_property
-    def _brain_mask(self) -> Volume:
-        """The brain mask, restored when it is first asked for."""
+    def brain(self) -> Volume:
+        """The brain mask: `inside` in the scan's own space, bool (X, Y, Z)."""
         working = Volume(self.inside.astype(np.uint8), self.plan.working.affine)
         found = restore(working, self.plan, labels=True)
         return Volume(found.data > 0, found.affine, found.codes)

@@ -137,6 +137,8 @@ def _interval_of_d(d: float, first: int, second: int) -> tuple[float, float]:
     t = d / scale
 
     def at(probability: float) -> float:
+        """The d whose distribution of t has this share below the t that was found."""
+
         def excess(noncentrality: float) -> float:
             return float(stats.nct.cdf(t, freedom, noncentrality)) - probability
 

@@ -334,14 +334,8 @@ def evaluate(
     """
     import pandas as pd
 
-    # A Result says what it predicts; nothing else has these attributes.
-    made = Made(
-        named=tuple(not_predicted),
-        source=getattr(prediction, "scheme", None),
-        not_predicted=tuple(getattr(prediction, "not_predicted", ())),
-        csf=getattr(prediction, "csf", None),
-    )
-    truth_csf: Csf = csf or getattr(truth, "csf", "region")
+    made = _made_of(prediction, not_predicted)
+    truth_csf: Csf = csf or _made_of(truth).csf or "region"
     true, predicted = _volumes_of(truth, prediction)
     predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme = load_scheme(labels)
@@ -357,6 +351,16 @@ def evaluate(
     table.insert(0, "freesurfer", scheme.fs_ids)
     table["note"] = found.notes
     return table.iloc[1:]
+
+
+def _made_of(given: object, not_predicted: Collection[str] = ()) -> Made:
+    """What a Result says of how it was made; nothing else has these attributes."""
+    return Made(
+        named=tuple(not_predicted),
+        source=getattr(given, "scheme", None),
+        not_predicted=tuple(getattr(given, "not_predicted", ())),
+        csf=getattr(given, "csf", None),
+    )
 
 
 def _volumes_of(

@@ -8,18 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import EvaluationError
-
-if TYPE_CHECKING:
-    from trinat.segmentation.report.cohort import Scan
 
 Method = Literal["residual", "proportion"]
 Values = NDArray[np.float64]
@@ -53,34 +50,33 @@ class Adjustment:
 
 
 def adjust(
-    scans: Sequence[Scan], structures: Sequence[str], method: Method
+    volumes_mm3: Mapping[str, Values], intracranial_mm3: Values, method: Method
 ) -> tuple[dict[str, Values], Adjustment]:
-    """Adjusted volumes, (N,) by structure, and how they were adjusted.
+    """Adjusted volumes of N scans, (N,) by structure, and how they were adjusted.
 
-    NaN for a scan without the structure or without an intracranial volume. EvaluationError where
-    fewer than four scans have an intracranial volume, or none of them differ.
+    `volumes_mm3` (N,) by structure and `intracranial_mm3` (N,) are NaN where they are not known,
+    and so is what is adjusted. EvaluationError where fewer than four scans have an intracranial
+    volume.
     """
-    intracranial = np.array([_number(scan.intracranial_mm3) for scan in scans])
-    known = np.isfinite(intracranial)
+    known = np.isfinite(intracranial_mm3)
     if known.sum() < FEWEST_SCANS:
         raise EvaluationError(
-            f"{known.sum()} of {len(scans)} scans have an intracranial volume, and "
+            f"{known.sum()} of {len(known)} scans have an intracranial volume, and "
             f"{FEWEST_SCANS} are needed to adjust for it",
             remedy=_REMEDY,
         )
-    mean_mm3 = float(intracranial[known].mean())
+    mean_mm3 = float(intracranial_mm3[known].mean())
     adjusted = {}
     rows = {}
-    for structure in structures:
-        volumes = np.array([_number(scan.volumes_mm3.get(structure)) for scan in scans])
+    for structure, volumes in volumes_mm3.items():
         if method == "proportion":
-            adjusted[structure] = 100 * volumes / intracranial
+            adjusted[structure] = 100 * volumes / intracranial_mm3
             continue
-        line = _line(intracranial, volumes)
-        adjusted[structure] = volumes - line["slope"] * (intracranial - mean_mm3)
+        line = _line(intracranial_mm3, volumes)
+        adjusted[structure] = volumes - line["slope"] * (intracranial_mm3 - mean_mm3)
         rows[structure] = line
     coefficients = pd.DataFrame.from_dict(rows, orient="index")
-    without = len(scans) - int(known.sum())
+    without = len(known) - int(known.sum())
     done = Adjustment(method, mean_mm3, int(known.sum()), without, coefficients)
     return adjusted, done
 
@@ -104,7 +100,3 @@ def _line(x: Values, y: Values) -> dict[str, float]:
         "r2": explained / total if total else np.nan,
         "scans": scans,
     }
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)

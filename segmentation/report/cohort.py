@@ -135,7 +135,14 @@ def cohort_of(
     frame = _volume_frame(scans, scheme, structures)
     adjustment = None
     if adjusting is not None:
-        adjusted, adjustment = adjust(scans, structures, adjusting)
+        volumes = {
+            structure: np.array(
+                [scan.volumes_mm3.get(structure, np.nan) for scan in scans]
+            )
+            for structure in structures
+        }
+        intracranial = np.array([_or_nan(scan.intracranial_mm3) for scan in scans])
+        adjusted, adjustment = adjust(volumes, intracranial, adjusting)
         frame = _with_adjusted(frame, adjusted, adjustment.unit)
     frame["z"] = frame.groupby(["structure", "metric"])["value"].transform(_z_scores)
     if adjustment is not None:

@@ -150,7 +150,7 @@ def people_plot(cohort: Cohort) -> Drawing | None:
     persons = persons_of(cohort)
     fact = "group" if persons["group"].nunique() > 1 else "sex"
     groups = sorted(set(persons[fact]) - {""})
-    over_age = persons["age"].notna().any()
+    over_age = bool(persons["age"].notna().any())
     if not over_age and len(groups) < 2:
         return None
     # Persons without the fact are drawn too.

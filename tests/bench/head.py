@@ -1,8 +1,8 @@
-"""Figures of docs/volumes.md: the brain mask and the intracranial volume against truths.
+"""Figures for docs/notes/volumes.md: brain mask and intracranial volume against truths.
 
-`scripts/bench head [MODEL [SUBJECTS_DIR]]`. Phantoms have a truth of all fluid inside the skull.
-Subjects have FreeSurfer's eTIV, which is an estimate by registration, no measurement; so volumes
-are compared after one common factor.
+`scripts/bench head [MODEL [SUBJECTS_DIR]]`, for a model with `csf: intracranial`. Phantoms have a
+truth of all fluid inside the skull. Subjects have FreeSurfer's eTIV, which is an estimate by
+registration, no measurement; so volumes are compared after one common factor.
 """
 
 from __future__ import annotations

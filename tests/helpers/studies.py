@@ -37,7 +37,7 @@ def write_study(out: Path, names: Sequence[str], *, scans: Path | None = None) -
 
 
 def _entry(out: Path, scans: Path, n: int, name: str) -> Entry:
-    """Thalami of 64 + n and 27 voxels in a head of 20 × 24 × 18."""
+    """Thalami of 64 + n and 27 voxels in a head of 20 × 24 × 18, all of it in the brain mask."""
     labels = np.zeros((20, 24, 18), np.uint8)
     labels[3:7, 8:12, 6:10] = 10
     labels[7, 8 : 8 + min(n, 4), 6] = 10
@@ -50,8 +50,10 @@ def _entry(out: Path, scans: Path, n: int, name: str) -> Entry:
     outputs = {f"{name}_dseg.nii.gz": Volume(labels, AFFINE)}
     entropy = Volume((labels > 0) * np.float32(0.5), AFFINE)
     outputs[f"{name}_entropy.nii.gz"] = entropy
+    mask = Volume((head > 0).astype(np.uint8), AFFINE)
+    outputs[f"{name}_brainmask.nii.gz"] = mask
     for path, volume in outputs.items():
-        volume.write(out / path, labels=path.endswith("dseg.nii.gz"))
+        volume.write(out / path, labels="entropy" not in path)
     voxels = {"Left-Thalamus": int((labels == 10).sum()), "Right-Thalamus": 27}
     volumes = {structure: count * 64.0 for structure, count in voxels.items()}
     result = {

@@ -7,6 +7,8 @@ const COMMON = {
   isColorbar: false, viewModeHotKey: "", clipPlaneHotKey: "", cycleClipPlaneHotKey: "",
   fontColor: [0.62, 0.67, 0.73, 1],
 };
+// Colours, opacity, and the values that are shown as the first and the last of them.
+const OVERLAYS = { entropy: ["inferno", 0.75, null, 15, 255], mask: ["green", 1, null, 60, 160] };
 const PLANES = { axial: 0, coronal: 1, sagittal: 2 };
 const QUARTERS = [
   { sliceType: 0, position: [0, 0, 0.5, 0.5] },
@@ -108,11 +110,12 @@ export class Picture {
     this.nv.updateGLVolume();
   }
 
-  async setEntropy(bytes) {
+  // What lies over the scan: entropy, the outline of the mask, or (without bytes) nothing.
+  async setOverlay(bytes, kind) {
     const nv = this.nv;
     if (nv.volumes[1]) nv.removeVolume(nv.volumes[1]);
     if (!bytes) return;
-    const image = await niivue.NVImage.new(bytes, "entropy.nii", "inferno", 0.75, null, 15, 255);
+    const image = await niivue.NVImage.new(bytes, `${kind}.nii`, ...OVERLAYS[kind]);
     nv.addVolume(image);
   }
 

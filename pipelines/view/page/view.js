@@ -8,7 +8,7 @@ const SIDES = [[/^Left-(.*)/, "$1 L"], [/^Right-(.*)/, "$1 R"]];
 
 const page = {
   study: null, items: [], order: [], number: -1, detail: null, filter: "all", loading: 0,
-  structure: 0, picture: null, entropy: false, counts: null, asking: new AbortController(),
+  structure: 0, picture: null, overlay: "", counts: null, asking: new AbortController(),
 };
 
 // ---- Asking ----
@@ -184,7 +184,7 @@ async function open(number) {
     page.counts = picture.counts();
     fillStructures();
     if (page.structure) picture.select(page.structure);
-    if (page.entropy) await showEntropy(true);
+    if (page.overlay) await showOverlay(page.overlay);
     if (picture.state.flipped) await showOther(true);
     window.trinatShown = { number, step: 1, time: performance.now() };
     const surfaces = await askBytes(`${path}/surfaces`);
@@ -209,9 +209,9 @@ async function started() {
 function fillDetail() {
   const { detail } = page;
   $("why").textContent = [detail.why, ...(detail.result.notes || [])].filter(Boolean).join("; ");
-  for (const [id, there] of [["entropy", detail.entropy], ["flip", detail.against]]) {
+  for (const [id, there] of [["entropy", detail.entropy], ["mask", detail.mask], ["flip", detail.against]]) {
     $(id).disabled = !there;
-    $(id).hidden = id === "flip" ? !page.study.against : !there && !page.entropy;
+    $(id).hidden = id === "flip" ? !page.study.against : !there && page.overlay !== id;
   }
   if (page.study.against) $("flip").textContent = page.study.against;
   fillStructures();
@@ -413,7 +413,7 @@ async function showRaters() {
 // ---- A service: scans are dropped, followed and deleted ----
 
 const AT = "v1/segmentations";
-const FILES = { "labels.nii.gz": "", "volumes.tsv": "", "qc.png": "", "labels.mgz": "mgz", "seg.dcm": "dicom-seg" };
+const FILES = { "labels.nii.gz": "", "brainmask.nii.gz": "", "volumes.tsv": "", "qc.png": "", "labels.mgz": "mgz", "seg.dcm": "dicom-seg" };
 // Names of files stay on this page: the server gets them to see the ending, and keeps none.
 const sent = new Map();
 
@@ -497,12 +497,17 @@ function press(id, on) {
   $(id).setAttribute("aria-pressed", on);
 }
 
-async function showEntropy(on) {
-  page.entropy = on && page.detail.entropy;
-  press("entropy", page.entropy);
-  const bytes = page.entropy ? await askBytes(`${pathOf(page.items[page.number])}/entropy`) : null;
-  await page.picture.setEntropy(bytes);
+// One of entropy and mask at a time, or "" for none; a scan without it shows none.
+async function showOverlay(kind) {
+  page.overlay = kind && page.detail[kind] ? kind : "";
+  for (const id of ["entropy", "mask"]) press(id, page.overlay === id);
+  const bytes = page.overlay ? await askBytes(`${pathOf(page.items[page.number])}/${page.overlay}`) : null;
+  await page.picture.setOverlay(bytes, page.overlay);
 }
+
+const toggleOverlay = (kind) => () => {
+  if (page.detail?.[kind]) showOverlay(page.overlay === kind ? "" : kind).catch(unlessUnwanted);
+};
 
 async function showOther(on) {
   if (on && !page.detail.against) return;
@@ -550,7 +555,8 @@ const KEYS = [
   ["]", "labels stronger", () => setOpacity(Number($("opacity").value) + 0.1)],
   ["H", "show or hide labels", toggleShown],
   ["O", "outline or fill", toggleOutline],
-  ["E", "entropy", () => page.detail?.entropy && showEntropy(!page.entropy).catch(unlessUnwanted)],
+  ["E", "entropy", toggleOverlay("entropy")],
+  ["K", "outline of the brain mask", toggleOverlay("mask")],
   ["F", "other label map", () => page.detail?.against && showOther(!page.picture.state.flipped).catch(unlessUnwanted)],
   ["V", "all views", () => setLayout("all")],
   ["A", "axial plane", () => setLayout("axial")],
@@ -615,7 +621,7 @@ function wire() {
   for (const id of ["low", "high"]) $(id).addEventListener("input", setWindow);
   $("shown").addEventListener("click", () => page.picture && toggleShown());
   $("outline").addEventListener("click", () => page.picture && toggleOutline());
-  $("entropy").addEventListener("click", () => showEntropy(!page.entropy).catch(unlessUnwanted));
+  for (const kind of ["entropy", "mask"]) $(kind).addEventListener("click", toggleOverlay(kind));
   $("flip").addEventListener("click", () => showOther(!page.picture.state.flipped).catch(unlessUnwanted));
   // Before NiiVue, which has keys of its own.
   window.addEventListener("keydown", onKey, true);

@@ -326,3 +326,35 @@ def test_maps_of_one_name_in_several_folders_are_of_several_people(
         ("p2_T1", ""),
     }
     assert "2 scans of 2 people" in (tmp_path / "report/report.html").read_text()
+
+
+def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
+    predictions: Path, tmp_path: Path
+) -> None:
+    people = tmp_path / "people.tsv"
+    rows = [f"sub-{n:02d}\tpatient\t{1e6 + 1e4 * n}" for n in range(1, SCANS + 1)]
+    people.write_text("\n".join(["participant_id\tgroup\teTIV", *rows]))
+    settings = CohortSettings(
+        predictions,
+        tmp_path / "out",
+        participants=people,
+        adjust="proportion",
+        jobs=1,
+    )
+    report_cohort(settings)
+    table = pd.read_csv(tmp_path / "out/volumes.csv")
+    stem = table[(table["structure"] == "Brain-Stem") & (table["subject"] == "sub-02")]
+    by = stem.set_index("metric")
+    # 9 voxels in each of 6 slices, of 2 mm³, in 1.02 litres.
+    assert by["value"].to_dict() == {
+        "volume": 108,
+        "adjusted_volume": pytest.approx(100 * 108 / 1.02e6),
+    }
+    assert by["unit"].to_dict() == {"volume": "mm3", "adjusted_volume": "%"}
+    assert set(table["group"]) == {"patient"}
+    assert not (tmp_path / "out/adjustment.csv").exists()
+    report_cohort(replace(settings, adjust="residual"))
+    lines = pd.read_csv(tmp_path / "out/adjustment.csv").set_index("structure")
+    assert lines.loc["Brain-Stem", "scans"] == SCANS
+    with pytest.raises(EvaluationError, match="0 of 9 scans have an intracranial"):
+        report_cohort(replace(settings, participants=None))

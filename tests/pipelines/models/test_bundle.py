@@ -108,6 +108,20 @@ def test_what_one_view_was_not_taught_is_not_predicted(
     assert load_model(tmp_path / "out").info.not_predicted == ("CSF",)
 
 
+def test_views_keep_what_they_call_csf_and_two_meanings_are_refused(
+    tmp_path: Path,
+) -> None:
+    all_fluid = [model(tmp_path / v.value, v, csf="intracranial") for v in (C, A)]
+    assert bundle(all_fluid, tmp_path / "out").csf == "intracranial"
+    region = model(tmp_path / "region", S)
+    with pytest.raises(ModelError, match="csf: region, where"):
+        bundle([*all_fluid, region], tmp_path / "mixed")
+    # What predicts no CSF has no meaning of its own.
+    without = model(tmp_path / "without", S, not_predicted=("CSF",))
+    info = bundle([*all_fluid, without], tmp_path / "three")
+    assert (info.csf, info.not_predicted) == ("intracranial", ("CSF",))
+
+
 def test_notes_claim_nothing_for_a_view_that_does_not_say_it(tmp_path: Path) -> None:
     said = Training(data="maps", licence="Apache-2.0", recipe="r", slices_seen=5)
     sources = [

@@ -8,13 +8,14 @@ import json
 import stat
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 from helpers.dicom import write_classic
-from helpers.serial import run_serially
+from helpers.serial import QUICK, run_serially
 from helpers.service import AT, Service, quick_model, tiny_scan
 
 from trinat.segmentation.io.volume import Volume
@@ -70,7 +71,8 @@ def test_a_scan_from_its_acceptance_to_its_end(service: Service, scan: Path) -> 
 def test_results_are_those_of_the_command_line(
     service: Service, scan: Path, finished: str, tmp_path: Path
 ) -> None:
-    run_serially([str(scan)], tmp_path / "out", model=str(quick_model()))
+    output = replace(QUICK, brain_mask=True)
+    run_serially([str(scan)], tmp_path / "out", model=str(quick_model()), output=output)
     labels = service.client.get(f"{AT}/{finished}/labels.nii.gz")
     assert labels.headers["content-type"] == "application/gzip"
     assert labels.content == (tmp_path / "out/sub-CANARY_dseg.nii.gz").read_bytes()
@@ -86,6 +88,9 @@ def test_results_are_those_of_the_command_line(
     assert ours[0] == theirs[0]
     assert ours[1].split("\t")[1:] == theirs[1].split("\t")[1:]
     assert service.client.get(f"{AT}/{finished}/qc.png").content.startswith(b"\x89PNG")
+    mask = service.client.get(f"{AT}/{finished}/brainmask.nii.gz").content
+    written = tmp_path / "out/sub-CANARY_brainmask.nii.gz"
+    assert mask == written.read_bytes()
 
 
 def test_probabilities_of_all_structures_are_one(

@@ -75,7 +75,12 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
             links = page.evaluate(
                 "[...document.querySelectorAll('#files a')].map((a) => a.download)"
             )
-            assert links == ["labels.nii.gz", "volumes.tsv", "qc.png"]
+            assert links == [
+                "labels.nii.gz",
+                "brainmask.nii.gz",
+                "volumes.tsv",
+                "qc.png",
+            ]
             for width in (1440, 390):
                 page.resize(width)
                 for tab in ("picture", "scans"):

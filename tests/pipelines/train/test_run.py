@@ -171,6 +171,26 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
 
 
+@pytest.mark.parametrize(
+    ("learn_fluid", "csf", "not_predicted"),
+    [(True, "intracranial", ()), (False, "region", ("CSF",))],
+)
+def test_a_model_says_what_it_was_taught_to_call_csf(
+    tmp_path: Path, learn_fluid: bool, csf: str, not_predicted: tuple[str, ...]
+) -> None:
+    recipe = tiny_recipe(tmp_path, views=["axial"], schedule={"steps": 1})
+    (stage,) = recipe.stages
+    synthesis = stage.data.synthetic.synthesis.model_copy(
+        update={"learn_fluid": learn_fluid}
+    )
+    synthetic = stage.data.synthetic.model_copy(update={"synthesis": synthesis})
+    data = stage.data.model_copy(update={"synthetic": synthetic})
+    stage = stage.model_copy(update={"data": data})
+    recipe = recipe.model_copy(update={"stages": (stage,)})
+    info = read_info(train(recipe, tmp_path / "run", SILENT))
+    assert (info.csf, info.not_predicted) == (csf, not_predicted)
+
+
 def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(
     tmp_path: Path,
 ) -> None:

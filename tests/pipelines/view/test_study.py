@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.studies import write_study
@@ -115,6 +116,17 @@ def test_surfaces_lie_around_their_structures(out: Path) -> None:
     # Voxels 3 to 6 of 4 mm: their faces are at 10 and 26 mm.
     assert vertices[:, 0].min() == pytest.approx(10, abs=1)
     assert vertices[:, 0].max() == pytest.approx(26, abs=1)
+
+
+def test_of_the_brain_mask_there_is_the_outline(out: Path) -> None:
+    study = Study(out, "anna")
+    assert study.detail(study[0])["mask"]
+    content = Voxels(study).content(0, "mask", 1)
+    outline = np.asarray(nib.Nifti1Image.from_bytes(content).dataobj)
+    # The shell of 16 x 20 x 14 voxels.
+    assert (outline == 255).sum() == 16 * 20 * 14 - 14 * 18 * 12
+    assert outline[2, 10, 8] == 255
+    assert outline[10, 10, 8] == 0
 
 
 def test_a_scan_without_entropy_says_so(out: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_intracranial_volume_is_that_of_the_brain_mask() -> None:
     found = head()
     measured = measure(found, Evidence.of(found))
     assert measured.mm3["EstimatedTotalIntraCranialVol"] == 12**3
-    assert found.brain_mask().data.sum() == 12**3
+    assert found.brain.data.sum() == 12**3
     assert measured.mm3["CerebralWhiteMatterVol"] == 10**3
     assert measured.note == ""
 
@@ -54,7 +54,7 @@ def test_where_it_is_not_known_there_is_a_note_and_a_mask_all_the_same() -> None
     measured = measure(found, Evidence.of(found))
     assert measured.mm3["EstimatedTotalIntraCranialVol"] is None
     assert measured.note.startswith("no intracranial volume: the model does not find")
-    assert found.brain_mask().data.sum() == 12**3
+    assert found.brain.data.sum() == 12**3
 
 
 def test_a_stripped_scan_has_none() -> None:

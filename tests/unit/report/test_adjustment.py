@@ -37,8 +37,14 @@ LINE = [
 ]
 
 
+def arrays(scans: list[Scan]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Volumes by structure and intracranial volumes, NaN where one is not known."""
+    volumes = {STEM: np.array([scan.volumes_mm3[STEM] for scan in scans])}
+    return volumes, np.array([scan.intracranial_mm3 for scan in scans], float)
+
+
 def test_residuals_are_what_a_line_through_the_group_leaves_at_its_mean() -> None:
-    adjusted, done = adjust(LINE, [STEM], "residual")
+    adjusted, done = adjust(*arrays(LINE), "residual")
     # Slope 2 at the mean of 150: 210 + 100, 410 - 100 and the two as they are.
     assert adjusted[STEM] == pytest.approx([310, 310, 313, 307])
     line = done.coefficients.loc[STEM]
@@ -53,7 +59,7 @@ def test_residuals_are_what_a_line_through_the_group_leaves_at_its_mean() -> Non
 
 
 def test_proportions_are_percent_and_need_no_line() -> None:
-    adjusted, done = adjust(LINE, [STEM], "proportion")
+    adjusted, done = adjust(*arrays(LINE), "proportion")
     assert adjusted[STEM][:2] == pytest.approx([210, 205])
     assert done.coefficients.empty
     assert done.unit == "%"
@@ -61,7 +67,7 @@ def test_proportions_are_percent_and_need_no_line() -> None:
 
 def test_a_scan_without_an_intracranial_volume_has_no_adjusted_volume() -> None:
     scans = [*LINE, scan(4, 500.0, None)]
-    adjusted, done = adjust(scans, [STEM], "residual")
+    adjusted, done = adjust(*arrays(scans), "residual")
     assert np.isnan(adjusted[STEM][4])
     assert adjusted[STEM][0] == pytest.approx(310)
     assert (done.scans, done.without) == (4, 1)
@@ -70,7 +76,7 @@ def test_a_scan_without_an_intracranial_volume_has_no_adjusted_volume() -> None:
 def test_too_few_intracranial_volumes_are_refused() -> None:
     scans = [*LINE[:3], scan(3, 1.0, None)]
     with pytest.raises(EvaluationError, match="3 of 4 scans have an intracranial"):
-        adjust(scans, [STEM], "proportion")
+        adjust(*arrays(scans), "proportion")
 
 
 def test_the_frame_has_both_and_ranges_are_of_what_was_measured() -> None:

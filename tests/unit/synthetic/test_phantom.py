@@ -198,6 +198,21 @@ def test_every_structure_is_there_in_an_adult_brain() -> None:
         assert 1000 < volumes[1:].sum() < 2000
 
 
+def test_csf_is_a_pocket_or_all_fluid_around_the_brain_of_the_same_scan() -> None:
+    spacing_mm = (3.0, 3.0, 3.0)
+    scan, region = phantom(5, spacing_mm=spacing_mm)
+    same, around = phantom(5, spacing_mm=spacing_mm, csf="intracranial")
+    np.testing.assert_array_equal(scan.data, same.data)
+    litres = 27e-6 * np.array([(x.data == 24).sum() for x in (region, around)])
+    assert litres[0] < 0.01
+    assert 0.1 < litres[1] < 0.5
+    # Deep structures are as they were.
+    np.testing.assert_array_equal(region.data == 10, around.data == 10)
+    # Between the brain and the skull is fluid, nearly everywhere.
+    cortex = np.isin(region.data, (3, 42))
+    assert (binary_erosion(around.data > 0) & cortex).sum() > 0.8 * cortex.sum()
+
+
 def test_truth_is_the_largest_of_the_classes_interpolated_shares() -> None:
     """Against the plain way: each class's indicator interpolated, averaged, compared."""
     anatomy = load_anatomy(3)
