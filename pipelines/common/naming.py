@@ -37,6 +37,7 @@ class Product(Enum):
     PROBABILITIES = ("probseg", ".nii.gz")
     PICTURE = ("qc", ".png")
     DICOM_SEG = ("seg", ".dcm")
+    PAGE = ("page", ".html")
 
     def __init__(self, suffix: str, ending: str, plain: str | None = None) -> None:
         self.suffix = suffix

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.case_files import CaseFiles, write_slices
@@ -137,7 +138,7 @@ class CaseWorker:
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
-                outputs, picture = self._write_files(staging, scan, found)
+                outputs, picture = self._write_files(staging, scan, found, result)
         result["picture"] = picture
         timings_s = {}
         for name, (wall_s, _) in scan.clock.take().items():
@@ -157,7 +158,11 @@ class CaseWorker:
         )
 
     def _write_files(
-        self, staging: Path, scan: CaseInProgress, found: Prediction
+        self,
+        staging: Path,
+        scan: CaseInProgress,
+        found: Prediction,
+        result: Mapping[str, Any],
     ) -> tuple[dict[str, str], str]:
         """Write all files of a case below `staging`.
 
@@ -169,7 +174,7 @@ class CaseWorker:
         names = CaseNames(staging, case.id, case.entities, settings.bids)
         names.labels(settings.output, case.path).parent.mkdir(parents=True)
         files = CaseFiles(names, case, found, settings, self.segmenter.model.name)
-        picture = files.write_all(scan.digest)
+        picture = files.write_all(scan.digest, result)
         outputs = {}
         for path in sorted(staging.rglob("*")):
             if path.is_file():

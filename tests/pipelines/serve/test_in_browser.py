@@ -52,6 +52,8 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                 )
                 sent = 1 if how == "field" else 2
                 page.wait(f"document.querySelectorAll('.scan').length === {sent}")
+                # The scan is there before its labels are, unless these are there at once.
+                page.wait("window.trinatShown", 120)
                 page.wait(
                     f"document.getElementById('progress').textContent[0] === '{sent}'",
                     120,
