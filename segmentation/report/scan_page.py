@@ -9,6 +9,7 @@ import numpy as np
 
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.labels.label import Label
+from trinat.segmentation.report.case_view import far_from_brain
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -98,17 +99,19 @@ def _pictures(found: Prediction) -> list[tuple[str, str]]:
     brightest = 1.0
     if indices.any():
         brightest = float(np.percentile(found.image.data[indices > 0], 99.5))
+    # No face is shown: what is away from the brain is black.
+    shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
     pictures = []
     for view, sides in _SIDES.items():
         classes = to_slices(indices, view)
         window = brain_window(classes)
-        gray = to_slices(found.image.data, view)
+        gray = to_slices(shades, view)
         chosen = _fullest(classes, len(scheme))
         # Enlarged before outlines are drawn: these are thin then.
         enlarged = classes[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
-        values = gray[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1) / brightest
+        values = gray[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
         drawn = overlay(values, outlines(enlarged), colors, opacity=1)
-        picture = draw_rows({view.value: [drawn]}, "", {view.value: sides})
+        picture = draw_rows({"": [drawn]}, "", {"": sides})
         pictures.append(
             (view.value.capitalize(), data_uri("png", encoded(picture, "PNG")))
         )
@@ -146,14 +149,14 @@ def _volumes(
         rows.append(_row(names, result, ranges))
     columns: Columns = [
         "Structure",
+        "Grade",
         Column("Left (mm³)", 0),
         Column("Right (mm³)", 0),
-        Column("Both, or no side (mm³)", 0),
+        Column("Together (mm³)", 0),
         Column("Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True),
     ]
     if ranges:
-        columns += ["Normal, left or only", "Normal, right"]
-    columns.append("Grade")
+        columns += ["Normal", "Normal, right"]
     return table("volume-table", "Volumes", columns, rows)
 
 
@@ -180,10 +183,11 @@ def _row(
         left, right = volumes_mm3
         if sum(volumes_mm3):
             asymmetry = 200 * (left - right) / sum(volumes_mm3)
-    sides = [_measured(left), _measured(right)]
     row: list[Any] = [
         title,
-        *sides,
+        _grade(names, result),
+        _measured(left),
+        _measured(right),
         sum(volumes_mm3),
         _measured(asymmetry, 1, sign=True),
     ]
@@ -193,7 +197,6 @@ def _row(
             for name, volume_mm3 in zip(names, volumes_mm3, strict=True)
         ]
         row += [*places, Cell("")][:2]
-    row.append(_grade(names, result))
     return row
 
 

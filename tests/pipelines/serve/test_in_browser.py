@@ -46,7 +46,7 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                         }} else {{
                             data.items.add(new File(["hello"], "notes.txt"));
                             document.getElementById("drop").dispatchEvent(
-                                new DragEvent("drop", {{ dataTransfer: data }}));
+                                new DragEvent("drop", {{ dataTransfer: data, bubbles: true }}));
                         }}
                     }})()"""
                 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.browser import Browser, find_chromium, print_to_pdf
 
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
@@ -73,8 +75,8 @@ def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None
     """Hippocampus: 100 (3300 - 2700) / 3000 = 20 %."""
     page = scan_page(found, RESULT, {"trinat": "1"}, title="sub-1")
     assert rows_of(page) == [
-        ["Hippocampus", "3,300", "2,700", "6,000", "+20.0", "look (right)"],
-        ["Brain Stem", "", "", "20,000", "", "pass"],
+        ["Hippocampus", "look (right)", "3,300", "2,700", "6,000", "+20.0"],
+        ["Brain Stem", "pass", "", "", "20,000", ""],
     ]
     assert "Not predicted by this model: CSF." in page
     assert "1,235 ml" in page
@@ -87,7 +89,7 @@ def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
         ("Brain-Stem", 10000, 15000),
     ]
     page = scan_page(found, RESULT, {}, title="sub-1", ranges=ranges)
-    assert [row[5:7] for row in rows_of(page)] == [
+    assert [row[6:8] for row in rows_of(page)] == [
         ["within 3,000–4,000", "below 3,000–4,000"],
         ["above 10,000–15,000", ""],
     ]
@@ -101,7 +103,7 @@ def test_a_measure_of_the_head_and_a_structure_that_are_new_are_shown_too(
     volumes = {**RESULT["volumes_mm3"], "Intracranial": 1_500_000.0}
     result = {**RESULT, "volumes_mm3": volumes, "intracranial_mm3": 1_500_000.0}
     page = scan_page(found, result, {}, title="sub-1")
-    assert ["Intracranial", "", "", "1,500,000", "", ""] in rows_of(page)
+    assert ["Intracranial", "", "", "", "1,500,000", ""] in rows_of(page)
     assert "1,500 ml" in page
 
 
@@ -113,3 +115,37 @@ def test_a_page_is_self_contained_and_escapes_names(found: Prediction) -> None:
     sources = re.findall(r'src="([^"]{0,20})', page)
     assert len(sources) == 3
     assert all(source.startswith("data:image/png") for source in sources)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+def test_a_page_prints_on_two_sheets_and_fits_a_phone(
+    found: Prediction, tmp_path: Path
+) -> None:
+    """With all 32 structures and a normal range for each."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    names = SCHEME.names[1:]
+    volumes = dict.fromkeys(names, 123456.0)
+    result = {**RESULT, "volumes_mm3": volumes, "structure_grades": {}}
+    ranges = [(name, 100_000, 200_000) for name in names]
+    facts = {"scan": f"sub-1 (SHA-256 {'0' * 64})", "model": f"fast ({'0' * 64})"}
+    page = tmp_path / "sub-1_page.html"
+    page.write_text(scan_page(found, result, facts, title="sub-1", ranges=ranges))
+    sheets = re.findall(rb"/Type\s*/Page[^s]", print_to_pdf(page).read_bytes())
+    assert len(sheets) == 2
+    browser = Browser(chromium)
+    try:
+        for width in (1440, 390):
+            browser.resize(width)
+            browser.open(page)
+            assert browser.evaluate(
+                "document.documentElement.scrollWidth <= innerWidth"
+            )
+        assert not browser.problems
+        asked = {url for url in browser.requests if not url.startswith("data:")}
+        assert asked == {page.as_uri()}
+    finally:
+        browser.close()
