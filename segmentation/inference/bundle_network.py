@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
-from monai.transforms import MapTransform
+from monai.transforms.transform import MapTransform
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
