@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from monai.config import KeysCollection
 from monai.data import MetaTensor
-from monai.transforms.transform import MapTransform
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -22,46 +20,49 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model
 
 
-class ReadScand(MapTransform):
-    """Replaces paths of scans by their voxels, a MetaTensor (1, X, Y, Z) in RAS mm.
+class ReadScand:
+    """A transform of MONAI's kind: replaces the path of a scan by its voxels.
 
     Reads as `trinat predict` does, with the same checks.
     """
 
-    def __init__(self, keys: KeysCollection, allow_missing_keys: bool = False) -> None:
-        super().__init__(keys, allow_missing_keys)
+    def __init__(self, keys: str) -> None:
+        """`keys` is the one key of the dictionaries that has the path."""
+        self.key = keys
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """A copy of `data` with the scans read; raises what `Volume.read` raises."""
+        """A copy of `data` with a MetaTensor (1, X, Y, Z) in RAS mm.
+
+        Raises what `Volume.read` raises.
+        """
         found = dict(data)
-        for key in self.key_iterator(found):
-            volume = Volume.read(found[key])
-            image = to_monai(volume.data, volume.affine)
-            image.meta["filename_or_obj"] = str(found[key])
-            found[key] = image
+        path = str(found[self.key])
+        volume = Volume.read(path)
+        image = to_monai(volume.data, volume.affine)
+        image.meta["filename_or_obj"] = path
+        found[self.key] = image
         return found
 
 
-class WriteLabelsd(MapTransform):
-    """Writes label maps as `trinat predict` does: OUTPUT_DIR/NAME_dseg.nii.gz for scan NAME.
+class WriteLabelsd:
+    """Writes a label map as `trinat predict` does: OUTPUT_DIR/NAME_dseg.nii.gz for scan NAME.
 
     In place of MONAI's SaveImaged, which cannot write some axis orders.
     """
 
-    def __init__(self, keys: KeysCollection, output_dir: str | Path) -> None:
-        """`output_dir` is made with the first label map."""
-        super().__init__(keys)
+    def __init__(self, keys: str, output_dir: str | Path) -> None:
+        """`keys` is the key of the label map; `output_dir` is made with the first one."""
+        self.key = keys
         self.folder = Path(output_dir)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """`data` as it is; its MetaTensors (1, X, Y, Z) know the file of their scan."""
-        for key in self.key_iterator(dict(data)):
-            labels = data[key]
-            voxels, affine = from_monai(labels)
-            name = without_suffix(Path(labels.meta["filename_or_obj"]))
-            self.folder.mkdir(parents=True, exist_ok=True)
-            volume = Volume(voxels.astype(np.int16), affine)
-            volume.write(self.folder / f"{name}_dseg.nii.gz", labels=True)
+        """`data` as it is; its MetaTensor (1, X, Y, Z) knows the file of its scan."""
+        labels = data[self.key]
+        voxels, affine = from_monai(labels)
+        name = without_suffix(Path(labels.meta["filename_or_obj"]))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        volume = Volume(voxels.astype(np.int16), affine)
+        volume.write(self.folder / f"{name}_dseg.nii.gz", labels=True)
         return dict(data)
 
 
