@@ -738,7 +738,7 @@ function fillScans() {
   if (page.study.service) for (const item of page.items) item.name = sent.get(item.id) || `Scan ${item.number}`;
   $("scan-list").replaceChildren(...page.items.map(scanRow));
   document.body.classList.toggle("nothing", !page.items.length);
-  document.body.classList.toggle("welcome", page.study.service && !page.items.length);
+  document.body.classList.toggle("welcome", Boolean(page.study.service) && !page.items.length);
   $("volumes-open").hidden = !page.study.structures.some((s) => s.count > 1);
   fillFilters();
   filterScans();
