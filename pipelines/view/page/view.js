@@ -215,8 +215,8 @@ async function showAlone(path, isOld) {
   const picture = await started();
   const scan = await askBytes(`${path}/scan`);
   if (isOld()) return;
-  await picture.showAlone(scan);
   page.whole = true;
+  await picture.showAlone(scan);
   window.trinatShown = { number: page.number, step: "scan", time: performance.now() };
 }
 

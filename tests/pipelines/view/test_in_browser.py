@@ -16,6 +16,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
+from helpers.service import tiny_scan
 from helpers.studies import write_study
 from numpy.typing import NDArray
 from PIL import Image
@@ -220,7 +221,8 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
         pytest.skip("no Chromium")
     pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
     (tmp_path / "queue").mkdir()
-    study = study_of(ServiceQueue(tmp_path / "queue"), load_scheme("quicknat33"))
+    queue = ServiceQueue(tmp_path / "queue")
+    study = study_of(queue, load_scheme("quicknat33"))
     page = Browser(chromium, webgl=True)
     try:
         with served(tmp_path / "queue", monkeypatch, study) as address:
@@ -244,6 +246,18 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
                         assert not page.evaluate(
                             f"[...document.querySelectorAll({rows!r})].some({visible})"
                         )
+            # A scan that waits for its turn is seen already.
+            with queue.upload("a") as folder:
+                queue.accept(tiny_scan(folder / "scan.nii.gz"), [], "a")
+            page.open(address)
+            page.wait("document.querySelectorAll('.scan').length === 1")
+            page.evaluate("document.querySelector('.scan').click()")
+            page.wait("window.trinatShown?.step === 'scan'", 120)
+            (pictures / "serve-waiting.png").write_bytes(page.picture())
+            message = "document.getElementById('message').textContent"
+            assert page.evaluate(message) == "waiting"
+            names = "document.getElementById('structure-list').textContent"
+            assert "L Hippocampus" in page.evaluate(names)
         assert not page.problems
     finally:
         page.close()
