@@ -84,7 +84,6 @@ def _metadata(model: Model) -> dict[str, Any]:
         "pytorch_version": version("torch"),
         "numpy_version": version("numpy"),
         "required_packages_version": versions,
-        "optional_packages_version": {},
         "name": model.name,
         "task": "Segmentation of brain structures in T1-weighted MRI",
         "description": (

@@ -23,7 +23,7 @@ from trinat.segmentation.io.volume import Volume
 REQUIRED = {
     *("schema", "version", "monai_version", "pytorch_version", "numpy_version"),
     *("task", "description", "authors", "copyright", "network_data_format"),
-    *("required_packages_version", "optional_packages_version"),
+    "required_packages_version",
 }
 REQUIRED_OF_DATA = {
     *("type", "format", "num_channels", "spatial_shape", "dtype", "value_range"),

@@ -203,6 +203,13 @@ def test_the_page_fills_the_window_however_few_rows_are_listed(
         assert "of 2, 1 the smallest" in page.evaluate(
             "document.getElementById('structure-card').innerText"
         )
+        # From row to row by the arrows, and one sees where one is.
+        page.evaluate("document.querySelector('nav [data-tab=structures]').click()")
+        page.evaluate("document.querySelector('[data-place=\"7\"] .structure').focus()")
+        page.press("ArrowDown")
+        at = "document.activeElement"
+        assert page.evaluate(f"{at}.closest('li').dataset.place") == "8"
+        assert page.evaluate(f"getComputedStyle({at}).outlineStyle") == "solid"
         page.evaluate("document.getElementById('volumes-open').click()")
         (pictures / "view-volumes.png").write_bytes(page.picture())
         assert not page.problems
