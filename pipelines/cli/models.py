@@ -164,7 +164,7 @@ def export(
     out: models_options.ExportOut,
     format_: models_options.ExportFormat = "onnx",
 ) -> None:
-    """Write a model's networks as ONNX, and check that they give the same labels.
+    """Write a model as ONNX, checked to give the same labels, or as a MONAI bundle.
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """

@@ -55,10 +55,8 @@ CalibrateScans = Annotated[
 ExportModel = Annotated[
     str, typer.Argument(help="Name of a shipped model, or a model folder.")
 ]
-ExportOut = Annotated[
-    Path, typer.Option("--out", "-o", help="Output folder; one file per view.")
-]
-ExportFormat = Annotated[str, typer.Option("--format", help="onnx")]
+ExportOut = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
+ExportFormat = Annotated[str, typer.Option("--format", help="onnx or monai-bundle.")]
 
 # trinat fuse-weights
 

@@ -43,6 +43,8 @@ def predict(
     entropy: options.Entropy = False,
     probabilities: options.Probabilities = False,
     dicom_seg: predict_options.DicomSeg = False,
+    page: predict_options.Page = False,
+    reference: predict_options.Reference = None,
     fill_nonfinite: options.FillNonfinite = False,
     trust_affine: options.TrustAffine = None,
     require_checksum: predict_options.RequireChecksum = False,
@@ -71,6 +73,7 @@ def predict(
 
     devices = split_devices(device)
     _check_source(inputs, model, store, folds=folds)
+    model = model or default_model(devices)
     output = OutputSettings(
         views=split_views(views),
         precision=precision,
@@ -86,6 +89,8 @@ def predict(
         entropy=entropy,
         probabilities=probabilities,
         dicom_seg=dicom_seg,
+        page=page,
+        reference=_normal_ranges(reference, model, page=page),
         fill_nonfinite=fill_nonfinite,
     )
     engine = None
@@ -94,7 +99,7 @@ def predict(
     request = PredictRequest(
         inputs=inputs or (),
         out=out,
-        model=model or default_model(devices),
+        model=model,
         output=output,
         devices=devices,
         workers=workers,
@@ -128,6 +133,36 @@ def _check_source(
         )
     if folds and (store is None or not model):
         raise ConfigError("--folds needs --store and --model", remedy="give both")
+
+
+def _normal_ranges(
+    reference: Path | None, model: str, *, page: bool
+) -> tuple[tuple[str, float, float], ...]:
+    """The ranges of a table that hold for everyone: sex and age of a person are not known here.
+
+    ConfigError without --page, and where the table has no such range.
+    """
+    if reference is None:
+        return ()
+    if not page:
+        raise ConfigError("--reference is for pages", remedy="give --page too")
+    from trinat.pipelines.evaluate.ranges import read_ranges
+    from trinat.pipelines.serve.catalogue import read_scheme
+    from trinat.segmentation.models.zoo import find_model
+
+    scheme = read_scheme(find_model(model))
+    found = tuple(
+        (limits.structure, limits.low_mm3, limits.high_mm3)
+        for limits in read_ranges(reference, scheme)
+        if not limits.is_for_some
+    )
+    if not found:
+        raise ConfigError(
+            "every range is for one sex or some ages, which are not known of a scan",
+            where=reference,
+            remedy="give ranges without sex and age, or use trinat report",
+        )
+    return found
 
 
 def _requests(

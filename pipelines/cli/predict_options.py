@@ -63,6 +63,19 @@ DicomSeg = Annotated[
         "--dicom-seg", help="Write a DICOM SEG of each scan that was given as DICOM."
     ),
 ]
+Page = Annotated[
+    bool,
+    typer.Option(
+        "--page", help="Write a page for each scan (HTML), to read and to print."
+    ),
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference",
+        help="TSV of normal volumes for the pages. Columns: structure, low_mm3, high_mm3.",
+    ),
+]
 RequireChecksum = Annotated[
     bool,
     typer.Option(

@@ -39,6 +39,7 @@ class Product(Enum):
     PICTURE = ("qc", ".png")
     DICOM_SEG = ("seg", ".dcm")
     BRAIN_MASK = ("mask", ".nii.gz", "brainmask", "brain")
+    PAGE = ("page", ".html")
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""trinat export: a model's networks as ONNX files, checked against what they were made from."""
+"""trinat export: a model's networks as ONNX files, checked against what they were made from.
+
+The other format, a MONAI bundle, is written by `monai_bundle.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trinat.pipelines.models.monai_bundle import export_bundle
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path
 from trinat.segmentation.models.base import Network
@@ -21,13 +25,17 @@ _SIDE = 64  # of the slices that the exported graph is traced and checked with
 
 
 def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
-    """Write <view>.onnx for each view; the files.
+    """Write <view>.onnx for each view, or with `format_` monai-bundle a bundle; the files.
 
-    A file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
+    An ONNX file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
     ModelError where ONNX Runtime gives other labels than torch; no such file is left.
     """
+    if format_ == "monai-bundle":
+        return export_bundle(model, out)
     if format_ != "onnx":
-        raise ConfigError(f"--format {format_} is not known", remedy="give onnx")
+        raise ConfigError(
+            f"--format {format_} is not known", remedy="give onnx or monai-bundle"
+        )
     loaded = load_model(model)
     out.mkdir(parents=True, exist_ok=True)
     written = []

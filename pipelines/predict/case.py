@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.case_files import CaseFiles, write_slices
@@ -140,7 +141,9 @@ class CaseWorker:
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
-                outputs, picture = self._write_files(staging, scan, found, volumes)
+                outputs, picture = self._write_files(
+                    staging, scan, found, volumes, result
+                )
         result["picture"] = picture
         timings_s = {}
         for name, (wall_s, _) in scan.clock.take().items():
@@ -165,6 +168,7 @@ class CaseWorker:
         scan: CaseInProgress,
         found: Prediction,
         volumes: BrainVolumes,
+        result: Mapping[str, Any],
     ) -> tuple[dict[str, str], str]:
         """Write all files of a case below `staging`.
 
@@ -177,7 +181,7 @@ class CaseWorker:
         names.labels(settings.output, case.path).parent.mkdir(parents=True)
         model = self.segmenter.model.name
         files = CaseFiles(names, case, found, volumes, settings, model)
-        picture = files.write_all(scan.digest)
+        picture = files.write_all(scan.digest, result)
         outputs = {}
         for path in sorted(staging.rglob("*")):
             if path.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -23,6 +24,7 @@ from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.report.case_view import view_result
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
+from trinat.segmentation.report.scan_page import scan_page
 from trinat.segmentation.timing import stage
 
 
@@ -56,10 +58,10 @@ class CaseFiles:
         origin["TrinatVersion"] = version("trinat")
         return origin
 
-    def write_all(self, digest: str) -> Path | None:
+    def write_all(self, digest: str, result: Mapping[str, Any]) -> Path | None:
         """Write every file that is wanted; returns the path of the picture, None without one.
 
-        `digest` is the SHA-256 of the scan.
+        `digest` is the SHA-256 of the scan, `result` what its line of the ledger says.
         """
         self._write_labels()
         if self._output.wants(Product.STATS):
@@ -72,6 +74,8 @@ class CaseFiles:
             self._write_probabilities()
         if self._output.wants(Product.DICOM_SEG):
             self._write_dicom_seg(digest)
+        if self._output.wants(Product.PAGE):
+            self._write_page(digest, result)
         if self._output.wants(Product.PICTURE):
             return self._write_picture()
         return None
@@ -132,6 +136,22 @@ class CaseFiles:
             model=self.model,
             left_out=self.found.not_predicted,
         )
+
+    def _write_page(self, digest: str, result: Mapping[str, Any]) -> None:
+        """The page of the scan alone."""
+        facts = {
+            "trinat": version("trinat"),
+            "model": f"{self.model} (SHA-256 {self.settings.model_sha256})",
+            "scan": f"{self.case.stem} (SHA-256 {digest})",
+        }
+        page = scan_page(
+            self.found,
+            result,
+            facts,
+            title=self.case.stem,
+            ranges=self._output.reference,
+        )
+        write_whole(self.names.path(Product.PAGE), page)
 
     def _write_picture(self) -> Path:
         """A mosaic of slices with their labels."""

@@ -36,6 +36,7 @@ BIDSIGNORE = (
     _files_of(Product.PICTURE),
     _files_of(Product.ENTROPY),
     _files_of(Product.STATS),
+    _files_of(Product.PAGE),
     f"{WORK}/",
     f"{SLICES}/",
     f"{ASIDE}/",

@@ -22,8 +22,9 @@ class OutputSettings:
     - `views` in the order in which they are computed; empty: all that the model has.
     - `samples` is the number of dropout samples to estimate uncertainty from.
     - `mgz` writes label maps as .mgz where the scan is one.
-    - The settings `stats`, `picture`, `brain_mask`, `entropy`, `probabilities` and `dicom_seg`
-      each write the `Product` of the same name.
+    - The settings `stats`, `picture`, `brain_mask`, `entropy`, `probabilities`, `dicom_seg` and
+      `page` each write the `Product` of the same name.
+    - `reference` are the normal ranges that pages show: structure, lowest and highest mm³.
     """
 
     views: tuple[str, ...] = ()
@@ -38,6 +39,8 @@ class OutputSettings:
     entropy: bool = False
     probabilities: bool = False
     dicom_seg: bool = False
+    page: bool = False
+    reference: tuple[tuple[str, float, float], ...] = ()
     fill_nonfinite: bool = False
     trust_affine: Literal["sform", "qform", "header"] | None = None
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

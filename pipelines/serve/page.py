@@ -55,11 +55,14 @@ class QueueStudy(Study):
         raise InputError("no such scan: deleted, or never there")
 
     def image(self, item: Item) -> Path | None:
-        """The scan that was sent, once it has a result; None of DICOM, whose scan is a zip."""
+        """The scan that was sent, from the start; None of DICOM, whose scan is a zip.
+
+        A scan that failed may not be readable: it is not shown.
+        """
         scan = Path(item.entry.scan)
-        if item.labels and scan.suffix != ".zip":
-            return scan
-        return None
+        if scan.suffix == ".zip" or item.entry.status == "failed":
+            return None
+        return scan
 
     def mask(self, item: Item) -> Path | None:
         """The brain mask of a scan that is done."""

@@ -121,6 +121,7 @@ class Queue:
         if submission.state == "running":
             submission.state = "queued"
             submission.progress = 0
+            submission.stage = ""
         if submission.state == "queued" and submission.begun >= MAX_STARTS:
             reason = f"the server ended {submission.begun} times while it was at work"
             self._end(submission, "failed", reason)
@@ -215,8 +216,10 @@ class Queue:
             if submission is None or submission.ended or stage not in _PROGRESS:
                 return
             submission.progress = _PROGRESS[stage]
+            submission.stage = stage
             if submission.state == "queued":
                 submission.state = "running"
+                submission.running_since = time.monotonic()
                 submission.begun += 1
                 self._note(submission)
 
@@ -266,7 +269,16 @@ class Queue:
                     other for other in self.waiting if other.number < submission.number
                 ]
                 known["place"] = 1 + len(earlier)
+            known["seconds_left"] = self._seconds_left(submission)
         return Segmentation(**known)
+
+    def _seconds_left(self, submission: Submission) -> int | None:
+        """Of a running scan, by the mean of those that have ended; None while none has."""
+        ended = sum(self.ended.values())
+        if submission.state != "running" or not ended or not self.busy_s:
+            return None
+        since = time.monotonic() - submission.running_since
+        return max(1, round(self.busy_s / ended - since))
 
     def delete(self, submission: Submission) -> None:
         """Delete a scan and its results, whatever its state; a second time does nothing."""
@@ -319,6 +331,7 @@ class Queue:
         submission.reason = reason
         submission.ended = time.time()
         submission.progress = 1.0
+        submission.stage = ""
         self._note(submission)
 
     def _note(self, submission: Submission) -> None:

@@ -27,6 +27,13 @@ class Segmentation(BaseModel):
         default=0, description="1 for the next that is begun, 0 for what is begun"
     )
     progress: float = Field(default=0.0, ge=0, le=1)
+    stage: str = Field(
+        default="", description="of a running one: reading, networks or writing"
+    )
+    seconds_left: int | None = Field(
+        default=None,
+        description="of a running one, from how long others took since the start",
+    )
     reason: str = Field(default="", description="why it failed", examples=[""])
     grade: str = Field(
         default="", description="pass, look or reject", examples=["pass"]
@@ -40,8 +47,8 @@ class Segmentation(BaseModel):
 class Submission(Segmentation):
     """A scan that was accepted, as its record on the disk has it.
 
-    `client` and `given` are of this run of the server alone and are not written: after a restart
-    every waiting scan is given to the engine again.
+    `client`, `given` and `running_since` are of this run of the server alone and are not written:
+    after a restart every waiting scan is given to the engine again.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,6 +60,7 @@ class Submission(Segmentation):
     result: dict[str, Any] = {}  # as in a ledger
     client: str = Field(default="", exclude=True)
     given: bool = Field(default=False, exclude=True)  # to the engine
+    running_since: float = Field(default=0.0, exclude=True)  # by the monotonic clock
 
     @property
     def scan_name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import resources
 from typing import Annotated, Literal
@@ -59,6 +60,7 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
         Route("/v1/raters", answers.raters),
         Route("/v1/scans/{number:int}", answers.detail),
         Route("/v1/scans/{number:int}/ratings", answers.rate, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/value", answers.value),
         Route("/v1/scans/{number:int}/{kind}", answers.content),
     ]
 
@@ -94,6 +96,18 @@ class _Answers:
             step = 2
         content = self._voxels.content(number, kind, step)
         return Response(content, media_type="application/octet-stream")
+
+    def value(self, request: Request) -> Response:
+        """The scan's own value at ?mm=x,y,z; null outside of it."""
+        words = request.query_params.get("mm", "").split(",")
+        try:
+            place_mm = [float(word) for word in words]
+        except ValueError:
+            place_mm = []
+        if len(place_mm) != 3 or not all(map(math.isfinite, place_mm)):
+            raise InputError("not a place: give mm=x,y,z")
+        value = self._voxels.value(request.path_params["number"], place_mm)
+        return JSONResponse({"value": value})
 
     async def rate(self, request: Request) -> Response:
         """Keep a rating; the answer is the scan with it."""

@@ -8,6 +8,7 @@ scan's.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,17 +37,35 @@ _LARGE_BOX = 60**3
 
 
 class Voxels:
-    """Reads what the page asks for; the maps that were looked at last are kept.
-
-    `forget` drops all of them.
-    """
+    """Reads what the page asks for; the maps that were looked at last are kept."""
 
     def __init__(self, study: Study) -> None:
         """Of the scans of a study, by their numbers in its list."""
         self._study = study
         self._lock = Lock()
         self._read_once = lru_cache(maxsize=4)(self._read)
-        self.forget = self._read_once.cache_clear
+        # With the scan's own values, for what is under the cross-hair.
+        self._whole = lru_cache(maxsize=1)(_read_whole)
+
+    def forget(self) -> None:
+        """Drop all voxels that are kept."""
+        self._read_once.cache_clear()
+        self._whole.cache_clear()
+
+    def value(self, number: int, place_mm: Sequence[float]) -> float | None:
+        """The scan's own value in the voxel at a place (3,) in RAS mm; None outside of the scan.
+
+        InputError where the study does not have the scan.
+        """
+        item = self._study[number]
+        path = _existing(self._study.image(item), "scan", item)
+        with self._lock:
+            volume = self._whole(path, path.stat().st_mtime_ns)
+        to_voxels = np.linalg.inv(volume.affine)
+        voxel = np.rint(to_voxels[:3, :3] @ place_mm + to_voxels[:3, 3]).astype(int)
+        if (voxel < 0).any() or (voxel >= volume.shape).any():
+            return None
+        return float(volume.data[tuple(voxel)])
 
     def content(self, number: int, kind: str, step: int) -> bytes:
         """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
@@ -107,7 +126,7 @@ class Voxels:
         if image is None:
             path = _existing(item.labels, "scan", item)
             return _to_bytes(_read_ras(path, labels=True), np.inf)
-        volume = _read_ras(image)
+        volume = self._whole(image, image.stat().st_mtime_ns)
         thinned = volume.data[::3, ::3, ::3]
         brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
         return _to_bytes(volume, brightest or np.inf)
@@ -187,6 +206,11 @@ def _existing(path: Path | None, kind: str, item: Item) -> Path:
 
 def _read_ras(path: Path, *, labels: bool = False) -> Volume:
     return reoriented(Volume.read(path, labels=labels), "RAS")
+
+
+def _read_whole(path: Path, _: int) -> Volume:
+    """A scan on RAS axes with its own values; kept until the time of its last change differs."""
+    return _read_ras(path)
 
 
 def _to_bytes(volume: Volume, brightest: float) -> Volume:

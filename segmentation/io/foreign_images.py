@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.errors import FormatError
+from trinat.segmentation.errors import ConfigError, FormatError
 
 # Voxels (X, Y, Z) and their affine (4, 4).
 PlacedArray = tuple[NDArray[Any], NDArray[np.float64]]
@@ -163,8 +163,13 @@ def from_simpleitk(image: Any) -> PlacedArray:
 
 
 def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """A SimpleITK.Image of voxels, which are copied."""
-    import SimpleITK as sitk  # noqa: N813 - as its documents do
+    """A SimpleITK.Image of voxels, which are copied; ConfigError without that package."""
+    try:
+        import SimpleITK as sitk  # noqa: N813 - as its documents do
+    except ImportError:
+        raise ConfigError(
+            "SimpleITK is not installed", remedy="pip install SimpleITK"
+        ) from None
 
     to_lps = _RAS_TO_LPS @ affine
     spacing_mm = np.linalg.norm(to_lps[:3, :3], axis=0)

@@ -62,6 +62,12 @@ class Range:
     age_from: float = -np.inf
     age_to: float = np.inf
 
+    @property
+    def is_for_some(self) -> bool:
+        """Whether it is for one sex or for some ages."""
+        is_by_age = np.isfinite(self.age_from) or np.isfinite(self.age_to)
+        return bool(self.sex or is_by_age)
+
     def fits(self, scan: Scan) -> bool:
         """Whether it speaks of this person; ranges by age or sex say nothing where these lack.
 

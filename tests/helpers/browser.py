@@ -116,11 +116,11 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": color_scheme}
         self._send("Emulation.setEmulatedMedia", media=media, features=[feature])
 
-    def resize(self, width: int) -> None:
+    def resize(self, width: int, height: int = 900) -> None:
         self._send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
-            height=900,
+            height=height,
             deviceScaleFactor=1,
             mobile=False,
         )

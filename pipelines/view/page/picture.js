@@ -5,7 +5,7 @@ const GREY = [0.42, 0.72, 0.98, 0.9];
 const COMMON = {
   logLevel: "error", backColor: [0, 0, 0, 1], crosshairColor: GREY, dragAndDropEnabled: false,
   isColorbar: false, viewModeHotKey: "", clipPlaneHotKey: "", cycleClipPlaneHotKey: "",
-  fontColor: [0.62, 0.67, 0.73, 1],
+  fontColor: [0.62, 0.67, 0.73, 1], showAllOrientationMarkers: true,
 };
 // Colours, opacity, and the values that are shown as the first and the last of them.
 const OVERLAYS = { entropy: ["inferno", 0.75, null, 15, 255], mask: ["green", 1, null, 60, 160] };
@@ -24,12 +24,13 @@ export class Picture {
     this.selected = 0;
     this.labels = this.against = this.solid = null;
     this.opacity = 0.5;
-    this.state = { outline: false, shown: true, flipped: false, window: [0, 255] };
+    this.state = { outline: false, shown: true, flipped: false, window: [0, 255], radiological: false };
   }
 
   async start() {
     this.nv = new niivue.Niivue({
       ...COMMON, crosshairGap: 12, crosshairWidth: 0.6, crosshairWidthUnit: "mm", multiplanarShowRender: 0, dragMode: 3,
+      isRadiologicalConvention: this.state.radiological,
     });
     await this.nv.attachToCanvas(this.canvas);
     // Gradients serve NiiVue's volume rendering, which is not used here, and cost most of the time
@@ -59,10 +60,20 @@ export class Picture {
     this.move(at || this.centre(0));
   }
 
+  // A scan that has no labels yet, with the cross-hair in its middle.
+  async showAlone(scan) {
+    await this.show(scan, new Uint8Array(0), { keep: false });
+    this.nv.drawBitmap = null;
+    this.labels = null;
+    this.nv.scene.crosshairPos = [0.5, 0.5, 0.5];
+    this.nv.createOnLocationChange();
+    this.nv.drawScene();
+  }
+
   _redraw() {
     const nv = this.nv;
     const bitmap = this.state.flipped && this.against ? this.against : this.labels;
-    if (!bitmap || !nv.volumes.length) return;
+    if (!bitmap?.length || !nv.volumes.length) return;
     nv.drawTexture = nv.r8Tex(nv.drawTexture, nv.gl.TEXTURE7, nv.back.dims, true);
     nv.drawBitmap = bitmap;
     this._look();
@@ -100,6 +111,32 @@ export class Picture {
     // With an outline the rest must not be wholly transparent, or NiiVue draws no rim either.
     nv.drawOpacity = outline && opacity ? 0.004 : opacity;
     nv.drawRimOpacity = outline && opacity ? 0.35 + 0.65 * opacity : -1;
+  }
+
+  // Radiological: the person's left is on the right of the picture.
+  setRadiological(on) {
+    this.state.radiological = on;
+    this.nv.setRadiologicalConvention(on);
+    this.nv.drawScene();
+  }
+
+  // What is seen on both canvases, as one.
+  snapshot(layout) {
+    const shot = document.createElement("canvas");
+    [shot.width, shot.height] = [this.canvas.width, this.canvas.height];
+    const pen = shot.getContext("2d");
+    // Each canvas is copied in the turn in which it was drawn: later it is empty.
+    if (layout !== "solid") {
+      this.nv.drawScene();
+      pen.drawImage(this.canvas, 0, 0);
+    }
+    if (this.solid && (layout === "all" || layout === "solid")) {
+      this.solid.drawScene();
+      const part = layout === "all" ? 2 : 1;
+      const [x, y] = [shot.width - shot.width / part, shot.height - shot.height / part];
+      pen.drawImage(this.solidCanvas, x, y, shot.width / part, shot.height / part);
+    }
+    return new Promise((done) => shot.toBlob(done, "image/png"));
   }
 
   setWindow(low, high) {
@@ -222,13 +259,13 @@ export class Picture {
       this.solid.scene.crosshairPos = this.solid.mm2frac(mm);
       this.solid.drawScene();
     }
-    this.moved({ place, mm });
+    this.moved({ place, mm, voxel: Array.from(at.vox).slice(0, 3), dims: this.dims });
   }
 
   async setSurfaces(buffer) {
     if (!this.solid) {
       this.solid = new niivue.Niivue({
-        ...COMMON, show3Dcrosshair: true, crosshairWidth: 1, crosshairWidthUnit: "mm", sliceType: 4,
+        ...COMMON, show3Dcrosshair: true, crosshairWidth: 1, crosshairWidthUnit: "mm", sliceType: 4, isOrientCube: true,
       });
       await this.solid.attachToCanvas(this.solidCanvas);
       this.solid.scene.renderAzimuth = 120;

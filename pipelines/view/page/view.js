@@ -4,11 +4,13 @@ import { Picture } from "./picture.js";
 const $ = (id) => document.getElementById(id);
 const VERDICT_KEYS = ["1", "2", "3"];
 const LAYOUTS = { all: "All", axial: "A", coronal: "C", sagittal: "S", solid: "3D" };
-const SIDES = [[/^Left-(.*)/, "$1 L"], [/^Right-(.*)/, "$1 R"]];
+const SIDES = [[/^Left-(.*)/, "L $1"], [/^Right-(.*)/, "R $1"]];
+const FEWEST_FOR_PERCENTILES = 20;
+const STAGES = { reading: "reading", networks: "segmenting", writing: "writing" };
 
 const page = {
   study: null, items: [], order: [], number: -1, detail: null, filter: "all", loading: 0,
-  structure: 0, picture: null, overlay: "", counts: null, asking: new AbortController(),
+  structure: 0, picture: null, overlay: "", counts: null, asking: new AbortController(), whole: false,
 };
 
 // ---- Asking ----
@@ -80,7 +82,7 @@ function scanRow(item, number) {
 
 function fillScanRow(item) {
   const { rating } = item;
-  const running = item.state === "running" ? `${Math.round(100 * item.progress)} %` : item.place ? `place ${item.place}` : item.grade;
+  const running = item.state ? progressOf(item) : item.grade;
   const said = rating && make("span", {
     class: "said", "data-grade": rating.rating, title: rating.stale ? "Stale: the result has changed since" : rating.remark,
   }, rating.stale ? `${rating.rating}?` : rating.rating);
@@ -92,6 +94,14 @@ function fillScanRow(item) {
   );
 }
 
+// Where a scan of a service is, in words; "" once it has ended.
+function progressOf(item) {
+  if (item.state === "queued") return item.place > 1 ? `waiting, ${item.place - 1} before it` : "waiting";
+  if (item.state !== "running") return "";
+  const stage = STAGES[item.stage] || item.stage;
+  return item.seconds_left === null ? stage : `${stage}, about ${item.seconds_left} s left`;
+}
+
 function filterScans() {
   page.order = [];
   page.items.forEach((item, number) => {
@@ -99,7 +109,7 @@ function filterScans() {
     item.row.hidden = !shown;
     if (shown) page.order.push(number);
   });
-  $("scan-none").hidden = page.order.length > 0;
+  $("scan-none").hidden = page.order.length > 0 || !page.items.length;
   for (const chip of $("filters").children) chip.setAttribute("aria-pressed", chip.dataset.filter === page.filter);
 }
 
@@ -114,7 +124,7 @@ function fillFilters() {
     make("button", { class: "chip", "data-filter": filter, "data-grade": filter, onclick: () => { page.filter = filter; filterScans(); } },
       `${filter} `, make("b", {}, String(found)))));
   const rated = count((i) => i.rating && !i.rating.stale);
-  $("progress").textContent = page.study.service ? `${count((i) => i.there)} of ${page.items.length} done` : `${rated} of ${count((i) => i.there)} rated by ${page.study.rater}`;
+  $("progress").textContent = !page.items.length ? "" : page.study.service ? `${count((i) => i.there)} of ${page.items.length} done` : `${rated} of ${count((i) => i.there)} rated by ${page.study.rater}`;
 }
 
 function go(by) {
@@ -153,6 +163,7 @@ async function open(number) {
   const path = pathOf(item);
   try {
     const detailed = askJson(path);
+    page.whole = false;
     const coarse = item.there && Promise.all([askBytes(`${path}/scan?step=2`), askBytes(`${path}/labels?step=2`)]);
     coarse && coarse.catch(() => {});
     const starting = item.there && started();
@@ -161,10 +172,11 @@ async function open(number) {
     page.detail = detail;
     page.counts = null;
     fillDetail();
-    document.body.classList.toggle("empty", !item.there);
+    document.body.classList.toggle("empty", !item.there && !detail.scan);
     if (!item.there) {
       page.picture?.clearSurfaces();
-      tell(item.why || (item.state ? item.state : "This scan has no result."));
+      tell(item.why || progressOf(item) || "This scan has no result.");
+      if (detail.scan) await showAlone(path, isOld);
       return;
     }
     tell("loading", { busy: true });
@@ -181,6 +193,8 @@ async function open(number) {
     const [whole, all] = await Promise.all([askBytes(`${path}/scan`), askBytes(`${path}/labels`)]);
     if (isOld()) return;
     await picture.show(whole, new Uint8Array(all));
+    page.whole = true;
+    picture.move(picture.at());
     page.counts = picture.counts();
     fillStructures();
     if (page.structure) picture.select(page.structure);
@@ -196,10 +210,21 @@ async function open(number) {
   }
 }
 
+// A scan that has no labels yet.
+async function showAlone(path, isOld) {
+  const picture = await started();
+  const scan = await askBytes(`${path}/scan`);
+  if (isOld()) return;
+  page.whole = true;
+  await picture.showAlone(scan);
+  window.trinatShown = { number: page.number, step: "scan", time: performance.now() };
+}
+
 async function started() {
   if (!page.picture) {
     const picture = new Picture($("planes"), $("solid"), page.study.structures, located);
     page.picture = picture;
+    picture.state.radiological = isRadiological();
     page.starting = picture.start();
   }
   await page.starting;
@@ -219,18 +244,56 @@ function fillDetail() {
   fillCard();
 }
 
-function located({ place, mm }) {
-  const structure = place ? shortName(page.study.structures[place - 1].name) : "";
+function located({ place, mm, voxel, dims }) {
   const at = mm.map((v) => v.toFixed(0)).join(", ");
-  const which = page.picture.state.flipped ? ` · ${page.study.against}` : "";
-  $("here").textContent = `${structure ? `${structure} · ` : ""}${at} mm${which}`;
+  const parts = [place ? shortName(page.study.structures[place - 1].name) : "", `${at} mm`];
+  if (page.whole && dims) parts.push(`slices ${voxel.map((n, axis) => `${n + 1}/${dims[axis]}`).join(", ")}`);
+  if (page.picture.state.flipped) parts.push(page.study.against);
+  const line = parts.filter(Boolean).join(" · ");
+  $("here").textContent = line;
+  clearTimeout(page.valuing);
+  if (page.detail?.scan) page.valuing = setTimeout(() => showValue(mm, line).catch(() => {}), 150);
+}
+
+// The scan's own value under the cross-hair, once it has come to rest.
+async function showValue(mm, line) {
+  const { value } = await askJson(`${pathOf(page.items[page.number])}/value?mm=${mm.join(",")}`, { signal: page.asking.signal });
+  if ($("here").textContent !== line || value === null) return;
+  $("here").textContent = `${line} · value ${Number(value.toPrecision(6)).toLocaleString("en")}`;
+}
+
+// ---- Sides ----
+
+const isRadiological = () => localStorage.getItem("trinat-radiological") === "yes";
+
+function tellSides() {
+  const on = isRadiological();
+  $("convention").textContent = on ? "Radiological: left on the right" : "Neurological: left on the left";
+  $("convention").setAttribute("aria-pressed", on);
+  $("sides").textContent = `In the axial and coronal plane the person's left is on the ${on ? "right" : "left"}.`;
+}
+
+function switchSides() {
+  localStorage.setItem("trinat-radiological", isRadiological() ? "no" : "yes");
+  tellSides();
+  page.picture?.setRadiological(isRadiological());
+}
+
+async function savePicture() {
+  if (!page.picture || document.body.classList.contains("empty")) return;
+  const blob = await page.picture.snapshot($("stage").dataset.layout);
+  const link = make("a", { href: URL.createObjectURL(blob), download: `${page.items[page.number].name.replaceAll("/", "_")}.png` });
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 // ---- Structures ----
 
+// In mm³; null of a structure that the model does not predict, undefined while it is not known.
 function volumeOf(structure, place) {
-  const known = page.detail.result.volumes_mm3?.[structure.name];
-  if (known !== undefined || !page.counts) return known;
+  const measured = page.detail?.result.volumes_mm3;
+  if (measured) return measured[structure.name] ?? null;
+  if (!page.counts) return undefined;
   return page.counts[place] * page.picture.voxelMm3();
 }
 
@@ -241,11 +304,30 @@ function percentile(structure, volume) {
   return (100 * (below + same / 2)) / structure.volumes.length;
 }
 
+// Of few scans a rank says more: 1 is the smallest.
+function placeInStudy(structure, volume) {
+  if (structure.count >= FEWEST_FOR_PERCENTILES) return `percentile ${percentile(structure, volume).toFixed(0)} (${structure.count} scans)`;
+  const below = structure.volumes.filter((v) => v < volume).length;
+  return `rank ${below + 1} of ${structure.count}, 1 the smallest`;
+}
+
+function showVolumes() {
+  const measured = page.study.structures.map((s, n) => [s, n + 1]).filter(([s]) => s.count);
+  const rows = measured.map(([s, place]) => {
+    const at = (share) => whole(s.volumes[Math.round(share * (s.volumes.length - 1))]);
+    const own = volumeOf(s, place);
+    const cells = [s.count, ...[0, 0.25, 0.5, 0.75, 1].map(at), own === undefined || own === null ? "" : whole(own)];
+    return make("tr", {}, make("th", { scope: "row" }, shortName(s.name)), ...cells.map((text) => make("td", {}, String(text))));
+  });
+  $("volumes-rows").replaceChildren(...rows);
+  $("volumes").showModal();
+}
+
 // The study's range with its middle half, and where this volume is.
 function strip(structure, volume) {
   const values = structure.volumes;
   const svg = draw("svg", { viewBox: "0 0 60 12", class: "strip", "aria-hidden": "true" });
-  if (values.length < 2 || volume === undefined) return svg;
+  if (values.length < 2 || volume === undefined || volume === null) return svg;
   const [low, high] = [Math.min(values[0], volume), Math.max(values[values.length - 1], volume)];
   const x = (v) => 2 + (56 * (v - low)) / (high - low || 1);
   const quartile = (share) => values[Math.round(share * (values.length - 1))];
@@ -272,14 +354,16 @@ function structureRow(structure, n) {
 function fillStructures() {
   page.study.structures.forEach((structure, n) => {
     const volume = volumeOf(structure, n + 1);
-    const grade = page.detail.result.structure_grades?.[structure.name];
-    const own = page.detail.ratings.find((r) => r.mine && r.structure === structure.name);
-    const agreement = page.detail.result.agreement?.[structure.name];
-    structure.row.classList.toggle("missing", volume === 0);
+    const grade = page.detail?.result.structure_grades?.[structure.name];
+    const own = page.detail?.ratings.find((r) => r.mine && r.structure === structure.name);
+    const agreement = page.detail?.result.agreement?.[structure.name];
+    structure.row.classList.toggle("missing", !volume && volume !== undefined);
+    const measured = volume === null ? [make("span", { class: "absent" }, "not predicted")]
+      : volume === 0 ? [make("span", { class: "absent" }, "not found")]
+        : [make("span", { class: "volume" }, volume === undefined ? "" : whole(volume)), strip(structure, volume)];
     structure.row.lastChild.replaceChildren(
       make("span", { class: "name", title: structure.name }, shortName(structure.name)),
-      make("span", { class: "volume" }, volume === undefined ? "" : whole(volume)),
-      strip(structure, volume),
+      ...measured,
       make("span", { class: "agreement soft", title: "Agreement of views" }, agreement ? agreement.toFixed(2) : ""),
       make("span", { class: "dot", "data-grade": own ? own.rating : grade || "", "data-own": own ? true : null, title: own ? `you: ${own.rating}` : grade || "" }),
     );
@@ -325,9 +409,9 @@ function fillCard() {
   const { result } = page.detail;
   const volume = volumeOf(structure, page.structure);
   const facts = [
-    ["Volume", volume === undefined ? "" : `${whole(volume)} mm³`],
-    ["Of brain", volume !== undefined && result.total_brain_mm3 ? `${((100 * volume) / result.total_brain_mm3).toFixed(2)} %` : ""],
-    ["In the study", volume !== undefined && structure.count > 1 ? `percentile ${percentile(structure, volume).toFixed(0)} (${structure.count} scans)` : ""],
+    ["Volume", volume === null ? "not predicted by this model" : volume === undefined ? "" : `${whole(volume)} mm³`],
+    ["Of brain", volume && result.total_brain_mm3 ? `${((100 * volume) / result.total_brain_mm3).toFixed(2)} %` : ""],
+    ["In the study", Number.isFinite(volume) && structure.count > 1 ? placeInStudy(structure, volume) : ""],
     ["Views agree", result.agreement?.[structure.name]?.toFixed(3)],
     ["IoU of samples", result.iou?.[structure.name]?.toFixed(3)],
     ["Volume CV", result.volume_cv?.[structure.name]?.toFixed(3)],
@@ -447,6 +531,7 @@ async function send(files) {
       const job = await askJson(AT, { method: "POST", body: form });
       sent.set(job.id, file.name);
       line.remove();
+      document.body.dataset.tab = "picture";
       await refresh(job.id);
     } catch (error) {
       line.textContent = `${file.name}: ${error.message}`;
@@ -466,11 +551,17 @@ async function refresh(id) {
   const at = page.items.findIndex((item) => item.id === (id || before?.id));
   page.number = at;
   if (at < 0) await openFirst();
-  else if (id || before.state !== page.items[at].state) await open(at);
-  else page.items[at].row.firstChild.setAttribute("aria-current", "true");
+  else if (id || hasEnded(before) !== hasEnded(page.items[at])) await open(at);
+  else {
+    page.items[at].row.firstChild.setAttribute("aria-current", "true");
+    $("name").replaceChildren(page.items[at].name, " ", badge(page.items[at].grade));
+    if (!hasEnded(page.items[at])) tell(progressOf(page.items[at]));
+  }
   clearTimeout(page.timer);
-  if (page.items.some((item) => !["done", "failed"].includes(item.state))) page.timer = setTimeout(() => refresh().catch(lost), 1000);
+  if (!page.items.every(hasEnded)) page.timer = setTimeout(() => refresh().catch(lost), 1000);
 }
+
+const hasEnded = (item) => ["done", "failed"].includes(item.state);
 
 function lost() {
   tell("the server does not answer");
@@ -483,11 +574,12 @@ function wireService() {
   $("judge").hidden = true;
   $("where").textContent = "Scans and results are deleted after a while.";
   $("file").addEventListener("change", (event) => { send([...event.target.files]); event.target.value = ""; });
-  for (const name of ["dragenter", "dragover", "dragleave", "drop"]) drop.addEventListener(name, (event) => {
+  // On the whole page: a file that is dropped beside the field would be opened in place of the page.
+  for (const name of ["dragenter", "dragover", "dragleave", "drop"]) document.body.addEventListener(name, (event) => {
     event.preventDefault();
-    drop.classList.toggle("over", name.startsWith("drage") || name === "dragover");
+    drop.classList.toggle("over", name === "dragenter" || name === "dragover");
   });
-  drop.addEventListener("drop", (event) => send([...event.dataTransfer.files]));
+  document.body.addEventListener("drop", (event) => send([...event.dataTransfer.files]));
   refresh().catch(lost);
 }
 
@@ -558,6 +650,8 @@ const KEYS = [
   ["E", "entropy", toggleOverlay("entropy")],
   ["K", "outline of the brain mask", toggleOverlay("mask")],
   ["F", "other label map", () => page.detail?.against && showOther(!page.picture.state.flipped).catch(unlessUnwanted)],
+  ["R", "the person's left on the other side", switchSides],
+  ["P", "save what is seen as a picture", savePicture],
   ["V", "all views", () => setLayout("all")],
   ["A", "axial plane", () => setLayout("axial")],
   ["C", "coronal plane", () => setLayout("coronal")],
@@ -581,6 +675,12 @@ function onKey(event) {
   }
   const writes = target.matches("input[type=search], input[type=text]");
   if (writes || (target.matches("input") && event.key in ARROWS)) return;
+  if (["ArrowUp", "ArrowDown"].includes(event.key) && target.closest("aside ol")) {
+    moveInList(target, event.key === "ArrowDown" ? 1 : -1);
+    event.preventDefault();
+    event.stopPropagation();
+    return;
+  }
   const digit = /^Digit([123])$/.exec(event.code);
   let act = null;
   if (digit && event.shiftKey) {
@@ -594,6 +694,14 @@ function onKey(event) {
   if (page.picture || !["H", "O"].includes(event.key.toUpperCase())) act();
 }
 
+// From a row of a list to the next one that is shown.
+function moveInList(target, by) {
+  const row = target.closest("li");
+  const rows = [...row.parentElement.children].filter((each) => !each.hidden);
+  const next = rows[rows.indexOf(row) + by];
+  next?.querySelector(".scan, .structure").focus();
+}
+
 function wire() {
   $("layouts").replaceChildren(...Object.entries(LAYOUTS).map(([name, text]) =>
     make("button", { "data-layout": name, "aria-pressed": String(name === "all"), title: name, onclick: () => setLayout(name) }, text)));
@@ -605,6 +713,10 @@ function wire() {
       page.picture?.resize();
     });
   }
+  tellSides();
+  $("convention").addEventListener("click", switchSides);
+  $("shoot").addEventListener("click", () => savePicture().catch((error) => tell(error.message)));
+  $("volumes-open").addEventListener("click", showVolumes);
   $("raters-open").hidden = page.study.raters < 2;
   $("raters-open").addEventListener("click", showRaters);
   $("help-open").addEventListener("click", () => $("help").showModal());
@@ -631,8 +743,12 @@ function fillScans() {
   page.items = page.study.scans;
   if (page.study.service) for (const item of page.items) item.name = sent.get(item.id) || `Scan ${item.number}`;
   $("scan-list").replaceChildren(...page.items.map(scanRow));
+  document.body.classList.toggle("nothing", !page.items.length);
+  document.body.classList.toggle("welcome", Boolean(page.study.service) && !page.items.length);
+  $("volumes-open").hidden = !page.study.structures.some((s) => s.count > 1);
   fillFilters();
   filterScans();
+  fillStructures();
 }
 
 async function openFirst() {
@@ -643,7 +759,7 @@ async function openFirst() {
   page.detail = null;
   $("name").textContent = "";
   $("files").hidden = true;
-  tell(page.study.service ? "Drop a scan on the list." : "No scans here.");
+  tell("No scans here: give the --out folder of trinat predict.");
 }
 
 async function main() {

@@ -46,12 +46,14 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                         }} else {{
                             data.items.add(new File(["hello"], "notes.txt"));
                             document.getElementById("drop").dispatchEvent(
-                                new DragEvent("drop", {{ dataTransfer: data }}));
+                                new DragEvent("drop", {{ dataTransfer: data, bubbles: true }}));
                         }}
                     }})()"""
                 )
                 sent = 1 if how == "field" else 2
                 page.wait(f"document.querySelectorAll('.scan').length === {sent}")
+                # The scan is there before its labels are, unless these are there at once.
+                page.wait("window.trinatShown", 120)
                 page.wait(
                     f"document.getElementById('progress').textContent[0] === '{sent}'",
                     120,

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.serve.page import study_of
 from trinat.pipelines.serve.queue import FullError, Queue, default_folder
 from trinat.pipelines.serve.records import Submission
 from trinat.segmentation.errors import DiskFullError
+from trinat.segmentation.labels.scheme import load_scheme
 
 
 def accepted(
@@ -198,3 +200,39 @@ def test_without_a_name_the_queue_is_in_the_users_state_folder(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", given.format(root=tmp_path))
     assert default_folder() == tmp_path / folder
+
+
+def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two scans took 30 s each; the third has been at work for 12 s, then for a minute."""
+    now = [100.0]
+    monkeypatch.setattr("trinat.pipelines.serve.queue.time.monotonic", lambda: now[0])
+    queue = Queue(tmp_path)
+    first, second, third = (accepted(queue) for _ in range(3))
+    queue.enter(first.id, "reading")
+    assert queue.seen(first).stage == "reading"
+    assert queue.seen(first).seconds_left is None
+    for job in (first, second):
+        queue.finish(Entry(job.id, "failed", timings_s={"a": 20.0, "b": 10.0}))
+    assert (queue.seen(first).stage, queue.seen(first).seconds_left) == ("", None)
+    assert queue.seen(third).seconds_left is None
+    queue.enter(third.id, "reading")
+    queue.enter(third.id, "networks")
+    now[0] += 12
+    assert (queue.seen(third).stage, queue.seen(third).seconds_left) == ("networks", 18)
+    now[0] += 48
+    assert queue.seen(third).seconds_left == 1
+
+
+def test_the_page_has_a_scan_from_its_acceptance_on_unless_it_failed(
+    tmp_path: Path,
+) -> None:
+    queue = Queue(tmp_path)
+    first, second = accepted(queue), accepted(queue)
+    study = study_of(queue, load_scheme("quicknat33"))
+    waiting = study[first.number]
+    assert (waiting.labels, study.image(waiting)) == (None, queue.scan(first))
+    assert study.detail(waiting)["scan"]
+    queue.finish(Entry(second.id, "failed", reason="no head"))
+    assert study.image(study[second.number]) is None

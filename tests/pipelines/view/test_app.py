@@ -196,3 +196,27 @@ def test_names_go_out_as_data_alone(tmp_path: Path) -> None:
 def test_a_ratings_file_of_another_make_is_told(out: Path) -> None:
     (out / "ratings.tsv").write_text("scan\trating\na\tpass\n")
     assert "no column" in client(out).get("/v1/scans/0").json()["reason"]
+
+
+def test_the_scans_own_value_is_told_at_a_place_in_mm(out: Path) -> None:
+    """200, and four times the label 10 in the left thalamus, voxels 3 to 6, 8 to 11, 6 to 9."""
+    page = client(out)
+
+    def value(place_mm: str) -> Any:
+        return page.get(f"/v1/scans/0/value?mm={place_mm}").json()["value"]
+
+    assert value("16,40,32") == 240
+    assert value("17.9,40,30.1") == 240
+    assert value("40,72,8") == 200
+    assert value("0,0,0") == 0
+    assert value("-4,0,0") is None
+    assert value("800,0,0") is None
+
+
+@pytest.mark.parametrize("place", ["", "1,2", "1,2,x", "1,2,nan", "1,2,3,4"])
+def test_what_is_no_place_is_refused(out: Path, place: str) -> None:
+    answer = client(out).get(f"/v1/scans/0/value?mm={place}")
+    assert (answer.status_code, answer.json()["reason"]) == (
+        422,
+        "not a place: give mm=x,y,z",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,15 +16,19 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
+from helpers.service import tiny_scan
 from helpers.studies import write_study
 from numpy.typing import NDArray
 from PIL import Image
 
 from trinat.pipelines.common.ratings import read_ratings, save_rating
+from trinat.pipelines.serve.page import study_of
+from trinat.pipelines.serve.queue import Queue as ServiceQueue
 from trinat.pipelines.view.app import make_app
 from trinat.pipelines.view.study import Study
 from trinat.pipelines.web import start
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 
 EVIL = "sub-<script>document.title='hit'<"
 
@@ -43,7 +46,9 @@ def address(
 
 
 @contextmanager
-def served(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def served(
+    out: Path, monkeypatch: pytest.MonkeyPatch, study: Study | None = None
+) -> Iterator[str]:
     """The address at which the page of a folder of results answers, while the block runs."""
     servers, said = [], Queue[str]()
     server = start.uvicorn.Server
@@ -52,7 +57,7 @@ def served(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "Server",
         lambda config: servers.append(server(config)) or servers[-1],
     )
-    app = make_app(Study(out, "anna"))
+    app = make_app(study or Study(out, "anna"))
     thread = threading.Thread(
         target=start.answer, args=(app, "secret"), kwargs={"say": said.put}
     )
@@ -77,12 +82,13 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         page.open(address)
         page.wait("window.trinatShown?.step === 0", 240)
         assert page.evaluate("document.querySelectorAll('.scan').length") == 20
-        first = page.evaluate("document.getElementById('name').firstChild.textContent")
+        shown_name = "document.getElementById('name').firstChild.textContent"
+        first = page.evaluate(shown_name)
         page.press("n")
         page.wait(
             "window.trinatShown.number === 1 && window.trinatShown.step === 0", 240
         )
-        second = page.evaluate("document.getElementById('name').firstChild.textContent")
+        second = page.evaluate(shown_name)
         assert second != first
         # A structure by its name; the cross-hair goes there.
         page.evaluate(
@@ -92,13 +98,15 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         shown = (
             "[...document.querySelectorAll('#structure-list li:not([hidden]) .name')]"
         )
-        assert page.evaluate(f"{shown}.map((x) => x.textContent)") == ["Thalamus R"]
+        assert page.evaluate(f"{shown}.map((x) => x.textContent)") == ["R Thalamus"]
         page.evaluate(
             "document.querySelector('#structure-list li:not([hidden]) .structure').click()"
         )
         # Its 3 x 3 x 3 voxels of 4 mm are around voxel 13, 9, 7.
+        # Voxels count from 1, and the scan's own value is 200 and four times the label.
+        page.wait("document.getElementById('here').textContent.includes('value')")
         assert page.evaluate("document.getElementById('here').textContent") == (
-            "Thalamus R · 52, 36, 28 mm"
+            "R Thalamus · 52, 36, 28 mm · slices 14/20, 10/24, 8/18 · value 396"
         )
         page.press("BracketRight")
         assert page.evaluate("document.getElementById('opacity').value") == "0.6"
@@ -127,20 +135,137 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         page.wait("window.trinatShown?.step === 0", 240)
         page.evaluate("document.getElementById('raters-open').click()")
         page.wait("document.getElementById('raters').open")
-        rows = page.evaluate("document.getElementById('raters-rows').innerText")
-        assert rows.split() == [
+        assert page.evaluate(
+            "document.getElementById('raters-rows').innerText"
+        ).split() == [
             *("scans", "anna,", "berta", "1", "100", "%", "not", "defined"),
             *("structures", "anna,", "berta", "1", "100", "%", "not", "defined"),
         ]
         page.evaluate("document.querySelector('#raters button').click()")
-        said = "document.querySelectorAll('.said[data-grade=reject]').length"
-        assert page.evaluate(said) == 1
+        assert (
+            page.evaluate(
+                "document.querySelectorAll('.said[data-grade=reject]').length"
+            )
+            == 1
+        )
         assert page.evaluate("document.querySelector('script:not([src])')") is None
         assert page.evaluate(f"document.body.textContent.includes({EVIL!r})")
         assert "hit" not in page.evaluate("document.title")
         assert not page.problems
         host = address.partition("?")[0]
         assert all(url.startswith((host, "data:", "blob:")) for url in page.requests)
+    finally:
+        page.close()
+
+
+SIZES = [(1440, 900), (390, 844)]
+# Main fills what is left of the window, and nothing reaches beyond it.
+FILLS = """(() => {
+  const { bottom, right } = document.querySelector("main").getBoundingClientRect();
+  return Math.abs(bottom - innerHeight) < 2 && Math.abs(right - innerWidth) < 2
+    && document.documentElement.scrollWidth <= innerWidth;
+})()"""
+STAGE_HEIGHT = "document.getElementById('stage').getBoundingClientRect().height"
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("address", [2], indirect=True)
+def test_the_page_fills_the_window_however_few_rows_are_listed(
+    address: str, tmp_path: Path
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
+    page = Browser(chromium, webgl=True)
+    try:
+        for width, height in SIZES:
+            page.resize(width, height)
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            for words in ("thal", "no such structure", ""):
+                page.evaluate(
+                    "(() => { const i = document.getElementById('structure-search');"
+                    f" i.value = {words!r}; i.dispatchEvent(new Event('input')); }})()"
+                )
+                assert page.evaluate(FILLS), (width, words)
+                assert page.evaluate(STAGE_HEIGHT) > height / 3
+            for tab in ("picture", "structures", "scans"):
+                page.evaluate(f"document.querySelector('nav [data-tab={tab}]').click()")
+                assert page.evaluate(FILLS), (width, tab)
+                (pictures / f"view-{width}-{tab}.png").write_bytes(page.picture())
+        # Of two scans a rank is told, and what the model does not predict is said.
+        rows = page.evaluate("document.getElementById('structure-list').innerText")
+        assert "CSFnot predicted" in "".join(rows.splitlines())
+        page.evaluate("document.querySelector('[data-place=\"7\"] .structure').click()")
+        assert "of 2, 1 the smallest" in page.evaluate(
+            "document.getElementById('structure-card').innerText"
+        )
+        # From row to row by the arrows, and one sees where one is.
+        page.evaluate("document.querySelector('nav [data-tab=structures]').click()")
+        page.evaluate("document.querySelector('[data-place=\"7\"] .structure').focus()")
+        page.press("ArrowDown")
+        at = "document.activeElement"
+        assert page.evaluate(f"{at}.closest('li').dataset.place") == "8"
+        assert page.evaluate(f"getComputedStyle({at}).outlineStyle") == "solid"
+        page.evaluate("document.getElementById('volumes-open').click()")
+        (pictures / "view-volumes.png").write_bytes(page.picture())
+        assert not page.problems
+    finally:
+        page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
+    (tmp_path / "queue").mkdir()
+    queue = ServiceQueue(tmp_path / "queue")
+    study = study_of(queue, load_scheme("quicknat33"))
+    page = Browser(chromium, webgl=True)
+    try:
+        with served(tmp_path / "queue", monkeypatch, study) as address:
+            for scheme in ("light", "dark"):
+                page.emulate(color_scheme=scheme)
+                for width, height in SIZES:
+                    page.resize(width, height)
+                    page.open(address)
+                    page.wait("document.body.classList.contains('nothing')")
+                    page.wait("!document.getElementById('drop').hidden")
+                    (pictures / f"serve-{width}-{scheme}.png").write_bytes(
+                        page.picture()
+                    )
+                    assert page.evaluate(FILLS), width
+                    text = page.evaluate("document.body.innerText")
+                    assert "choose" in text
+                    for empty in ("No scan matches", "Entropy", "Other"):
+                        assert empty not in text
+                    visible = "(e) => e.checkVisibility()"
+                    for rows in (".swatch", ".controls button", "#filters .chip"):
+                        assert not page.evaluate(
+                            f"[...document.querySelectorAll({rows!r})].some({visible})"
+                        )
+            # A scan that waits for its turn is seen already.
+            with queue.upload("a") as folder:
+                queue.accept(tiny_scan(folder / "scan.nii.gz"), [], "a")
+            page.open(address)
+            page.wait("document.querySelectorAll('.scan').length === 1")
+            page.evaluate("document.querySelector('.scan').click()")
+            page.wait("window.trinatShown?.step === 'scan'", 120)
+            (pictures / "serve-waiting.png").write_bytes(page.picture())
+            message = "document.getElementById('message').textContent"
+            assert page.evaluate(message) == "waiting"
+            names = "document.getElementById('structure-list').textContent"
+            assert "L Hippocampus" in page.evaluate(names)
+        assert not page.problems
     finally:
         page.close()
 
@@ -182,6 +307,23 @@ def columns_of(page: Browser, grey: tuple[int, int]) -> NDArray[np.intp]:
     return np.nonzero(found)[1]
 
 
+def assert_marker_is_on(page: Browser, side: str) -> None:
+    """The white marker is on this side of the picture's head, in both planes that have sides."""
+    for key, layout in (("a", "axial"), ("c", "coronal")):
+        page.press(key)
+        page.wait(f"document.getElementById('stage').dataset.layout === {layout!r}")
+        page.evaluate("new Promise((done) => setTimeout(done, 500))")
+        marker = columns_of(page, (240, 255))
+        head = columns_of(page, (35, 70))
+        assert len(marker) > 100
+        assert len(head) > 10 * len(marker)
+        middle = (head.min() + head.max()) / 2
+        if side == "left":
+            assert marker.max() < middle
+        else:
+            assert marker.min() > middle
+
+
 @pytest.mark.slow
 @pytest.mark.important
 @pytest.mark.browser
@@ -201,26 +343,13 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
             page.wait("window.trinatShown?.step === 0", 240)
             # The cross-hair is in the marker, and the page says on which side of the person it is.
             here = page.evaluate("document.getElementById('here').textContent")
-            assert here.startswith("Thalamus L · -")
-            words = page.evaluate("document.getElementById('sides').textContent")
-            side = re.search(r"the person's left is on the (left|right)", words)
-            assert side
+            assert here.startswith("L Thalamus · -")
             page.press("h")  # without the labels the marker is white
-            for key, layout in (("a", "axial"), ("c", "coronal")):
-                page.press(key)
-                page.wait(
-                    f"document.getElementById('stage').dataset.layout === {layout!r}"
-                )
-                page.evaluate("new Promise((done) => setTimeout(done, 500))")
-                marker = columns_of(page, (240, 255))
-                head = columns_of(page, (35, 70))
-                assert len(marker) > 100
-                assert len(head) > 10 * len(marker)
-                middle = (head.min() + head.max()) / 2
-                if side[1] == "left":
-                    assert marker.max() < middle
-                else:
-                    assert marker.min() > middle
+            for side in ("left", "right"):
+                words = page.evaluate("document.getElementById('sides').textContent")
+                assert f"the person's left is on the {side}" in words
+                assert_marker_is_on(page, side)
+                page.press("r")
     finally:
         page.close()
 

@@ -1,0 +1,147 @@
+"""A trinat model as MONAI bundles use networks: voxels of a scan in, its label map out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trinat.segmentation.data.sources.base import without_suffix
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.foreign_images import from_monai, to_monai
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import load_model
+
+
+class ReadScand:
+    """A transform of MONAI's kind: replaces the path of a scan by its voxels.
+
+    Reads as `trinat predict` does, with the same checks.
+    """
+
+    def __init__(self, keys: str) -> None:
+        """`keys` is the one key of the dictionaries that has the path."""
+        self.key = keys
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """A copy of `data` with a MetaTensor (1, X, Y, Z) in RAS mm.
+
+        Raises what `Volume.read` raises.
+        """
+        found = dict(data)
+        path = str(found[self.key])
+        volume = Volume.read(path)
+        image = to_monai(volume.data, volume.affine)
+        image.meta["filename_or_obj"] = path
+        found[self.key] = image
+        return found
+
+
+class WriteLabelsd:
+    """Writes a label map as `trinat predict` does: OUTPUT_DIR/NAME_dseg.nii.gz for scan NAME.
+
+    In place of MONAI's SaveImaged, which cannot write some axis orders.
+    """
+
+    def __init__(self, keys: str, output_dir: str | Path) -> None:
+        """`keys` is the key of the label map; `output_dir` is made with the first one."""
+        self.key = keys
+        self.folder = Path(output_dir)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """`data` as it is; its MetaTensor (1, X, Y, Z) knows the file of its scan."""
+        labels = data[self.key]
+        voxels, affine = from_monai(labels)
+        name = without_suffix(Path(labels.meta["filename_or_obj"]))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        volume = Volume(voxels.astype(np.int16), affine)
+        volume.write(self.folder / f"{name}_dseg.nii.gz", labels=True)
+        return dict(data)
+
+
+class LabelNetwork(nn.Module):
+    """Segments whole scans in their own space: the three networks of a model, fused.
+
+    It is moved by `to(device)`, and computes as `trinat predict` does on that device.
+    """
+
+    def __init__(self, model: str | Path) -> None:
+        """`model` is a model's folder, or the name of one that comes with trinat."""
+        super().__init__()
+        self.model = load_model(model)
+        # Registered, so that the module has parameters, and moves.
+        self.views = nn.ModuleDict(
+            {view.value: network for view, network in self.model.networks.items()}
+        )
+        self._predictors: dict[torch.device, Predictor] = {}
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scans (N, 1, X, Y, Z) to FreeSurfer numbers, float32, of that shape.
+
+        A MetaTensor says where its voxels are. Those of a plain tensor are taken to be 1 mm long,
+        with axes to the right, to the front and upwards. A MetaTensor gives a MetaTensor with the
+        same meta data.
+        """
+        labels = torch.zeros_like(image, dtype=torch.float32)
+        predictor = self._predictor(image.device)
+        for number, scan in enumerate(image):
+            found = predictor.segment(_volume_of(scan)).labels
+            labels[number, 0] = torch.from_numpy(found.data.astype(np.float32))
+        return labels
+
+    def _predictor(self, device: torch.device) -> Predictor:
+        if device not in self._predictors:
+            self._predictors[device] = Predictor(self.model, device=str(device))
+        return self._predictors[device]
+
+
+def _volume_of(scan: Tensor) -> Volume:
+    """A scan (1, X, Y, Z) with its place."""
+    if isinstance(scan, MetaTensor):
+        voxels, affine = from_monai(scan.cpu())
+        return Volume.of((voxels, affine))
+    return Volume.of((scan[0].cpu().numpy(), np.eye(4)))
+
+
+class ScanEvaluator:
+    """Runs a bundle: each scan of its dataset through the network, one at a time.
+
+    In place of `SupervisedEvaluator`, which needs pytorch-ignite, and hides which scan has failed.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        network: nn.Module,
+        inferer: Callable[[Tensor, nn.Module], Tensor],
+        device: torch.device,
+        postprocessing: Callable[[dict[str, Any]], Any],
+    ) -> None:
+        """`dataset` gives dictionaries with `image`; `postprocessing` gets `pred` too."""
+        self.dataset = dataset
+        self.network = network
+        self.inferer = inferer
+        self.device = device
+        self.postprocessing = postprocessing
+
+    def run(self) -> None:
+        """Segment all scans. InputError where there are none, and what reading a scan raises."""
+        count = len(self.dataset)  # type: ignore[arg-type]
+        if not count:
+            raise InputError(
+                "no scan found", where="dataset_dir", remedy="give --dataset_dir FOLDER"
+            )
+        for number in range(count):
+            item = dict(self.dataset[number])
+            image = item["image"].to(self.device)
+            with torch.inference_mode():
+                labels = self.inferer(image[None], self.network)
+            item["pred"] = labels[0].cpu()
+            self.postprocessing(item)

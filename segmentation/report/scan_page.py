@@ -1,0 +1,238 @@
+"""The page of one scan, for the person who asked: views, grade, volumes, sides, normal ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.labels.label import Label
+from trinat.segmentation.report.case_view import far_from_brain
+from trinat.segmentation.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    data_uri,
+    number,
+    render,
+    short_name,
+    table,
+)
+from trinat.segmentation.report.pictures import (
+    brain_window,
+    draw_rows,
+    encoded,
+    label_colors,
+    outlines,
+    overlay,
+)
+from trinat.segmentation.space.views import View, to_slices
+
+# A normal range of volumes: structure, lowest and highest volume in mm³.
+NormalRange = tuple[str, float, float]
+
+_GRADES = {
+    "pass": "no check found anything to doubt",
+    "look": "look at the picture before you use the numbers",
+    "reject": "do not use the numbers",
+}
+_SIDES = {
+    View.AXIAL: ("L", "R"),
+    View.CORONAL: ("L", "R"),
+    View.SAGITTAL: ("P", "A"),
+}
+_ZOOM = 3
+# The drawn strip of a normal range reaches beyond it by its own length at both ends.
+_LOW, _HIGH = 100 / 3, 200 / 3
+
+
+def scan_page(
+    found: Prediction,
+    result: Mapping[str, Any],
+    facts: Mapping[str, str],
+    *,
+    title: str,
+    ranges: Sequence[NormalRange] = (),
+) -> str:
+    """The page as HTML, which prints on two A4 pages.
+
+    `result` is the scan's line of the ledger: grades, reasons, notes and volumes. `facts` say how
+    the result was made. `ranges` may be empty: then none are shown.
+    """
+    return render(
+        "scan.html",
+        script="",
+        title=title,
+        grade=result["grade"],
+        meaning=_GRADES.get(result["grade"], ""),
+        reasons=[*result.get("reasons", ()), *result.get("notes", ())],
+        cards=_cards(result),
+        pictures=_pictures(found),
+        volumes=_volumes(found, result, {row[0]: row for row in ranges}),
+        has_ranges=bool(ranges),
+        not_predicted=[short_name(name) for name in found.not_predicted],
+        facts=facts,
+    )
+
+
+def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The grade, each volume of the whole head that was measured, and the views' agreement."""
+    cards = [("Grade", str(result["grade"]), _GRADES.get(result["grade"], ""))]
+    for key, value in result.items():
+        if key.endswith("_mm3") and isinstance(value, float):
+            name = key.removesuffix("_mm3").replace("_", " ").capitalize()
+            cards.append((name, f"{value / 1000:,.0f} ml", f"{value:,.0f} mm³"))
+    agreement = result.get("mean_agreement")
+    if agreement is not None:
+        cards.append(("Agreement of views", f"{agreement:.2f}", "mean Dice, 1 at best"))
+    return cards
+
+
+def _pictures(found: Prediction) -> list[tuple[str, str]]:
+    """Name and picture of each view: the slice with most structures in it, with outlines."""
+    scheme = found.scheme
+    colors = label_colors(scheme)
+    indices = np.asarray(found.working.data)
+    brightest = 1.0
+    if indices.any():
+        brightest = float(np.percentile(found.image.data[indices > 0], 99.5))
+    # No face is shown: what is away from the brain is black.
+    shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
+    pictures = []
+    for view, sides in _SIDES.items():
+        classes = to_slices(indices, view)
+        window = brain_window(classes)
+        gray = to_slices(shades, view)
+        chosen = _fullest(classes, len(scheme))
+        # Enlarged before outlines are drawn: these are thin then.
+        enlarged = classes[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
+        values = gray[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
+        drawn = overlay(values, outlines(enlarged), colors, opacity=1)
+        picture = draw_rows({"": [drawn]}, "", {"": sides})
+        pictures.append(
+            (view.value.capitalize(), data_uri("png", encoded(picture, "PNG")))
+        )
+    return pictures
+
+
+def _fullest(classes: np.ndarray, count: int) -> int:
+    """Of slices (N, H, W), the one that shows most of the `count` classes, of these the largest."""
+    best = (0, 0)
+    chosen = len(classes) // 2
+    for place, of_slice in enumerate(classes):
+        voxels = np.bincount(of_slice.ravel(), minlength=count)[1:]
+        shown = (int((voxels > 0).sum()), int(voxels.sum()))
+        if shown > best:
+            best = shown
+            chosen = place
+    return chosen
+
+
+def _volumes(
+    found: Prediction, result: Mapping[str, Any], ranges: Mapping[str, NormalRange]
+) -> Table:
+    """A row a structure, with both its sides in it; what has no side is in the middle column."""
+    volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
+    labels = {label.name: label for label in found.scheme.labels}
+    rows = []
+    for name in volumes_mm3:
+        label = labels.get(name)
+        other = _other_side(found, label)
+        if other in volumes_mm3 and label is not None and label.side == "right":
+            continue  # in the row of the left side
+        names = [name]
+        if other in volumes_mm3:
+            names.append(other)
+        rows.append(_row(names, result, ranges))
+    columns: Columns = [
+        "Structure",
+        "Grade",
+        Column("Left (mm³)", 0),
+        Column("Right (mm³)", 0),
+        Column("Together (mm³)", 0),
+        Column("Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True),
+    ]
+    if ranges:
+        columns += ["Normal", "Normal, right"]
+    return table("volume-table", "Volumes", columns, rows)
+
+
+def _other_side(found: Prediction, label: Label | None) -> str:
+    """The name of the same structure on the other side; "" where there is none."""
+    if label is None or label.side is None or label.partner is None:
+        return ""
+    return found.scheme.labels[label.partner].name
+
+
+def _row(
+    names: Sequence[str],
+    result: Mapping[str, Any],
+    ranges: Mapping[str, NormalRange],
+) -> list[Any]:
+    """One structure: of its left and right name, or of the one name that it has."""
+    volumes_mm3 = [float(result["volumes_mm3"][name]) for name in names]
+    title = short_name(names[0])
+    left: float | None = None
+    right: float | None = None
+    asymmetry: float | None = None
+    if len(names) == 2:
+        title = title.removeprefix("L ")
+        left, right = volumes_mm3
+        if sum(volumes_mm3):
+            asymmetry = 200 * (left - right) / sum(volumes_mm3)
+    row: list[Any] = [
+        title,
+        _grade(names, result),
+        _measured(left),
+        _measured(right),
+        sum(volumes_mm3),
+        _measured(asymmetry, 1, sign=True),
+    ]
+    if ranges:
+        places = [
+            _place(volume_mm3, ranges.get(name))
+            for name, volume_mm3 in zip(names, volumes_mm3, strict=True)
+        ]
+        row += [*places, Cell("")][:2]
+    return row
+
+
+def _measured(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:
+    """A number, or an empty cell where a structure has no such number."""
+    if value is None:
+        return Cell("")
+    return number(value, digits, sign=sign)
+
+
+def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
+    """The worse grade of the sides, which is named where they differ."""
+    grades = [result.get("structure_grades", {}).get(name, "") for name in names]
+    for grade in ("reject", "look"):
+        sides = [
+            name.partition("-")[0].lower()
+            for name, found in zip(names, grades, strict=True)
+            if found == grade
+        ]
+        if sides:
+            named = f" ({sides[0]})" if len(sides) < len(names) else ""
+            return Cell(f"{grade}{named}", kind=grade)
+    return Cell(grades[0], kind=grades[0])
+
+
+def _place(volume_mm3: float, limits: NormalRange | None) -> Cell:
+    """Where a volume lies with respect to its normal range; empty without one."""
+    if limits is None:
+        return Cell("")
+    _, low, high = limits
+    words = "within"
+    if volume_mm3 < low:
+        words = "below"
+    elif volume_mm3 > high:
+        words = "above"
+    length = max(high - low, 1e-9)
+    own = _LOW + (_HIGH - _LOW) * (volume_mm3 - low) / length
+    place = (_LOW, (_LOW + _HIGH) / 2, _HIGH, min(max(round(own, 1), 0), 100))
+    return Cell(f"{words} {low:,.0f}–{high:,.0f}", place=place)

@@ -1,0 +1,126 @@
+"""A model as a MONAI bundle: what its files say, and that MONAI runs it to trinat's labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.service import quick_model
+
+from trinat.pipelines.models.export import export_model
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.volume import Volume
+
+# From the schema that metadata.json names.
+REQUIRED = {
+    *("schema", "version", "monai_version", "pytorch_version", "numpy_version"),
+    *("task", "description", "authors", "copyright", "network_data_format"),
+    "required_packages_version",
+}
+REQUIRED_OF_DATA = {
+    *("type", "format", "num_channels", "spatial_shape", "dtype", "value_range"),
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "quick-bundle"
+    export_model(str(quick_model()), folder, format_="monai-bundle")
+    return folder
+
+
+def test_a_bundle_has_the_files_that_monai_names(bundle: Path) -> None:
+    names = {
+        path.relative_to(bundle).as_posix()
+        for path in bundle.rglob("*")
+        if path.is_file()
+    }
+    assert names == {
+        "LICENSE",
+        "configs/inference.json",
+        "configs/metadata.json",
+        "docs/README.md",
+        "docs/data_license.txt",
+        "models/coronal.safetensors",
+        "models/model.yaml",
+    }
+    assert not list(bundle.parent.glob(".trinat-*"))
+    assert "no licence" in (bundle / "LICENSE").read_text()
+
+
+def test_metadata_has_what_the_schema_asks_for(bundle: Path) -> None:
+    metadata = json.loads((bundle / "configs/metadata.json").read_text())
+    assert set(metadata) >= REQUIRED
+    formats = metadata["network_data_format"]
+    assert set(formats["inputs"]["image"]) >= REQUIRED_OF_DATA
+    assert set(formats["outputs"]["pred"]) >= REQUIRED_OF_DATA
+    assert formats["outputs"]["pred"]["channel_def"]["17"] == "Left-Hippocampus"
+
+
+def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("mine")
+    with pytest.raises(ModelError, match="is there already"):
+        export_model(str(quick_model()), tmp_path, format_="monai-bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
+
+
+def test_monai_runs_a_bundle_to_the_labels_of_trinat(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """An oblique scan with axes SLA, by `monai.bundle run` in a process of its own."""
+    scan = oblique_scan(tmp_path / "scans/head.nii.gz")
+    out = tmp_path / "labels"
+    run_bundle(
+        bundle,
+        config_file="configs/inference.json",
+        bundle_root=".",
+        dataset_dir=str(scan.parent),
+        output_dir=str(out),
+    )
+    expected = Predictor(quick_model(), device="cpu").segment(Volume.read(scan)).labels
+    found = nib.load(out / "head_dseg.nii.gz")
+    assert np.allclose(found.affine, expected.affine, atol=1e-4)
+    labels = np.asarray(found.dataobj)
+    assert 0 < (labels > 0).mean() < 1
+    assert (labels == expected.data).mean() >= 0.9999
+
+
+def oblique_scan(path: Path) -> Path:
+    from helpers.miniatures import head_image, head_labels
+
+    cos, sin = np.cos(0.2), np.sin(0.2)
+    turn = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ np.array([[0, -4, 0], [0, 0, 4], [5, 0, 0]])
+    affine[:3, 3] = 11, -23, 7
+    path.parent.mkdir()
+    head = head_image(head_labels()[::2, ::2, ::2], 0).transpose(2, 0, 1)
+    Volume(head[:, ::-1], affine).write(path)
+    return path
+
+
+def run_bundle(bundle: Path, **options: str) -> None:
+    """`python -m monai.bundle run`; without the package fire, which it needs, its function."""
+    if find_spec("fire"):
+        given = [f"--{key}={value}" for key, value in options.items()]
+        command = ["-m", "monai.bundle", "run", *given]
+    else:
+        command = ["-c", f"import monai.bundle; monai.bundle.run(**{options!r})"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=bundle,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,151 @@
+"""The page of one scan: sides in a row, asymmetry, the worse grade, normal ranges, no network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.browser import Browser, find_chromium, print_to_pdf
+
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.scan_page import scan_page
+from trinat.segmentation.space.conform import conform
+
+SCHEME = load_scheme("quicknat33")
+LEFT = SCHEME.names.index("Left-Hippocampus")
+RIGHT = SCHEME.names.index("Right-Hippocampus")
+STEM = SCHEME.names.index("Brain-Stem")
+RESULT: dict[str, Any] = {
+    "grade": "look",
+    "reasons": ["Right-Hippocampus: <views> agree too little"],
+    "notes": [],
+    "total_brain_mm3": 1_234_567.0,
+    "mean_agreement": 0.91,
+    "structure_grades": {
+        "Left-Hippocampus": "pass",
+        "Right-Hippocampus": "look",
+        "Brain-Stem": "pass",
+    },
+    "volumes_mm3": {
+        "Left-Hippocampus": 3300.0,
+        "Brain-Stem": 20000.0,
+        "Right-Hippocampus": 2700.0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> Prediction:
+    """Blocks of three structures in a head of 40 x 40 x 40 mm."""
+    image = np.zeros((40, 40, 40), np.float32)
+    image[4:36, 4:36, 4:36] = 100
+    conformed = conform(Volume(image, np.eye(4)), shape=None)
+    shape = conformed.volume.shape
+    fused = torch.zeros((*shape, len(SCHEME)), dtype=torch.float16)
+    fused[..., 0] = 0.5
+    fused[10:14, 10:14, 10:14, LEFT] = 1
+    fused[20:24, 10:14, 10:14, RIGHT] = 1
+    fused[14:18, 10:14, 4:14, STEM] = 1
+    return Prediction(
+        fused=fused,
+        scheme=SCHEME,
+        plan=conformed.plan,
+        image=conformed.volume,
+        notes=(),
+        agreement=None,
+        uncertainty=None,
+        not_predicted=("CSF",),
+    )
+
+
+def rows_of(page: str) -> list[list[str]]:
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in cells]
+
+
+def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None:
+    """Hippocampus: 100 (3300 - 2700) / 3000 = 20 %."""
+    page = scan_page(found, RESULT, {"trinat": "1"}, title="sub-1")
+    assert rows_of(page) == [
+        ["Hippocampus", "look (right)", "3,300", "2,700", "6,000", "+20.0"],
+        ["Brain Stem", "pass", "", "", "20,000", ""],
+    ]
+    assert "Not predicted by this model: CSF." in page
+    assert "1,235 ml" in page
+
+
+def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
+    ranges = [
+        ("Left-Hippocampus", 3000, 4000),
+        ("Right-Hippocampus", 3000, 4000),
+        ("Brain-Stem", 10000, 15000),
+    ]
+    page = scan_page(found, RESULT, {}, title="sub-1", ranges=ranges)
+    assert [row[6:8] for row in rows_of(page)] == [
+        ["within 3,000–4,000", "below 3,000–4,000"],
+        ["above 10,000–15,000", ""],
+    ]
+    # 3300 is 0.3 into the middle third of the strip: 33.3 + 0.3 * 33.3.
+    assert 'cx="43.3"' in page
+
+
+def test_a_measure_of_the_head_and_a_structure_that_are_new_are_shown_too(
+    found: Prediction,
+) -> None:
+    volumes = {**RESULT["volumes_mm3"], "Intracranial": 1_500_000.0}
+    result = {**RESULT, "volumes_mm3": volumes, "intracranial_mm3": 1_500_000.0}
+    page = scan_page(found, result, {}, title="sub-1")
+    assert ["Intracranial", "", "", "", "1,500,000", ""] in rows_of(page)
+    assert "1,500 ml" in page
+
+
+def test_a_page_is_self_contained_and_escapes_names(found: Prediction) -> None:
+    page = scan_page(found, RESULT, {}, title="<script>alert(1)</script>")
+    assert "<script" not in page
+    assert "&lt;views&gt;" in page
+    assert "default-src &#39;none&#39;" in page
+    sources = re.findall(r'src="([^"]{0,20})', page)
+    assert len(sources) == 3
+    assert all(source.startswith("data:image/png") for source in sources)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+def test_a_page_prints_on_two_sheets_and_fits_a_phone(
+    found: Prediction, tmp_path: Path
+) -> None:
+    """With all 32 structures and a normal range for each."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    names = SCHEME.names[1:]
+    volumes = dict.fromkeys(names, 123456.0)
+    result = {**RESULT, "volumes_mm3": volumes, "structure_grades": {}}
+    ranges = [(name, 100_000, 200_000) for name in names]
+    facts = {"scan": f"sub-1 (SHA-256 {'0' * 64})", "model": f"fast ({'0' * 64})"}
+    page = tmp_path / "sub-1_page.html"
+    page.write_text(scan_page(found, result, facts, title="sub-1", ranges=ranges))
+    sheets = re.findall(rb"/Type\s*/Page[^s]", print_to_pdf(page).read_bytes())
+    assert len(sheets) == 2
+    browser = Browser(chromium)
+    try:
+        for width in (1440, 390):
+            browser.resize(width)
+            browser.open(page)
+            assert browser.evaluate(
+                "document.documentElement.scrollWidth <= innerWidth"
+            )
+        assert not browser.problems
+        asked = {url for url in browser.requests if not url.startswith("data:")}
+        assert asked == {page.as_uri()}
+    finally:
+        browser.close()
