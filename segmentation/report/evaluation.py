@@ -11,16 +11,18 @@ import pandas as pd
 
 from trinat.segmentation.io.files import spreadsheet_safe
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.metrics.definitions import (
+    HEADLINE,
+    METRICS,
+    PLOTTED,
+    PRINTED,
+)
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
 from trinat.segmentation.report import figures, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
-from trinat.segmentation.report.summary import HEADLINE, Evaluation
-
-_HEAT = HEADLINE[:4]
-_PLOTTED = (*_HEAT, "assd", "boundary_iou", "volume_difference")
+from trinat.segmentation.report.summary import Evaluation
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     measured = set(frame["metric"].unique())
     structures = summary.structures_of(frame)
     boxes = [
-        figures.box_plot(frame, metric) for metric in _PLOTTED if metric in measured
+        figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
     ]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
     confusions = [figures.confusion_plot(frame, model) for model in models]
@@ -83,7 +85,7 @@ def heat_maps(evaluation: Evaluation) -> list[Drawing]:
     They are written as files beside the page.
     """
     found = []
-    for metric in _HEAT:
+    for metric in PRINTED:
         maps = [
             figures.heat_map(evaluation.frame, model, metric)
             for model in evaluation.models
@@ -150,7 +152,7 @@ def _lead(evaluation: Evaluation, scheme: LabelScheme) -> str:
 def _heat_tables(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Table]]:
     """By the metric's title, a table a model."""
     found = {}
-    for metric in _HEAT:
+    for metric in PRINTED:
         found[METRICS[metric].title] = [
             tables.heat(evaluation, model, metric, scheme)
             for model in evaluation.models

@@ -16,7 +16,7 @@ import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.counted import members_of_groups
-from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED
+from trinat.segmentation.metrics.definitions import HEADLINE, METRICS, NOT_PREDICTED
 from trinat.segmentation.metrics.statistics import (
     bland_altman,
     holm,
@@ -28,15 +28,6 @@ from trinat.segmentation.metrics.statistics import (
 
 # The structures of each group, by its name in the tables.
 Members = Mapping[str, Sequence[str]]
-# What a reader wants first, and on which models are compared: few, so that the tests stay few.
-HEADLINE = (
-    "dice",
-    "iou",
-    "hd95",
-    "surface_dice_1mm",
-    "assd",
-    "absolute_volume_difference",
-)
 # Columns of `structure_statistics`.
 _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 

@@ -408,7 +408,7 @@ def test_each_model_has_its_own_numbering(
     metrics = read_metrics(pair.out / "metrics.csv")
     for model in models:
         assert value(metrics, "x", model, "Left-Hippocampus", "dice") == 1
-    with pytest.raises(ConfigError, match="3 --fold-pred for 2 --pred"):
+    with pytest.raises(ConfigError, match="3 --numbering-pred for 2 --pred"):
         evaluate_predictions(replace(folded, fold_pred=("freesurfer",) * 3))
 
 
