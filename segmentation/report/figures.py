@@ -59,9 +59,9 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
     height = len(structures) * max(0.24, 0.17 * len(tables)) + 0.9
     with canvas(8.6, height) as (figure, axis):
         for number, (model, table) in enumerate(tables.items()):
-            places = (
-                np.arange(len(structures)) + (number - (len(tables) - 1) / 2) * band
-            )
+            middle_band = (len(tables) - 1) / 2
+            from_middle_of_row = (number - middle_band) * band
+            places = np.arange(len(structures)) + from_middle_of_row
             persons = _persons_of(table, structures)
             rows = []
             for place, values in zip(places, persons, strict=True):
@@ -138,11 +138,13 @@ def _bland_altman_panel(
     axis: Any, true: pd.Series, predicted: pd.Series, gid: str
 ) -> list[str]:
     """Draw one structure's volumes (ml, by person); what its dots are."""
-    a = true.to_numpy()
-    b = predicted.to_numpy()
-    limits = bland_altman(a, b)
+    true_ml = true.to_numpy()
+    predicted_ml = predicted.to_numpy()
+    limits = bland_altman(true_ml, predicted_ml)
     color = MODEL_COLORS[0]
-    axis.scatter((a + b) / 2, b - a, s=10, color=color, lw=0, zorder=3, gid=gid)
+    mean = (true_ml + predicted_ml) / 2
+    difference = predicted_ml - true_ml
+    axis.scatter(mean, difference, s=10, color=color, lw=0, zorder=3, gid=gid)
     axis.axhline(0, color=GRID, lw=1)
     if np.isfinite(limits.bias):
         axis.axhline(limits.bias, color=color, lw=1.2)
@@ -152,7 +154,7 @@ def _bland_altman_panel(
     axis.tick_params(labelsize=7)
     axis.margins(0.12)
     names = []
-    for person, x, y in zip(true.index, a, b, strict=True):
+    for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
         # Only what is drawn has a name.
         if np.isfinite(x + y):
             names.append(f"{person}: {x:.3g} ml true, {y:.3g} ml predicted")
