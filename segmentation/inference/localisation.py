@@ -1,7 +1,8 @@
 """Localisation: where in a scan brain may be, from a few slices of it.
 
 Networks then segment only that region, since most of a scan is no brain. `Predictor.find_brain`
-segments the few slices; here is what follows from them. Distances are in voxels of the working grid.
+segments the few slices; here is what follows from them. Distances are in voxels of the working
+grid.
 """
 
 from __future__ import annotations
