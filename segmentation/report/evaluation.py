@@ -24,6 +24,9 @@ from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
 from trinat.segmentation.report.summary import Evaluation
 
+# Of several models: a row of cards for each.
+_CARDS_A_MODEL = 3
+
 
 @dataclass(frozen=True)
 class Case:
@@ -49,7 +52,9 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """The report's figures, by section.
 
     Metrics that were not measured have no figure. Comparisons are there for two models or more.
+    Structures that are absent everywhere have no place in them.
     """
+    evaluation = evaluation.without_absent()
     frame = evaluation.frame
     models = evaluation.models
     measured = set(frame["metric"].unique())
@@ -84,6 +89,7 @@ def heat_maps(evaluation: Evaluation) -> list[Drawing]:
 
     They are written as files beside the page.
     """
+    evaluation = evaluation.without_absent()
     found = []
     for metric in PRINTED:
         maps = [
@@ -110,13 +116,15 @@ def evaluation_page(
     before those that follow from the numbers.
     """
     first_model = evaluation.models[0]
+    every_notice = [*notices, *_notices(evaluation)]
+    evaluation = evaluation.without_absent()
     return render(
         "evaluation.html",
         title="Segmentation evaluation",
         lead=_lead(evaluation, scheme),
         provenance=provenance,
-        notices=[*notices, *_notices(evaluation)],
-        cards=_cards(evaluation, first_model),
+        notices=every_notice,
+        cards=_cards(evaluation),
         headline=tables.headline(evaluation),
         groups=tables.groups(evaluation),
         plots=plots,
@@ -229,6 +237,10 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             notices.append(
                 f"{model}: {count(number, 'structure')} {absence} over all scans."
             )
+    absent = summary.absent_everywhere(evaluation.frame)
+    if absent:
+        names = ", ".join(short_name(name) for name in absent)
+        notices.append(f"In no label map, true or predicted, and not shown: {names}.")
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
@@ -269,10 +281,25 @@ def _different_means(evaluation: Evaluation) -> list[str]:
     return notices
 
 
-def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
-    """What, its value, and more of it."""
+def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
+    """What, its value, and more of it; of several models the first metrics of each.
+
+    The table below the cards has all of them.
+    """
+    if len(evaluation.models) == 1:
+        return _cards_of(evaluation, evaluation.models[0], HEADLINE)
     cards = []
-    for metric in HEADLINE:
+    for model in evaluation.models:
+        cards += _cards_of(evaluation, model, HEADLINE[:_CARDS_A_MODEL])
+    return cards
+
+
+def _cards_of(
+    evaluation: Evaluation, model: str, metrics: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """The cards of one model; metrics that have no value are left out."""
+    cards = []
+    for metric in metrics:
         found = evaluation.statistic(model, metric, "group:all")
         if not found or np.isnan(found["mean"]):
             continue
@@ -286,9 +313,9 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
             value += f" {definition.unit}"
         more = "one person: no interval"
         if not np.isnan(found["low"]):
-            more = (
-                f"95 % interval {found['low']:.{digits}f} to {found['high']:.{digits}f}"
-            )
+            low = f"{found['low']:.{digits}f}"
+            high = f"{found['high']:.{digits}f}"
+            more = f"95 % interval {low} to {high}"
         cards.append((title, value, more))
     return cards
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,17 +114,22 @@ def bland_altman_plot(
     predicted = by_person(frame, model, "volume")
     true = by_person(frame, model, "truth_volume")
     structures = [name for name in structures if name in predicted.columns]
-    columns = min(_MOST_PANELS_ABREAST, len(structures))
-    rows = -(-len(structures) // columns)
+    # One empty panel where a model predicts none of them.
+    panels_needed = max(1, len(structures))
+    columns = min(_MOST_PANELS_ABREAST, panels_needed)
+    rows = math.ceil(panels_needed / columns)
     marks: dict[str, list[str]] = {}
-    with canvas(8.6, 2.1 * rows, rows, columns) as (figure, axes):
+    with canvas(8.6, 2.2 * rows, rows, columns) as (figure, axes):
+        # A title belongs to the panel below it, not to the row above.
+        figure.get_layout_engine().set(hspace=0.12)
         panels = np.ravel(axes)
         for panel in panels[len(structures) :]:
             panel.set_visible(False)
         for number, structure in enumerate(structures):
             gid = f"persons-{number}"
-            true_ml = true[structure] / 1000
-            predicted_ml = predicted[structure] / 1000
+            # To a thousandth of a mm³: means over persons end in digits that say nothing.
+            true_ml = true[structure].round(3) / 1000
+            predicted_ml = predicted[structure].round(3) / 1000
             marks[gid] = _bland_altman_panel(panels[number], true_ml, predicted_ml, gid)
             panels[number].set_title(short_name(structure), fontsize=8, color=INK)
         figure.supxlabel(
@@ -152,6 +158,7 @@ def _bland_altman_panel(
         axis.axhline(limits.lower, color=color, lw=0.9, ls=_DASHES)
         axis.axhline(limits.upper, color=color, lw=0.9, ls=_DASHES)
     axis.tick_params(labelsize=7)
+    axis.locator_params(nbins=4)
     axis.margins(0.12)
     names = []
     for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):

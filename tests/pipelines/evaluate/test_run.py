@@ -246,6 +246,26 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
     assert compared[0]["p"] is not None
 
 
+def test_the_cards_show_both_models_and_no_row_a_structure_that_nobody_has(
+    report: Path,
+) -> None:
+    page = (report / "report.html").read_text()
+    titles = re.findall(r'class="what">([^<]*)<', page)
+    assert titles == [
+        f"{metric}, {model}"
+        for model in ("first", "second")
+        for metric in ("Dice", "IoU", "Hausdorff 95 %")
+    ]
+    (absent,) = re.findall(
+        r"In no label map, true or predicted, and not shown: (.*)\.", page
+    )
+    assert absent.startswith(
+        "L Cerebral Cortex, R Cerebral Cortex, L Lateral Ventricle"
+    )
+    assert ">L Putamen<" not in page
+    assert ">L Hippocampus<" in page
+
+
 def test_the_page_says_what_went_wrong(report: Path) -> None:
     page = (report / "report.html").read_text()
     assert "sub-05: second has left and right exchanged" in page
