@@ -239,8 +239,12 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             )
     absent = summary.absent_everywhere(evaluation.frame)
     if absent:
-        names = ", ".join(short_name(name) for name in absent)
-        notices.append(f"In no label map, true or predicted, and not shown: {names}.")
+        # Both sides of a pair are absent: it is named once.
+        pairs = dict.fromkeys(short_name(summary.without_side(name)) for name in absent)
+        notices.append(
+            f"{count(len(absent), 'structure')} in no label map, true or predicted, and not "
+            f"shown: {', '.join(pairs)}."
+        )
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")

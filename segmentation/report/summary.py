@@ -50,12 +50,12 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
         first_place.setdefault(name.removeprefix("Left-"), place)
 
     def place_of_pair(name: str) -> int:
-        return first_place[_without_side(name)]
+        return first_place[without_side(name)]
 
     return sorted(names, key=place_of_pair)
 
 
-def _without_side(name: str) -> str:
+def without_side(name: str) -> str:
     """A structure's name without its side, as both sides have it."""
     return name.removeprefix("Left-").removeprefix("Right-")
 
@@ -334,9 +334,9 @@ def absent_everywhere(frame: pd.DataFrame) -> list[str]:
     """
     rows = frame[(frame["metric"] == "dice") & ~_is_group(frame)]
     present = rows.loc[rows["note"] != "absent from both", "structure"].unique()
-    pairs_present = {_without_side(name) for name in present}
+    pairs_present = {without_side(name) for name in present}
     names = structures_of(frame)
-    return [name for name in names if _without_side(name) not in pairs_present]
+    return [name for name in names if without_side(name) not in pairs_present]
 
 
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
