@@ -24,9 +24,6 @@ from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
 from trinat.segmentation.report.summary import Evaluation
 
-# Of several models: a row of cards for each.
-_CARDS_A_MODEL = 3
-
 
 @dataclass(frozen=True)
 class Case:
@@ -286,15 +283,15 @@ def _different_means(evaluation: Evaluation) -> list[str]:
 
 
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
-    """What, its value, and more of it; of several models the first metrics of each.
+    """What, its value, and more of it; of several models a row of cards for each.
 
-    The table below the cards has all of them.
+    The table below the cards has all metrics of all models.
     """
     if len(evaluation.models) == 1:
         return _cards_of(evaluation, evaluation.models[0], HEADLINE)
     cards = []
     for model in evaluation.models:
-        cards += _cards_of(evaluation, model, HEADLINE[:_CARDS_A_MODEL])
+        cards += _cards_of(evaluation, model, PRINTED)
     return cards
 
 

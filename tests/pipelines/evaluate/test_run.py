@@ -254,7 +254,7 @@ def test_the_cards_show_both_models_and_no_row_a_structure_that_nobody_has(
     assert titles == [
         f"{metric}, {model}"
         for model in ("first", "second")
-        for metric in ("Dice", "IoU", "Hausdorff 95 %")
+        for metric in ("Dice", "IoU", "Hausdorff 95 %", "Surface Dice 1 mm")
     ]
     (absent,) = re.findall(
         r"26 structures in no label map, true or predicted, and not shown: (.*)\.", page
