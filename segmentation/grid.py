@@ -135,6 +135,16 @@ def grown(
     return to_box(sides)
 
 
+def around_both(first: Sequence[slice], second: Sequence[slice]) -> Box:
+    """The smallest box that holds two boxes."""
+    sides = []
+    for one, other in zip(first, second, strict=True):
+        start = min(one.start, other.start)
+        stop = max(one.stop, other.stop)
+        sides.append(slice(start, stop))
+    return to_box(sides)
+
+
 def is_empty(box: Box) -> bool:
     """Whether a box holds no voxel."""
     return any(side.start >= side.stop for side in box)

@@ -101,11 +101,13 @@ LabelMaps = Annotated[
         help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
     ),
 ]
-Fold = Annotated[
+Numbering = Annotated[
     str | None,
     typer.Option(
+        "--numbering",
+        "--fold",  # its name in the first versions
         help="Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV file "
-        "with columns first, last, name, target."
+        "with columns first, last, name, target.",
     ),
 ]
 SubjectsDir = Annotated[

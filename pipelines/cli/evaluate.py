@@ -23,8 +23,8 @@ def evaluate(
     model_name: evaluate_options.ModelName = None,
     labels: evaluate_options.EvaluateLabels = "quicknat33",
     mapping: evaluate_options.Mapping = None,
-    fold: evaluate_options.Fold = None,
-    fold_pred: evaluate_options.FoldPred = None,
+    numbering: evaluate_options.Numbering = None,
+    numbering_pred: evaluate_options.NumberingPred = None,
     images: evaluate_options.EvaluateImages = None,
     resample: evaluate_options.Resample = False,
     trust_affine: options.TrustAffine = None,
@@ -49,7 +49,7 @@ def evaluate(
         named_models,
     )
 
-    place = _place_of_truth(truth, store, fold, folds=folds)
+    place = _place_of_truth(truth, store, numbering, folds=folds)
     has_part = store is not None and not folds
     settings = EvaluationSettings(
         truth=place,
@@ -59,8 +59,8 @@ def evaluate(
         out=out,
         labels=labels,
         mapping=mapping,
-        fold=fold,
-        fold_pred=tuple(fold_pred or ()),
+        fold=numbering,
+        fold_pred=tuple(numbering_pred or ()),
         images=images,
         resample=resample,
         trust_affine=trust_affine,
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _place_of_truth(
-    truth: Path | None, store: Path | None, fold: str | None, *, folds: bool
+    truth: Path | None, store: Path | None, numbering: str | None, *, folds: bool
 ) -> Path:
     """The one truth that is given; ConfigError unless it is one, with options that fit it."""
     from trinat.segmentation.errors import ConfigError
@@ -97,9 +97,9 @@ def _place_of_truth(
         raise ConfigError(
             "--folds without --store", remedy="name the store that was split"
         )
-    if fold is not None and store is not None:
+    if numbering is not None and store is not None:
         raise ConfigError(
-            "--fold with --store", remedy="leave it out: a store knows its numbers"
+            "--numbering with --store", remedy="leave it out: a store has its own"
         )
     return place
 

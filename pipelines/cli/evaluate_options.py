@@ -51,17 +51,19 @@ Mapping = Annotated[
         "freesurfer, and optionally of (truth, prediction or both).",
     ),
 ]
-Fold = Annotated[
+Numbering = Annotated[
     str | None,
     typer.Option(
-        "--fold",
+        "--numbering",
+        "--fold",  # its name in the first versions
         help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
         "file with columns first, last, name, target. A store has its own numbering.",
     ),
 ]
-FoldPred = Annotated[
+NumberingPred = Annotated[
     list[str] | None,
     typer.Option(
+        "--numbering-pred",
         "--fold-pred",
         help="The same for predictions, which have FreeSurfer's numbers by default: one for all, "
         "or one for each --pred (freesurfer, neuromorphometrics or a TSV file).",

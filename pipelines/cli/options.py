@@ -85,7 +85,8 @@ StoreOption = Annotated[
 Folds = Annotated[
     bool,
     typer.Option(
-        "--folds", help="Cross-validation: all splits of trinat split --kfold in turn."
+        "--folds",
+        help="Cross-validation: all splits that trinat split --kfold made, one after the other.",
     ),
 ]
 Part = Annotated[

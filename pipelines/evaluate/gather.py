@@ -287,7 +287,7 @@ def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
         tables = tables * len(models)
     if len(tables) != len(models):
         raise ConfigError(
-            f"{len(tables)} --fold-pred for {len(models)} --pred",
+            f"{len(tables)} --numbering-pred for {len(models)} --pred",
             remedy="give one for all, or one for each --pred (freesurfer where no table is needed)",
         )
     by_model = {}

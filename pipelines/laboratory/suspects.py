@@ -61,8 +61,10 @@ class _SampledView:
         device = self.network.device
         looks = []
         for batch, truth in zip(image_batches, label_batches, strict=True):
-            looks.append(look(self.network.network, batch.to(device), truth.to(device)))
-        joined = Look(*(np.concatenate(parts) for parts in zip(*looks, strict=True)))
+            found = look(self.network.network, batch.to(device), truth.to(device))
+            looks.append(found)
+        fields = zip(*looks, strict=True)
+        joined = Look(*(np.concatenate(of_batches) for of_batches in fields))
         middle_channel = images.shape[1] // 2
         return joined, images[:, middle_channel]
 

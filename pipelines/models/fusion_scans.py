@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trinat.pipelines.evaluate.mappings import Mappings
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.segmentation.errors import EvaluationError
-from trinat.segmentation.grid import Box
+from trinat.segmentation.grid import around_both
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     ViewLikelihoods,
@@ -92,7 +92,7 @@ def segment_pair(
             f"has nothing of {model.scheme.name}", where=pair.truth.path
         )
     image = torch.from_numpy(prepared.volume.data)
-    box = _around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
+    box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
     probabilities = _probabilities_of_views(segmenter, image[box])
     true_in_box = np.ascontiguousarray(classes[box])
     ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
@@ -128,15 +128,6 @@ def _true_classes(
     return scheme.from_freesurfer(
         numbers.data, spacing_mm=numbers.spacing_mm, extra=mapping.truth, where=where
     )
-
-
-def _around_both(first: Box, second: Box) -> Box:
-    """The smallest box that holds two boxes."""
-    sides = []
-    for one, other in zip(first, second, strict=True):
-        sides.append(slice(min(one.start, other.start), max(one.stop, other.stop)))
-    x, y, z = sides
-    return x, y, z
 
 
 def _probabilities_of_views(

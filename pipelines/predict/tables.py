@@ -82,18 +82,22 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     for key, entry in zip(keys, entries, strict=True):
         volumes = entry.result.get("volumes_mm3", {})
         total = entry.result.get("total_brain_mm3")
-        shares = []
-        for name in names:
-            is_known = name in volumes and total
-            shares.append(round(volumes[name] / total, 6) if is_known else None)
         measured = entry.result.get("measures_mm3", {})
         row: list[Any] = [*key, total]
         row += [measured.get(name) for name in measures]
         row += [volumes.get(name) for name in names]
-        rows.append([*row, *shares])
+        row += [_share(volumes.get(name), total) for name in names]
+        rows.append(row)
     columns = [f"{name}_mm3" for name in (*measures, *names)]
     columns += [f"{name}_share" for name in names]
     write_tsv(path, (*key_names, "total_brain_mm3", *columns), rows)
+
+
+def _share(volume: float | None, total: float | None) -> float | None:
+    """A volume as a share of the total brain; None where either is not known."""
+    if volume is None or not total:
+        return None
+    return round(volume / total, 6)
 
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.train.log import METRICS, Curve, read_curves
-from trinat.pipelines.train.pages import NamedCurves, Rows, draw_curves, write_run_page
+from trinat.pipelines.train.pages import NamedCurves, draw_curves, write_run_page
 from trinat.pipelines.train.result import CONFIG, DONE
 from trinat.segmentation.errors import TrainingError
+from trinat.segmentation.report.page import Column, Columns, table
 from trinat.segmentation.training.state import Counters, differences, read_latest
 
 HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
+_COLUMNS: Columns = [
+    Column("Run", pick=True),
+    "Job",
+    Column("Steps", 0),
+    Column("Hours", 3),
+    Column("Final loss", 3),
+    Column("Best Dice", 3),
+    Column("IoU there", 3),
+]
 
 
 @dataclass(frozen=True)
@@ -82,13 +92,18 @@ def _write_comparison(
             curves.append((name, read_curves(job)))
     rows = []
     for name, jobs in summaries.items():
-        rows += [(name, *job.shown) for job in jobs]
-    tables: list[Rows] = [("Scores", ("Run", *HEAD), rows)]
+        rows += [(name, *astuple(job)) for job in jobs]
+    tables = [table("scores", "Scores", _COLUMNS, rows)]
     if changed:
         lines = [(line,) for line in changed]
-        tables.append(("Settings that differ", ("",), lines))
-    pictures = [("curves of training", draw_curves(curves))]
-    write_run_page(out, title="Runs compared", pictures=pictures, tables=tables)
+        tables.append(table("settings", "Settings that differ", ["Setting"], lines))
+    write_run_page(
+        out,
+        title="Runs compared",
+        lead=f"{' and '.join(summaries)}: curves, scores, and settings that differ.",
+        pictures=[("curves of training", draw_curves(curves))],
+        tables=tables,
+    )
 
 
 def _jobs(run: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from trinat.pipelines.train.log import VALIDATIONS, Curve, read_curves, read_rows
 from trinat.segmentation.io.files import atomic_write, write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.report.page import render
+from trinat.segmentation.report.page import Column, Columns, Table, render, table
 from trinat.segmentation.report.pictures import (
     brain_window,
     label_colors,
@@ -20,8 +20,6 @@ from trinat.segmentation.report.pictures import (
 )
 from trinat.segmentation.training.validation import Examples
 
-# A table of a page: its caption, titles and rows.
-Rows = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 # A run or a job by its name, and its curves.
 NamedCurves = tuple[str, Mapping[str, Curve]]
 
@@ -51,22 +49,37 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
         tables.append(_last_scores(scores))
     write_run_page(
         job / "run.html",
-        title=f"{title} ({scheme.name})",
+        title=title,
+        lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
         pictures=pictures,
         tables=tables,
         examples=_read_examples(job),
     )
 
 
-def _last_scores(scores: Sequence[Mapping[str, str]]) -> Rows:
+def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
     """The table of the last validation."""
     last = max(int(row["step"]) for row in scores)
     rows = []
     for row in scores:
         if int(row["step"]) == last:
-            name = f"{row['structure']}, {row['view']}"
-            rows.append((name, row["dice"], row["iou"]))
-    return f"Validation at step {last}", ("Structure", "Dice", "IoU"), rows
+            dice = _number_of(row["dice"])
+            iou = _number_of(row["iou"])
+            rows.append((row["structure"], row["view"], dice, iou))
+    columns: Columns = [
+        "Structure",
+        Column("View", pick=True),
+        Column("Dice", 3),
+        Column("IoU", 3),
+    ]
+    return table("scores", f"Validation at step {last}", columns, rows)
+
+
+def _number_of(text: str) -> float | None:
+    """The number in a cell of validations.csv; None of an empty one."""
+    if not text:
+        return None
+    return float(text)
 
 
 def _read_examples(job: Path) -> list[tuple[str, bytes]]:
@@ -108,16 +121,19 @@ def write_run_page(
     path: Path,
     *,
     title: str,
+    lead: str,
     pictures: Sequence[tuple[str, bytes]],
-    tables: Sequence[Rows],
+    tables: Sequence[Table],
     examples: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """A page of a job or of several runs; pictures and examples are captions and PNGs."""
+    """A page of a job or of several runs; pictures and examples are captions and PNGs.
+
+    `lead` is the sentence below the title.
+    """
     page = render(
         "run.html",
-        style="plain.css",
-        script="",
         title=title,
+        lead=lead,
         pictures=pictures,
         tables=tables,
         examples=examples,

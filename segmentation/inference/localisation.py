@@ -1,7 +1,8 @@
-"""Localisation: where in a scan brain may be, from a first look at some slices.
+"""Localisation: where in a scan brain may be, from a few slices of it.
 
-Networks then look only there, since most of a scan is no brain. The first look is taken by
-`Predictor.find_brain`; here is what follows from it. Distances are in voxels of the working grid.
+Networks then segment only that region, since most of a scan is no brain. `Predictor.find_brain`
+segments the few slices; here is what follows from them. Distances are in voxels of the working
+grid.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from trinat.segmentation.grid import Box, grown, whole
 from trinat.segmentation.space.morphology import dilated
 from trinat.segmentation.space.resample import occupied_box
 
-# Voxels around what was seen of a brain that are looked at too: half of the way from one looked
-# slice to the next, and the error of a first look.
+# Voxels around what was found of a brain that belong to the region: half of the way from one of
+# the few slices to the next, and the error of that segmentation.
 _MARGIN = 12
 # Brain that comes so near to the end of the region, in voxels, may go on beyond it ...
 _NEAR_END = 3

@@ -157,7 +157,7 @@ class Predictor:
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
-        with stage("first look"):
+        with stage("localisation"):
             region = self.find_brain(image)
         fusion, maps = self._fuse(image, region, mirror)
         if region.is_too_small(fusion.fused):

@@ -1,8 +1,13 @@
 """Grades of a segmentation and its structures: pass, look or reject, by limits, with reasons.
 
+Each check compares a value with a pair of limits, all of which are in `checks/limits.py`. Beyond
+the first limit of a pair the scan has the grade look, beyond the second one it is rejected. So a
+scan is graded reject by any check of `CHECKS`, or where too many of its structures are rejected
+(`_check_rejected`).
+
 How much the views must agree is a matter of the model: its own limits stand in its model.yaml, and
 `trinat calibrate` finds them (docs/quality.md). What a scan and a head are like is the same for
-all: the checks, one function each, and the table of their limits are in `checks/`.
+all.
 """
 
 from __future__ import annotations
@@ -95,8 +100,8 @@ def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
 def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
     """Judge by every check: what rejects comes first among the reasons.
 
-    A finding that rejects makes the whole a reject; any other finding makes it at least a look.
-    Without findings it passes.
+    A finding that rejects (a value beyond the second limit of its pair) makes the whole a reject;
+    any other finding makes it at least a look. Without findings it passes.
     """
     structures = _grade_structures(evidence, limits.agreement)
     findings: list[Finding] = []
@@ -126,22 +131,22 @@ def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
     return below(agreement, limits.agreement, f"views agree by {agreement:.2f} only")
 
 
-# In the order of the reasons.
+# In the order of the reasons; behind each, the limits that it compares with.
 CHECKS: Sequence[Check] = (
-    check_agreement,
-    check_field_of_view,
-    check_brain_size,
-    check_pieces,
-    check_symmetry,
-    check_contrast,
-    check_missing,
-    check_sides,
-    check_lesions,
-    check_bands,
-    check_edges,
-    check_noise,
-    check_saturation,
-    check_resolution,
+    check_agreement,  # agreement
+    check_field_of_view,  # cut_mm2
+    check_brain_size,  # smallest_brain_mm3, largest_brain_mm3
+    check_pieces,  # apart_mm3
+    check_symmetry,  # symmetry
+    check_contrast,  # contrast
+    check_missing,  # missing
+    check_sides,  # sides, other_sides: never rejects
+    check_lesions,  # lesion_mm3: never rejects
+    check_bands,  # bands
+    check_edges,  # edges
+    check_noise,  # noise
+    check_saturation,  # saturated: never rejects
+    check_resolution,  # spacing_mm
 )
 
 

@@ -148,7 +148,9 @@ def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
     """Whether one mirrors the other, or their directions to the right are far apart (60°)."""
     # The determinant is negative where the voxel axes are left-handed.
-    if np.linalg.det(one[:3, :3]) * np.linalg.det(two[:3, :3]) < 0:
+    handedness_of_one = np.linalg.det(one[:3, :3])
+    handedness_of_two = np.linalg.det(two[:3, :3])
+    if handedness_of_one * handedness_of_two < 0:
         return True
     # The first row, with unit columns, is the world's right as seen from the voxel axes.
     right_one = one[0, :3] / _spacing(one)

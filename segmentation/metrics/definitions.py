@@ -1,7 +1,7 @@
-"""What each metric is called, means and does where a structure is absent: the one owner of it.
+"""What each metric is called, means, does where a structure is absent, and where it is shown.
 
 The report prints these texts, docs/metrics.md is checked against them, and the tests hold the
-code to them.
+code to them. `pair.py` computes the values.
 """
 
 from __future__ import annotations
@@ -207,4 +207,20 @@ _ALL = (
     ),
 )
 
+# All are in metrics.csv, in summary.json and in the report's table of structures. Where else:
 METRICS: dict[str, Metric] = {metric.key: metric for metric in _ALL}
+# In cards, summary tables and comparisons of models: few, so that the tests stay few.
+HEADLINE = (
+    "dice",
+    "iou",
+    "hd95",
+    "surface_dice_1mm",
+    "assd",
+    "absolute_volume_difference",
+)
+# In the heat map, structures.csv and the LaTeX table.
+PRINTED = HEADLINE[:4]
+# In box plots.
+PLOTTED = (*PRINTED, "assd", "boundary_iou", "volume_difference")
+# Digits after the point, by unit.
+DIGITS = {"": 3, "mm": 2, "%": 1, "mm3": 0}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.grid import around_both
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
@@ -266,17 +267,7 @@ def _boxes(
         elif predicted_box is None:
             yield index, true_box
         else:
-            yield index, _around_both(true_box, predicted_box)
-
-
-def _around_both(
-    first: tuple[slice, ...], second: tuple[slice, ...]
-) -> tuple[slice, ...]:
-    """The smallest box that holds two boxes."""
-    sides = []
-    for one, other in zip(first, second, strict=True):
-        sides.append(slice(min(one.start, other.start), max(one.stop, other.stop)))
-    return tuple(sides)
+            yield index, around_both(true_box, predicted_box)
 
 
 def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:

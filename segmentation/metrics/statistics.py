@@ -145,8 +145,10 @@ def _exact_p(changed: Values) -> float:
         positive[rank:] = probability[: total + 1 - rank]
         probability = (probability + positive) / 2
     observed = int(ranks[changed > 0].sum())
-    apart = np.abs(2 * np.arange(total + 1) - total)
-    return min(1.0, float(probability[apart >= abs(2 * observed - total)].sum()))
+    # Twice the distance of each sum from the middle one.
+    distances = np.abs(2 * np.arange(total + 1) - total)
+    is_as_far = distances >= distances[observed]
+    return min(1.0, float(probability[is_as_far].sum()))
 
 
 def _without_rounding(difference: Values, first: Values, second: Values) -> Values:

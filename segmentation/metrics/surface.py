@@ -211,7 +211,18 @@ def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
 
 
 # Bit b of a code is the voxel at the offset _CORNERS[b]: x grows first, then y, then z.
-_CORNERS = np.array([(b & 1, b >> 1 & 1, b >> 2 & 1) for b in range(8)])
+_CORNERS = np.array(
+    [
+        (0, 0, 0),
+        (1, 0, 0),
+        (0, 1, 0),
+        (1, 1, 0),
+        (0, 0, 1),
+        (1, 0, 1),
+        (0, 1, 1),
+        (1, 1, 1),
+    ]
+)
 
 
 def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -220,9 +231,11 @@ def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
     0 and 255 mean all out and all in: no surface there. What lies beyond the array is out.
     """
     bits = np.pad(mask, 1).view(np.uint8)
+    # The second voxel along x has the next bit; along y the next two bits, along z the next four.
     pairs = bits[:-1] | (bits[1:] << 1)
     fours = pairs[:, :-1] | (pairs[:, 1:] << 2)
-    return np.asarray(fours[:, :, :-1] | (fours[:, :, 1:] << 4), np.uint8)
+    eights = fours[:, :, :-1] | (fours[:, :, 1:] << 4)
+    return np.asarray(eights, np.uint8)
 
 
 @lru_cache(maxsize=16)

@@ -176,8 +176,10 @@ def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
         ~brain[::2, ::2, ::2], sampling=2 * _STEP_MM
     )
     far = np.asarray(distance > _SHOWN_MM)
+    for axis in range(3):
+        far = far.repeat(2, axis)
     x, y, z = brain.shape
-    return far.repeat(2, 0).repeat(2, 1).repeat(2, 2)[:x, :y, :z]
+    return far[:x, :y, :z]
 
 
 def _worst_place(
@@ -238,8 +240,9 @@ def _planes_side_by_side(
     height = max(len(plane) for plane in planes)
     padded = []
     for drawn in planes:
-        missing = height - len(drawn)
-        padded.append(np.pad(drawn, ((0, missing), (2, 2), (0, 0))))
+        below = (0, height - len(drawn))
+        left_and_right = (2, 2)
+        padded.append(np.pad(drawn, (below, left_and_right, (0, 0))))
     return np.concatenate(padded, axis=1)
 
 

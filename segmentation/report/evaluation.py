@@ -11,16 +11,18 @@ import pandas as pd
 
 from trinat.segmentation.io.files import spreadsheet_safe
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.metrics.definitions import (
+    HEADLINE,
+    METRICS,
+    PLOTTED,
+    PRINTED,
+)
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
 from trinat.segmentation.report import figures, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
-from trinat.segmentation.report.summary import HEADLINE, Evaluation
-
-_HEAT = HEADLINE[:4]
-_PLOTTED = (*_HEAT, "assd", "boundary_iou", "volume_difference")
+from trinat.segmentation.report.summary import Evaluation
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,15 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """The report's figures, by section.
 
     Metrics that were not measured have no figure. Comparisons are there for two models or more.
+    Structures that are absent everywhere have no place in them.
     """
+    evaluation = evaluation.without_absent()
     frame = evaluation.frame
     models = evaluation.models
     measured = set(frame["metric"].unique())
     structures = summary.structures_of(frame)
     boxes = [
-        figures.box_plot(frame, metric) for metric in _PLOTTED if metric in measured
+        figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
     ]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
     confusions = [figures.confusion_plot(frame, model) for model in models]
@@ -82,8 +86,9 @@ def heat_maps(evaluation: Evaluation) -> list[Drawing]:
 
     They are written as files beside the page.
     """
+    evaluation = evaluation.without_absent()
     found = []
-    for metric in _HEAT:
+    for metric in PRINTED:
         maps = [
             figures.heat_map(evaluation.frame, model, metric)
             for model in evaluation.models
@@ -108,13 +113,15 @@ def evaluation_page(
     before those that follow from the numbers.
     """
     first_model = evaluation.models[0]
+    every_notice = [*notices, *_notices(evaluation)]
+    evaluation = evaluation.without_absent()
     return render(
         "evaluation.html",
         title="Segmentation evaluation",
         lead=_lead(evaluation, scheme),
         provenance=provenance,
-        notices=[*notices, *_notices(evaluation)],
-        cards=_cards(evaluation, first_model),
+        notices=every_notice,
+        cards=_cards(evaluation),
         headline=tables.headline(evaluation),
         groups=tables.groups(evaluation),
         plots=plots,
@@ -150,7 +157,7 @@ def _lead(evaluation: Evaluation, scheme: LabelScheme) -> str:
 def _heat_tables(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Table]]:
     """By the metric's title, a table a model."""
     found = {}
-    for metric in _HEAT:
+    for metric in PRINTED:
         found[METRICS[metric].title] = [
             tables.heat(evaluation, model, metric, scheme)
             for model in evaluation.models
@@ -227,6 +234,14 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             notices.append(
                 f"{model}: {count(number, 'structure')} {absence} over all scans."
             )
+    absent = summary.absent_everywhere(evaluation.frame)
+    if absent:
+        # Both sides of a pair are absent: it is named once.
+        pairs = dict.fromkeys(short_name(summary.without_side(name)) for name in absent)
+        notices.append(
+            f"{count(len(absent), 'structure')} in no label map, true or predicted, and not "
+            f"shown: {', '.join(pairs)}."
+        )
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
@@ -273,10 +288,25 @@ def _different_means(evaluation: Evaluation) -> list[str]:
     return notices
 
 
-def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
-    """What, its value, and more of it."""
+def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
+    """What, its value, and more of it; of several models a row of cards for each.
+
+    The table below the cards has all metrics of all models.
+    """
+    if len(evaluation.models) == 1:
+        return _cards_of(evaluation, evaluation.models[0], HEADLINE)
     cards = []
-    for metric in HEADLINE:
+    for model in evaluation.models:
+        cards += _cards_of(evaluation, model, PRINTED)
+    return cards
+
+
+def _cards_of(
+    evaluation: Evaluation, model: str, metrics: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """The cards of one model; metrics that have no value are left out."""
+    cards = []
+    for metric in metrics:
         found = evaluation.statistic(model, metric, "group:all")
         if not found or np.isnan(found["mean"]):
             continue
@@ -290,9 +320,9 @@ def _cards(evaluation: Evaluation, model: str) -> list[tuple[str, str, str]]:
             value += f" {definition.unit}"
         more = "one person: no interval"
         if not np.isnan(found["low"]):
-            more = (
-                f"95 % interval {found['low']:.{digits}f} to {found['high']:.{digits}f}"
-            )
+            low = f"{found['low']:.{digits}f}"
+            high = f"{found['high']:.{digits}f}"
+            more = f"95 % interval {low} to {high}"
         cards.append((title, value, more))
     return cards
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,9 +62,9 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
     height = len(structures) * max(0.24, 0.17 * len(tables)) + 0.9
     with canvas(8.6, height) as (figure, axis):
         for number, (model, table) in enumerate(tables.items()):
-            places = (
-                np.arange(len(structures)) + (number - (len(tables) - 1) / 2) * band
-            )
+            middle_band = (len(tables) - 1) / 2
+            from_middle_of_row = (number - middle_band) * band
+            places = np.arange(len(structures)) + from_middle_of_row
             persons = _persons_of(table, structures)
             rows = []
             for place, values in zip(places, persons, strict=True):
@@ -115,17 +116,22 @@ def bland_altman_plot(
     predicted = by_person(frame, model, "volume")
     true = by_person(frame, model, "truth_volume")
     structures = [name for name in structures if name in predicted.columns]
-    columns = min(_MOST_PANELS_ABREAST, len(structures))
-    rows = -(-len(structures) // columns)
+    # One empty panel where a model predicts none of them.
+    panels_needed = max(1, len(structures))
+    columns = min(_MOST_PANELS_ABREAST, panels_needed)
+    rows = math.ceil(panels_needed / columns)
     marks: dict[str, list[str]] = {}
-    with canvas(8.6, 2.1 * rows, rows, columns) as (figure, axes):
+    with canvas(8.6, 2.2 * rows, rows, columns) as (figure, axes):
+        # A title belongs to the panel below it, not to the row above.
+        figure.get_layout_engine().set(hspace=0.12)
         panels = np.ravel(axes)
         for panel in panels[len(structures) :]:
             panel.set_visible(False)
         for number, structure in enumerate(structures):
             gid = f"persons-{number}"
-            true_ml = true[structure] / 1000
-            predicted_ml = predicted[structure] / 1000
+            # To a thousandth of a mm³: means over persons end in digits that say nothing.
+            true_ml = true[structure].round(3) / 1000
+            predicted_ml = predicted[structure].round(3) / 1000
             marks[gid] = _bland_altman_panel(panels[number], true_ml, predicted_ml, gid)
             panels[number].set_title(short_name(structure), fontsize=8, color=INK)
         figure.supxlabel(
@@ -140,11 +146,13 @@ def _bland_altman_panel(
     axis: Any, true: pd.Series, predicted: pd.Series, gid: str
 ) -> list[str]:
     """Draw one structure's volumes (ml, by person); what its dots are."""
-    a = true.to_numpy()
-    b = predicted.to_numpy()
-    limits = bland_altman(a, b)
+    true_ml = true.to_numpy()
+    predicted_ml = predicted.to_numpy()
+    limits = bland_altman(true_ml, predicted_ml)
     color = MODEL_COLORS[0]
-    axis.scatter((a + b) / 2, b - a, s=10, color=color, lw=0, zorder=3, gid=gid)
+    mean = (true_ml + predicted_ml) / 2
+    difference = predicted_ml - true_ml
+    axis.scatter(mean, difference, s=10, color=color, lw=0, zorder=3, gid=gid)
     axis.axhline(0, color=GRID, lw=1)
     if np.isfinite(limits.bias):
         axis.axhline(limits.bias, color=color, lw=1.2)
@@ -152,9 +160,10 @@ def _bland_altman_panel(
         axis.axhline(limits.lower, color=color, lw=0.9, ls=_DASHES)
         axis.axhline(limits.upper, color=color, lw=0.9, ls=_DASHES)
     axis.tick_params(labelsize=7)
+    axis.locator_params(nbins=4)
     axis.margins(0.12)
     names = []
-    for person, x, y in zip(true.index, a, b, strict=True):
+    for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
         # Only what is drawn has a name.
         if np.isfinite(x + y):
             names.append(f"{person}: {x:.3g} ml true, {y:.3g} ml predicted")

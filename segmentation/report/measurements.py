@@ -35,9 +35,10 @@ def metrics_frame(
     rows = []
     for scan, measurements in scans:
         whose = (scan["subject"], scan["session"], scan["model"])
-        for m in measurements:
-            row = (*whose, m.structure, m.fs_id, m.metric, m.value, m.unit, m.note)
-            rows.append(row)
+        for measured in measurements:
+            what = (measured.structure, measured.fs_id, measured.metric)
+            found = (measured.value, measured.unit, measured.note)
+            rows.append((*whose, *what, *found))
     frame = pd.DataFrame(rows, columns=list(METRICS_COLUMNS))
     return frame.astype({"fs_id": "Int64", "value": float})
 

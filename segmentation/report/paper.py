@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.metrics.definitions import METRICS, PRINTED
 from trinat.segmentation.report import summary
 from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.summary import HEADLINE, Evaluation
+from trinat.segmentation.report.summary import Evaluation
 from trinat.segmentation.report.tables import digits_of
 
-_PRINTED = HEADLINE[:4]
 _LATEX = str.maketrans(
     {
         "&": r"\&",
@@ -52,7 +51,7 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
                 "structure": short_name(structure),
                 "persons": str(dice["persons"]),
             }
-            for metric in _PRINTED:
+            for metric in PRINTED:
                 row |= _printed_metric(
                     metric, evaluation.statistic(model, metric, structure)
                 )
@@ -85,7 +84,7 @@ def latex(table: pd.DataFrame) -> str:
         shown = pd.DataFrame(
             {"Structure": names, "Persons": rows["persons"].to_numpy()}
         )
-        for metric in _PRINTED:
+        for metric in PRINTED:
             title = METRICS[metric].title_with_unit.translate(_LATEX)
             cells = []
             for mean, sd in zip(
@@ -97,7 +96,7 @@ def latex(table: pd.DataFrame) -> str:
         undefined = _undefined_in_all(rows)
         if undefined:
             caption += f" Undefined values are left out: {undefined.translate(_LATEX)}."
-        columns = "lr" + len(_PRINTED) * "l"
+        columns = "lr" + len(PRINTED) * "l"
         texts.append(
             shown.to_latex(index=False, column_format=columns, caption=caption)
         )
@@ -108,7 +107,7 @@ def _undefined_in_all(rows: pd.DataFrame) -> str:
     """How many values of single structures are undefined, by metric, in `printed` of a model."""
     of_all = rows[rows["structure"] == short_name("group:all")]
     found = []
-    for metric in _PRINTED:
+    for metric in PRINTED:
         number = "".join(of_all[f"{metric}_undefined"])
         if number not in ("", "0"):
             found.append(f"{METRICS[metric].title} {number}")

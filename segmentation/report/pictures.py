@@ -229,7 +229,8 @@ def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
     if occupied.size:
         low = int(occupied[0])
         high = int(occupied[-1])
-    return [round(low + (high - low) * (n + 1) / (count + 1)) for n in range(count)]
+    parts = count + 1
+    return [round(low + (high - low) * part / parts) for part in range(1, parts)]
 
 
 def encoded(

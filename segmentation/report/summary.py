@@ -7,7 +7,7 @@ reduction of its tables, so the whole report can be recomputed from metrics.csv.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +16,12 @@ import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.counted import members_of_groups
-from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED, OTHER_CSF
+from trinat.segmentation.metrics.definitions import (
+    HEADLINE,
+    METRICS,
+    NOT_PREDICTED,
+    OTHER_CSF,
+)
 from trinat.segmentation.metrics.statistics import (
     bland_altman,
     holm,
@@ -28,15 +33,6 @@ from trinat.segmentation.metrics.statistics import (
 
 # The structures of each group, by its name in the tables.
 Members = Mapping[str, Sequence[str]]
-# What a reader wants first, and on which models are compared: few, so that the tests stay few.
-HEADLINE = (
-    "dice",
-    "iou",
-    "hd95",
-    "surface_dice_1mm",
-    "assd",
-    "absolute_volume_difference",
-)
 # Columns of `structure_statistics`.
 _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 
@@ -59,9 +55,14 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
         first_place.setdefault(name.removeprefix("Left-"), place)
 
     def place_of_pair(name: str) -> int:
-        return first_place[name.removeprefix("Left-").removeprefix("Right-")]
+        return first_place[without_side(name)]
 
     return sorted(names, key=place_of_pair)
+
+
+def without_side(name: str) -> str:
+    """A structure's name without its side, as both sides have it."""
+    return name.removeprefix("Left-").removeprefix("Right-")
 
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
@@ -330,6 +331,19 @@ def absences(frame: pd.DataFrame) -> pd.DataFrame:
     return counts.rename("count").reset_index().rename(columns={"note": "absence"})
 
 
+def absent_everywhere(frame: pd.DataFrame) -> list[str]:
+    """Structures that no label map has, true or predicted, neither on the left nor on the right.
+
+    Those of tissue schemes without some structures, or of parts of a head: nothing is measured of
+    them.
+    """
+    rows = frame[(frame["metric"] == "dice") & ~_is_group(frame)]
+    present = rows.loc[rows["note"] != "absent from both", "structure"].unique()
+    pairs_present = {without_side(name) for name in present}
+    names = structures_of(frame)
+    return [name for name in names if without_side(name) not in pairs_present]
+
+
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     """Scans with the lowest mean Dice over all structures, and each one's worst structure.
 
@@ -370,6 +384,33 @@ class Evaluation:
     def models(self) -> list[str]:
         """The models that are evaluated, in the order of the command line."""
         return models_of(self.frame)
+
+    def without_absent(self) -> Evaluation:
+        """The same without structures that are absent everywhere, and groups of such alone.
+
+        Where there is no other structure nothing is taken out.
+        """
+        absent = set(absent_everywhere(self.frame))
+        if len(absent) == len(structures_of(self.frame)):
+            return self
+        dice = where(self.statistics, metric="dice")
+        measured = dice.loc[dice["persons"] > 0, "structure"].unique()
+        absent.update(set(groups_of(self.frame)) - set(measured))
+
+        def present(table: pd.DataFrame) -> pd.DataFrame:
+            """The rows of structures and groups that are left; an empty table has no columns."""
+            if table.empty:
+                return table
+            return table[~table["structure"].isin(absent)]
+
+        return replace(
+            self,
+            frame=present(self.frame),
+            statistics=present(self.statistics),
+            comparisons=present(self.comparisons),
+            agreement=present(self.agreement),
+            retest=present(self.retest),
+        )
 
     def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
         """One row of `statistics` by column; empty where there is none."""

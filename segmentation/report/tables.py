@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.definitions import METRICS, Metric
+from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
 from trinat.segmentation.report import summary
 from trinat.segmentation.report.page import (
     Cell,
@@ -20,11 +20,10 @@ from trinat.segmentation.report.page import (
     short_name,
     table,
 )
-from trinat.segmentation.report.summary import HEADLINE, Evaluation
+from trinat.segmentation.report.summary import Evaluation
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
-_DIGITS = {"": 3, "mm": 2, "%": 1, "mm3": 0}  # by unit
 # The shade is full where the value is perfect; a distance of this has none.
 _FAR_MM = 10.0
 
@@ -418,4 +417,4 @@ def _p(value: float) -> Cell:
 
 def digits_of(metric: str) -> int:
     """Digits after the point that a metric's unit has use for."""
-    return _DIGITS[METRICS[metric].unit]
+    return DIGITS[METRICS[metric].unit]

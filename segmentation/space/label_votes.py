@@ -141,11 +141,12 @@ def _corner_shares(part: list[Tensor]) -> Tensor:
     `part` is how far into the cell the point is along each axis, three times (M,).
     """
     # Along each axis the shares of the near and the far side: (M, 2).
-    x, y, z = (torch.stack([1 - p, p], dim=1).float() for p in part)
-    near_and_far_x = x[:, :, None, None]
-    near_and_far_y = y[:, None, :, None]
-    near_and_far_z = z[:, None, None, :]
-    shares = near_and_far_x * near_and_far_y * near_and_far_z
+    near_and_far = []
+    for along_axis in part:
+        both = torch.stack([1 - along_axis, along_axis], dim=1)
+        near_and_far.append(both.float())
+    x, y, z = near_and_far
+    shares = x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]
     return shares.reshape(-1, 8)
 
 

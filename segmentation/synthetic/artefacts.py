@@ -86,11 +86,12 @@ def blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
     kernels = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
     kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, taps)
     # Each image has a kernel of its own: a grouped convolution, first along rows, then columns.
-    blurred = images.reshape(1, count * channels, *images.shape[2:])
-    down = kernels[:, 0].repeat_interleave(channels, 0).view(-1, 1, len(taps), 1)
-    blurred = conv2d(blurred, down, padding="same", groups=count * channels)
-    right = kernels[:, 1].repeat_interleave(channels, 0).view(-1, 1, 1, len(taps))
-    blurred = conv2d(blurred, right, padding="same", groups=count * channels)
+    groups = count * channels
+    blurred = images.reshape(1, groups, *images.shape[2:])
+    down = kernels[:, 0].repeat_interleave(channels, 0)
+    blurred = conv2d(blurred, down[:, None, :, None], padding="same", groups=groups)
+    right = kernels[:, 1].repeat_interleave(channels, 0)
+    blurred = conv2d(blurred, right[:, None, None, :], padding="same", groups=groups)
     blurred = blurred.view_as(images)
     if channels == 1:
         return blurred

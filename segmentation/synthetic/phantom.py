@@ -244,9 +244,11 @@ def _draw_grid(
         # Voxels larger than the anatomy's are the mean of several samples: partial volume.
         factors.append(max(1, round(mm / anatomy.spacing_mm)))
     turned = _rotation(diagonal, np.radians(oblique_deg))
+    steps_mm = turned @ directions * spacing_mm
+    middle_voxel = (np.array(shape) - 1) / 2
     affine = np.eye(4)
-    affine[:3, :3] = turned @ directions * spacing_mm
-    affine[:3, 3] = centre - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
+    affine[:3, :3] = steps_mm
+    affine[:3, 3] = centre - steps_mm @ middle_voxel
     # Files hold single precision: what is written is what was rendered.
     affine = affine.astype(np.float32).astype(np.float64)
     return _SampledGrid(to_shape(shape), affine, to_shape(factors), centre)
@@ -372,7 +374,13 @@ def _pool(samples: torch.Tensor, factors: tuple[int, int, int]) -> NDArray[np.fl
 def _rotation(axis: Floats, angle: float) -> Floats:
     """About the unit vector `axis`, in radians, by Rodrigues' formula; (3, 3)."""
     x, y, z = axis
-    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    cross = np.array(
+        [
+            [0, -z, y],
+            [z, 0, -x],
+            [-y, x, 0],
+        ]
+    )
     sine_part = np.sin(angle) * cross
     cosine_part = (1 - np.cos(angle)) * cross @ cross
     turned: Floats = np.eye(3) + sine_part + cosine_part

@@ -103,7 +103,7 @@ def on_meta(segmenter: Predictor) -> Predictor:
 def count(
     segmenter: Predictor, image: Tensor, region: BrainRegion, *, mirror: bool = False
 ) -> Counted:
-    """The first look, all views, and their fusion."""
+    """Localisation, all views, and their fusion."""
     view = segmenter.views[0]
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = image.to("meta")

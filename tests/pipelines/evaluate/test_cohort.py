@@ -82,6 +82,10 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
         report_cohort(CohortSettings(tmp_path / "found", tmp_path / "out", jobs=1))
         == Exit.SOME_FAILED
     )
+    # Two scans have no outlier: a sentence stands in place of an empty table.
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Nothing stands out" in page
+    assert 'id="outlier-table"' not in page
     page = (tmp_path / "out/report.html").read_text()
     assert all(
         f"{word} {n}" in page for word in ("reason", "failure") for n in range(2)

@@ -246,6 +246,24 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
     assert compared[0]["p"] is not None
 
 
+def test_the_cards_show_both_models_and_no_row_a_structure_that_nobody_has(
+    report: Path,
+) -> None:
+    page = (report / "report.html").read_text()
+    titles = re.findall(r'class="what">([^<]*)<', page)
+    assert titles == [
+        f"{metric}, {model}"
+        for model in ("first", "second")
+        for metric in ("Dice", "IoU", "Hausdorff 95 %", "Surface Dice 1 mm")
+    ]
+    (absent,) = re.findall(
+        r"26 structures in no label map, true or predicted, and not shown: (.*)\.", page
+    )
+    assert absent.startswith("Cerebral Cortex, Lateral Ventricle, Inf Lat Vent")
+    assert ">L Putamen<" not in page
+    assert ">L Hippocampus<" in page
+
+
 def test_the_page_says_what_went_wrong(report: Path) -> None:
     page = (report / "report.html").read_text()
     assert "sub-05: second has left and right exchanged" in page
@@ -408,7 +426,7 @@ def test_each_model_has_its_own_numbering(
     metrics = read_metrics(pair.out / "metrics.csv")
     for model in models:
         assert value(metrics, "x", model, "Left-Hippocampus", "dice") == 1
-    with pytest.raises(ConfigError, match="3 --fold-pred for 2 --pred"):
+    with pytest.raises(ConfigError, match="3 --numbering-pred for 2 --pred"):
         evaluate_predictions(replace(folded, fold_pred=("freesurfer",) * 3))
 
 

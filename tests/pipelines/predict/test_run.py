@@ -488,7 +488,7 @@ def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
         "read",
         "hash",
         "conform",
-        "first look",
+        "localisation",
         "fusion",
     }
     stages |= {

@@ -104,6 +104,9 @@ def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
     write_page(tmp_path, "job", SCHEME)
     page = (tmp_path / "run.html").read_text()
     assert caption in page
+    # It looks like the other pages.
+    assert 'class="brand"' in page
+    assert "prefers-color-scheme: dark" in page
     assert page.count("data:image/png;base64,") == 2
 
 

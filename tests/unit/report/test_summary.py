@@ -66,6 +66,15 @@ def test_left_stands_beside_right() -> None:
     ]
 
 
+def test_what_no_label_map_has_is_absent_everywhere_but_not_one_side_alone() -> None:
+    frame = frame_of(
+        [("a", "", "m", name, "dice", 1.0) for name in ("CSF", "Left-Putamen")]
+        + [("a", "", "m", name, "dice", np.nan) for name in ("Right-Putamen", "Vessel")]
+    )
+    frame.loc[frame["value"].isna(), "note"] = "absent from both"
+    assert summary.absent_everywhere(frame) == ["Vessel"]
+
+
 def test_models_are_compared_on_the_persons_of_both() -> None:
     one = {f"s{n}": 0.5 for n in range(8)}
     other = {f"s{n}": 0.6 + n / 100 for n in range(1, 9)}
