@@ -112,6 +112,13 @@ Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
 Probabilities = Annotated[
     bool, typer.Option("--probabilities", help="Write probability maps.")
 ]
+Longitudinal = Annotated[
+    bool,
+    typer.Option(
+        "--longitudinal",
+        help="Segment the scans of each person together; write changes.tsv and changes.html.",
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Workers = Annotated[
     int, typer.Option(min=1, help="Number of processes; each loads the model.")

@@ -63,6 +63,15 @@ DicomSeg = Annotated[
         "--dicom-seg", help="Write a DICOM SEG of each scan that was given as DICOM."
     ),
 ]
+Persons = Annotated[
+    Path | None,
+    typer.Option(
+        "--persons",
+        help="Table (.tsv or .csv) with columns scan, person and date, for --longitudinal. "
+        "Default: from BIDS, or from names such as OAS1_0001_MR2.",
+        dir_okay=False,
+    ),
+]
 RequireChecksum = Annotated[
     bool,
     typer.Option(

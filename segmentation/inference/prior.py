@@ -22,6 +22,7 @@ from trinat.segmentation.inference.registration import (
 )
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
+from trinat.segmentation.space.interpolation import rows_at
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.heads import HeadMaps, Variant, with_variants
 from trinat.segmentation.synthetic.targets import aim
@@ -199,7 +200,7 @@ def apply_prior(
     `affine` takes voxels of `fused` to RAS millimetres. Only voxels whose largest probability is
     below `prior.certain` change; the sums over classes stay.
     """
-    largest, labels = _most_probable(fused)
+    largest, labels = most_probable(fused)
     found = _centroids(labels, affine, scheme)
     placed = robust_affine(found, template.centroids)
     if isinstance(placed, str):
@@ -217,13 +218,13 @@ def apply_prior(
     for voxels in torch.split(doubtful, _CHUNK):
         at = voxels.unbind(1)
         places = voxels.float() @ matrix[:3, :3].T + matrix[:3, 3]
-        expected = _sample(shares, places).clamp(min=prior.floor)
+        expected = rows_at(shares, places).div_(255).clamp_(min=prior.floor)
         changed = _weighted_by(expected, fused[at].float(), weights)
         fused[at] = changed.to(fused.dtype)
     return ""
 
 
-def _most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
+def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
     """The largest probability and its class, each (X, Y, Z), of probabilities (X, Y, Z, K)."""
     values = []
     labels = []
@@ -246,31 +247,6 @@ def _weighted_by(expected: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     likely = rest * (expected.log() * counts).exp()
     share = rest.sum(1, keepdim=True) / likely.sum(1, keepdim=True).clamp(min=1e-12)
     return torch.where(is_moved, likely * share, p)
-
-
-def _sample(shares: Tensor, places: Tensor) -> Tensor:
-    """Shares (X, Y, Z, K) uint8 at places (N, 3) in voxels, trilinearly, as 0 to 1.
-
-    Beyond the edges the outermost values go on.
-    """
-    device = places.device
-    shape = torch.tensor(shares.shape[:3], device=device)
-    classes = shares.shape[3]
-    first = torch.zeros_like(shape)
-    last = shape - 1
-    low = places.floor()
-    part = places - low
-    flat = shares.view(-1, classes)
-    found = torch.zeros(len(places), classes, device=device)
-    for corner in range(8):
-        step = torch.tensor(
-            [corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=device
-        )
-        x, y, z = (low.long() + step).clamp(first, last).unbind(1)
-        weight = torch.where(step.bool(), part, 1 - part).prod(1)
-        rows = flat.index_select(0, (x * shape[1] + y) * shape[2] + z)
-        found.addcmul_(rows.float(), weight[:, None])
-    return found / 255
 
 
 def _centroids(
