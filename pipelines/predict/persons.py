@@ -270,9 +270,7 @@ def _years(text: str, path: Path, line: int) -> float:
 
 def as_units(persons: Sequence[Person]) -> list[Case]:
     """What an engine is given: persons with several scans, and single scans as they are."""
-    return [
-        person if len(person.scans) > 1 else person.scans[0] for person in persons
-    ]
+    return [person if len(person.scans) > 1 else person.scans[0] for person in persons]
 
 
 def scans_of(case: Case) -> tuple[Case, ...]:

@@ -20,7 +20,9 @@ __all__ = ["Protocol", "change_of", "deformation", "visit"]
 
 Array = NDArray[np.float64]
 
-# What a structure loses its surroundings gain, up to this far from it.
+# What is as near to a structure changes as it does. What both lose their surroundings gain, up to
+# this far from there.
+_RIM_MM = 2
 _SHELL_MM = 8
 _SMOOTH_MM = 1.0
 _ROUNDS = 6
@@ -44,14 +46,16 @@ class Protocol:
 def deformation(structure: NDArray[np.bool_], share: float) -> Array:
     """A smooth deformation that makes a structure (X, Y, Z) larger by a share, or smaller (< 0).
 
-    It is the gradient of a potential whose Laplacian is constant in the structure and in a shell
-    around it, so that what is further away stays. Scaled until `change_of` is the share.
+    It is the gradient of a potential whose Laplacian is constant in the structure and just around
+    it, so that another segmentation of it changes by as much, and constant in a shell around that,
+    so that what is further away stays. Scaled until `change_of` is the share.
     """
-    near = ndimage.distance_transform_edt(~structure) <= _SHELL_MM
-    shell = near & ~structure
+    distance = ndimage.distance_transform_edt(~structure)
+    changing = distance <= _RIM_MM
+    shell = (distance <= _RIM_MM + _SHELL_MM) & ~changing
     wanted = np.zeros(structure.shape)
-    wanted[structure] = -share
-    wanted[shell] = share * structure.sum() / shell.sum()
+    wanted[changing] = -share
+    wanted[shell] = share * changing.sum() / shell.sum()
     field = _gradient_of_potential(ndimage.gaussian_filter(wanted, _SMOOTH_MM))
     scale = 1.0
     for _ in range(_ROUNDS):
