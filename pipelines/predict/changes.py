@@ -74,19 +74,19 @@ def _year_or_none(entry: Entry) -> float:
 def _courses(scans: Sequence[Entry]) -> list[Course]:
     """The course of each structure of a person, whose scans are in the order of time."""
     facts = [entry.result["longitudinal"] for entry in scans]
-    noise = retest_of(scans[0].result["model"])
+    retest = retest_of(scans[0].result["model"])
     courses = []
     for name in facts[0]["volumes_mm3"]:
         volumes = [float(fact["volumes_mm3"].get(name, 0)) for fact in facts]
         years = [fact.get("year") for fact in facts]
-        change = change_of(volumes, years, noise.get(name))
+        change = change_of(volumes, years, retest.get(name))
         if change is None:
             continue
         cases = [entry.case for entry in scans]
         person = facts[0]["person"]
         group = facts[0].get("group") or ""
         courses.append(
-            Course(person, group, name, cases, years, volumes, change, noise.get(name))
+            Course(person, group, name, cases, years, volumes, change, retest.get(name))
         )
     return courses
 

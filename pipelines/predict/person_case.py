@@ -49,6 +49,7 @@ def infer_person(
     # In an order that is the same for the same scans, so that results are, too.
     volumes = [_volume(scan) for scan in person.scans]
     person.scans = [person.scans[number] for number in in_order(volumes)]
+    head = None
     if len(person.scans) > 1:
         with stage("align"):
             heads = heads_of([_aligned(scan) for scan in person.scans])

@@ -17,9 +17,6 @@ __all__ = ["Change", "change_of", "intraclass_correlation"]
 
 Values = NDArray[np.float64]
 
-# Of normal errors, 95 % are within so many standard deviations.
-_WITHIN = 1.96
-
 
 @dataclass(frozen=True)
 class Change:
@@ -54,12 +51,12 @@ class Change:
 def change_of(
     volumes: Sequence[float],
     years: Sequence[float | None],
-    noise_percent: float | None = None,
+    retest_percent: float | None = None,
 ) -> Change | None:
     """The change over two or more volumes in the order of time; None where all are 0.
 
-    `noise_percent` is the standard deviation of the per cent difference of two scans of a person
-    who has not changed.
+    `retest_percent` is what two scans of a person who has not changed differ by at most, in 95 of
+    100 cases.
     """
     values = np.asarray(volumes, float)
     mean = values.mean()
@@ -75,15 +72,14 @@ def change_of(
     if all(year is not None for year in years):
         times = np.asarray(years, float)
     if times is None or np.ptp(times) == 0:
-        noise = None if noise_percent is None else _WITHIN * noise_percent
-        return Change(len(values), None, percent, None, None, None, noise)
+        return Change(len(values), None, percent, None, None, None, retest_percent)
     slope, low, high = _slope(percents, times)
     noise = None
-    if noise_percent is not None:
+    if retest_percent is not None:
         # A difference of two has the noise of both scans.
-        of_one_scan = noise_percent / np.sqrt(2)
+        of_one_scan = retest_percent / np.sqrt(2)
         spread = np.sqrt(((times - times.mean()) ** 2).sum())
-        noise = float(_WITHIN * of_one_scan / spread)
+        noise = float(of_one_scan / spread)
     return Change(len(values), float(np.ptp(times)), percent, slope, low, high, noise)
 
 

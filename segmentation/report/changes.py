@@ -31,7 +31,6 @@ from trinat.segmentation.report.svg import INK
 __all__ = ["Course", "changes_page"]
 
 _PANELS_ABREAST = 4
-_WITHIN = 1.96
 # Beyond this many persons a table shows the largest changes alone.
 _MOST_ROWS = 1000
 
@@ -40,7 +39,7 @@ _MOST_ROWS = 1000
 class Course:
     """The volumes of one structure of one person, in the order of time.
 
-    `years` are None where times are not known; `noise_percent` is as for `change_of`.
+    `years` are None where times are not known; `retest_percent` is as for `change_of`.
     """
 
     person: str
@@ -50,7 +49,7 @@ class Course:
     years: Sequence[float | None]
     volumes_mm3: Sequence[float]
     change: Change
-    noise_percent: float | None
+    retest_percent: float | None
 
     @property
     def times(self) -> list[float]:
@@ -98,7 +97,7 @@ def _notices(courses: Sequence[Course]) -> list[str]:
             "Some persons have no dates: their changes are in per cent, not per year, in the "
             "order of the scans' names."
         )
-    if all(course.noise_percent is None for course in courses):
+    if all(course.retest_percent is None for course in courses):
         notices.append(
             "For this model nobody has measured by how much two scans of an unchanged person "
             "differ: no change can be called larger than noise."
@@ -144,10 +143,10 @@ def _draw_panel(
     axis: Any, courses: Sequence[Course], groups: Sequence[str], gid: str
 ) -> list[str]:
     """Draw the courses of one structure; what its dots are."""
-    noise = courses[0].noise_percent
+    noise = courses[0].retest_percent
     if noise is not None:
         # Of one scan: a difference of two has the noise of both.
-        half = _WITHIN * noise / np.sqrt(2)
+        half = noise / np.sqrt(2)
         axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
     x: list[float] = []
     y: list[float] = []
@@ -177,7 +176,8 @@ def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | Non
     columns: Columns = ["Structure"]
     for group in groups:
         columns.append(Column(f"{group or 'All'}: mean ± SD (%)", 2, sign=True))
-    columns.append(Column("Noise (SD, %)", 2, "Of the difference of two scans"))
+    hint = "Two scans of an unchanged person differ by less in 95 of 100 cases"
+    columns.append(Column("Noise (%)", 2, hint))
     rows: list[list[Any]] = []
     for place, structure in enumerate(structures):
         of_structure = [one for one in courses if one.structure == structure]
@@ -185,7 +185,7 @@ def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | Non
         for group in groups:
             values = [_value(one) for one in of_structure if one.group == group]
             cells.append(_mean_cell(values))
-        cells.append(of_structure[0].noise_percent)
+        cells.append(of_structure[0].retest_percent)
         rows.append(cells)
     caption = "By group: change, a year where times are known"
     return table("group-table", caption, columns, rows)

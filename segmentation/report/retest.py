@@ -6,20 +6,23 @@ from functools import cache
 from importlib.resources import files
 
 import pandas as pd
+from scipy import stats
 
 __all__ = ["retest_of"]
 
 
 @cache
 def retest_of(model: str) -> dict[str, float]:
-    """The standard deviation of the difference of two scans, in per cent, of each structure.
+    """By structure: two scans of an unchanged person differ by less, in 95 of 100 cases; per cent.
 
-    It is that of scans segmented together. Empty for a model for which nobody has measured it.
-    docs/reliability.md says how it was measured.
+    It is that of scans segmented together. Of few measurements (`freedom` in the table) the
+    standard deviation is not well known: Student's t makes up for that. Empty for a model for which
+    nobody has measured it. docs/reliability.md says how it was measured.
     """
     table = files("trinat.configs") / "retest" / f"{model}.tsv"
     if not table.is_file():
         return {}
     with table.open(encoding="utf-8") as file:
         frame = pd.read_csv(file, sep="\t", comment="#")
-    return dict(zip(frame["structure"], frame["sd_percent"].astype(float), strict=True))
+    within = frame["sd_percent"] * stats.t.ppf(0.975, frame["freedom"])
+    return dict(zip(frame["structure"], within.astype(float), strict=True))

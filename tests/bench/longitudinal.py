@@ -11,7 +11,10 @@ were scanned twice, and of two outputs with and without --longitudinal:
 
     scripts/bench longitudinal retest TABLE OUTPUT ...
 
-TABLE is that of --persons. Printed are mean absolute differences, in per cent.
+TABLE is that of --persons. Printed are mean absolute differences, in per cent. What the page of
+changes draws as noise is written of an output with --longitudinal by
+
+    scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
 """
 
 from __future__ import annotations
@@ -45,7 +48,12 @@ _TABLE = "visits.tsv"
 
 
 def run(what: str = "", *arguments: str) -> None:
-    commands = {"visits": _write_visits, "found": _print_found, "retest": _print_retest}
+    commands = {
+        "visits": _write_visits,
+        "found": _print_found,
+        "retest": _print_retest,
+        "noise": _print_noise,
+    }
     if what not in commands:
         raise SystemExit(f"say {', '.join(commands)}")
     commands[what](*arguments)
@@ -110,6 +118,27 @@ def _print_retest(table: str, *outputs: str) -> None:
             f"median {frame['mean'].median():.2f} %, largest {frame['mean'].max():.2f} %"
         )
     print(pd.concat(found, axis=1).round(3).to_string())
+
+
+def _print_noise(table: str, output: str) -> None:
+    persons = pd.read_csv(table, sep="\t")
+    frame = differences(persons, _volumes(Path(output)))
+    count = persons["person"].nunique()
+    print("structure\tsd_percent\tfreedom")
+    for name, sd, freedom in pooled(frame["sd"], count):
+        print(f"{name}\t{sd:.3f}\t{freedom}")
+
+
+def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
+    """By structure: the SD of both sides together, and how many differences it is from."""
+    rows = []
+    for name in sds.index:
+        plain = str(name).removeprefix("Left-").removeprefix("Right-")
+        sides = [side for side in (f"Left-{plain}", f"Right-{plain}") if side in sds]
+        values = sds[sides or [name]]
+        sd = float(np.sqrt((values**2).mean()))
+        rows.append((str(name), sd, persons * len(values)))
+    return rows
 
 
 def _volumes(output: Path) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pytest
 from helpers.visits import head_of
 
 from bench._visits import Protocol, change_of, deformation, visit
-from bench.longitudinal import differences, slope_of
+from bench.longitudinal import differences, pooled, slope_of
 
 
 def ball() -> np.ndarray:
@@ -43,3 +43,12 @@ def test_differences_are_of_the_mean_of_both_scans() -> None:
 def test_the_slope_of_what_is_found_at_half_is_a_half() -> None:
     true = np.array([0.0, 0, 1, 2, 3])
     assert slope_of(true, true / 2) == pytest.approx(0.5)
+
+
+def test_both_sides_of_a_structure_have_one_noise() -> None:
+    sds = pd.Series({"Left-Caudate": 1.0, "Right-Caudate": 7.0, "Brain-Stem": 2.0})
+    assert pooled(sds, 2) == [
+        ("Left-Caudate", 5.0, 4),
+        ("Right-Caudate", 5.0, 4),
+        ("Brain-Stem", 2.0, 2),
+    ]

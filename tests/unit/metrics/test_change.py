@@ -37,18 +37,18 @@ def test_three_scans_have_an_interval_around_the_slope() -> None:
 
 
 def test_without_times_there_is_no_change_a_year() -> None:
-    change = change_of([100, 90], [None, 1.0], noise_percent=1)
+    change = change_of([100, 90], [None, 1.0], retest_percent=1)
     assert change is not None
     assert change.percent_per_year is None
-    assert change.noise == pytest.approx(1.96)
+    assert change.noise == pytest.approx(1)
     assert change.is_beyond_noise
 
 
 def test_noise_a_year_falls_with_time() -> None:
-    # A difference of two scans with an SD of 1 %, four years apart.
-    change = change_of([100, 99], [0, 4], noise_percent=1)
+    # Two scans differ by up to 1 % anyway; these are four years apart.
+    change = change_of([100, 99.5], [0, 4], retest_percent=1)
     assert change is not None
-    assert change.noise == pytest.approx(1.96 / 4)
+    assert change.noise == pytest.approx(1 / 4)
     assert change.is_beyond_noise is False
 
 
