@@ -34,8 +34,9 @@ _UNUSUAL = 6.0
 _BRIGHT = 0.2
 # Less than this share of an own answer is none.
 _LEAST_OWN = 0.01
-# Voxels that are changed at a time.
-_CHUNK = 1 << 18
+# Voxels that are changed at a time: few enough for a processor's caches (0.5 s for a million of
+# voxels and 33 classes; 1.3 s in pieces of half a million).
+_CHUNK = 1 << 14
 
 
 def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
@@ -71,7 +72,7 @@ class Joining:
         self.mean = probabilities
         self._template = template
         self._count = 1
-        self._flows: list[Tensor] = []
+        self._ways_back: list[Tensor] = []
         self._own: list[_Own] = []
 
     def add(self, probabilities: Tensor, image: Tensor, flow: Tensor) -> None:
@@ -87,17 +88,18 @@ class Joining:
             share = (1 - strange[at])[:, None] / self._count
             change = (rows_at(probabilities, places) - before) * share
             self.mean[at] = (before + change).to(self.mean.dtype)
-        in_scan = warped(strange[None], inverse_of(flow))[0]
+        back = inverse_of(flow)
+        in_scan = warped(strange[None], back)[0]
         at = (in_scan > _LEAST_OWN).nonzero().unbind(1)
         self._own.append(_Own(at, in_scan[at][:, None], probabilities[at]))
-        self._flows.append(flow)
+        self._ways_back.append(back)
 
     def of_scan(self, number: int) -> Tensor:
         """The probabilities (X, Y, Z, K) of a scan in the place where it has its tissue.
 
         `number` counts in the order in which scans were added.
         """
-        back = inverse_of(self._flows[number])
+        back = self._ways_back[number]
         result = self.mean.clone()
         for voxels in _chunks(_near_boundaries(back, self.mean)):
             at = voxels.unbind(1)

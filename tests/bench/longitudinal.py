@@ -91,11 +91,11 @@ def _write_visits(subjects_dir: str, out: str, structure: str, most: str = "9") 
 
 def _print_found(out: str, result: str) -> None:
     table = pd.read_csv(Path(out) / _TABLE, sep="\t")
-    points = pd.read_csv(Path(result) / "timepoints.tsv", sep="\t").set_index("case")
+    points = _volumes(Path(result))
     for person, visits in table.groupby("person"):
         for name in _NAMES[visits["structure"].iloc[0]]:
             cases = visits["scan"].str.removesuffix(".nii.gz")
-            volumes = points.loc[cases, f"{name}_mm3"].to_numpy()
+            volumes = points.loc[cases, name].to_numpy()
             found = 100 * (volumes / volumes[0] - 1)
             slope = slope_of(visits["percent"].to_numpy(float), found)
             text = " ".join(f"{value:+.2f}" for value in found)
@@ -146,7 +146,8 @@ def _volumes(output: Path) -> pd.DataFrame:
     path = output / "timepoints.tsv"
     if not path.exists():
         path = output / "volumes.tsv"
-    frame = pd.read_csv(path, sep="\t").set_index("case")
+    # Cases are names, also where they are all digits.
+    frame = pd.read_csv(path, sep="\t", dtype={"case": str}).set_index("case")
     columns = [name for name in frame if name.endswith("_mm3")]
     volumes = frame[columns].drop(columns="total_brain_mm3", errors="ignore")
     return volumes.rename(columns=lambda name: name.removesuffix("_mm3"))
