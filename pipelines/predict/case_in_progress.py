@@ -19,6 +19,7 @@ from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
     from trinat.segmentation.inference.prediction import Prediction
+    from trinat.segmentation.longitudinal.person import Together
     from trinat.segmentation.space.conform import Conformed
 
 
@@ -44,11 +45,15 @@ class CaseInProgress:
 
 @dataclass
 class PersonInProgress:
-    """The scans of a person on their way, and the entries of those that gave no result."""
+    """The scans of a person on their way, and the entries of those that gave no result.
+
+    `together` is there after the networks, where two or more scans are left.
+    """
 
     case: Person
     scans: list[CaseInProgress]
     failed: list[Entry] = field(default_factory=list)
+    together: Together | None = None
 
 
 def read(case: Case, settings: RunSettings) -> CaseInProgress | PersonInProgress:

@@ -12,6 +12,7 @@ from trinat.segmentation.errors import reason_of
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
+    Together,
     image_to_align,
     in_order,
     segment_person,
@@ -79,8 +80,36 @@ def write_person(
 ) -> Entry:
     """The entry of a person, with one for each scan; `finish` writes one and never raises."""
     entries = list(person.failed)
-    entries += [finish(scan) for scan in person.scans]
+    for number, scan in enumerate(person.scans):
+        try:
+            if person.together is not None:
+                _take_result(person, person.together, number)
+        except Exception as error:
+            entries.append(_failed(scan, settings, error))
+            continue
+        entries.append(finish(scan))
+        # It is as large as all that the others have in common.
+        scan.found = None
     return Entry.of(person.case, settings, "done", parts=tuple(entries))
+
+
+def _take_result(person: PersonInProgress, together: Together, number: int) -> None:
+    """Give a scan its result, and what the tables of changes need of it."""
+    scan = person.scans[number]
+    with timed(scan.clock):
+        point = together.time_point(number)
+    scan.found = point.prediction
+    cases = [case.id for case in person.case.scans]
+    years = dict(zip(cases, person.case.years, strict=True))
+    digests = {other.case.id: other.digest for other in person.scans}
+    volumes = {name: round(mm3, 3) for name, mm3 in point.volumes_mm3.items()}
+    scan.longitudinal = {
+        "person": person.case.name,
+        "group": person.case.group,
+        "year": years[scan.case.id],
+        "scans": dict(sorted(digests.items())),
+        "volumes_mm3": volumes,
+    }
 
 
 def _volume(scan: CaseInProgress) -> Volume:
@@ -145,7 +174,7 @@ def _segment_alone(scan: CaseInProgress, predictor: Predictor, *, mirror: bool) 
 def _segment_together(
     person: PersonInProgress, head: Head, predictor: Predictor, *, mirror: bool
 ) -> None:
-    """Segment two or more scans in the space of all, and note what is measured in them."""
+    """Segment two or more scans in the space of all."""
     scans = person.scans
     work = partial(
         segment_person,
@@ -157,20 +186,7 @@ def _segment_together(
     )
     # The time is that of all; the clock of the first has it.
     with timed(scans[0].clock):
-        points = work()
-    years = dict(
-        zip([case.id for case in person.case.scans], person.case.years, strict=True)
-    )
-    together = {scan.case.id: scan.digest for scan in scans}
-    for scan, point in zip(scans, points, strict=True):
-        scan.found = point.prediction
-        volumes = {name: round(mm3, 3) for name, mm3 in point.volumes_mm3.items()}
-        scan.longitudinal = {
-            "person": person.case.name,
-            "group": person.case.group,
-            "year": years[scan.case.id],
-            "scans": dict(sorted(together.items())),
-            "volumes_mm3": volumes,
-        }
+        person.together = work()
+    for scan in scans:
         scan.volume = None
         scan.to_align = None

@@ -60,6 +60,11 @@ class _Own:
     share: Tensor
     probabilities: Tensor
 
+    def on_processor(self) -> _Own:
+        """The same in the host's memory."""
+        places = tuple(place.cpu() for place in self.places)
+        return _Own(places, self.share.cpu(), self.probabilities.cpu())
+
 
 class Joining:
     """The mean of the template's probabilities and of all scans', which are added one by one.
@@ -93,6 +98,12 @@ class Joining:
         at = (in_scan > _LEAST_OWN).nonzero().unbind(1)
         self._own.append(_Own(at, in_scan[at][:, None], probabilities[at]))
         self._ways_back.append(back)
+
+    def on_processor(self) -> None:
+        """Move all to the host's memory: what is left to do needs no GPU."""
+        self.mean = self.mean.cpu()
+        self._ways_back = [back.cpu() for back in self._ways_back]
+        self._own = [own.on_processor() for own in self._own]
 
     def of_scan(self, number: int) -> Tensor:
         """The probabilities (X, Y, Z, K) of a scan in the place where it has its tissue.

@@ -8,8 +8,9 @@ own space.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from trinat.segmentation.space.intensity import on_working_scale
 from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.timing import stage
 
-__all__ = ["TimePoint", "image_to_align", "in_order", "segment_person"]
+__all__ = ["TimePoint", "Together", "image_to_align", "in_order", "segment_person"]
 
 Image = NDArray[np.float32]
 
@@ -55,6 +56,26 @@ class TimePoint:
 
     prediction: Prediction
     volumes_mm3: dict[str, float]
+
+
+class Together:
+    """Scans of a person that were segmented together; each one's result is made when asked for.
+
+    So memory holds the result of one scan at a time, however many there are.
+    """
+
+    def __init__(
+        self, joining: Joining, conclude: Sequence[Callable[[Tensor], Prediction]]
+    ) -> None:
+        self._joining = joining
+        self._conclude = conclude
+
+    def time_point(self, number: int) -> TimePoint:
+        """What is found in a scan; numbers count in the order in which scans were given."""
+        with stage("join"):
+            joined = self._joining.of_scan(number)
+        prediction = self._conclude[number](joined)
+        return TimePoint(prediction, _volumes(prediction))
 
 
 def image_to_align(volume: Volume) -> Volume:
@@ -84,7 +105,7 @@ def segment_person(
     alignments: Sequence[Alignment],
     *,
     mirror: bool = False,
-) -> list[TimePoint]:
+) -> Together:
     """Segment two or more scans of one head together; they are given in the order of `in_order`.
 
     `images` are the scans of `image_to_align`, `alignments` lead from the first to each of them.
@@ -103,7 +124,7 @@ def segment_person(
         plan = ConformPlan(space.grid, (1, 1), space.grid)
         of_template = _conformed(predictor, template, plan)
 
-    def work() -> list[TimePoint]:
+    def work() -> Together:
         return _segment(predictor, of_template, prepared, mirror=mirror)
 
     return predictor.with_less_memory(work)
@@ -147,7 +168,7 @@ def _segment(
     prepared: Sequence[Conformed],
     *,
     mirror: bool,
-) -> list[TimePoint]:
+) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
     image = torch.from_numpy(template.volume.data).to(predictor.device)
     with stage("first look"):
@@ -174,13 +195,12 @@ def _segment(
     plan = template.plan.cropped(region.box)
     with stage("prior"):
         problem = predictor.apply_prior(joining.mean, plan)
-    found = []
-    for number, scan in enumerate(prepared):
-        with stage("join"):
-            joined = joining.of_scan(number)
-        prediction = predictor.conclude(scan, region, joined, maps[number], problem)
-        found.append(TimePoint(prediction, _volumes(prediction)))
-    return found
+    joining.on_processor()
+    conclude = [
+        partial(predictor.conclude, scan, region, maps=maps_of_scan, problem=problem)
+        for scan, maps_of_scan in zip(prepared, maps, strict=True)
+    ]
+    return Together(joining, conclude)
 
 
 def _around_brain(probabilities: Tensor) -> Tensor:

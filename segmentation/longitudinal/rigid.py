@@ -149,7 +149,7 @@ def _refine(
 ) -> Alignment:
     """Improve a matrix by Gauss-Newton steps in the halfway space of a pair of images."""
     grid = _halfway_grid(pair, matrix, spacing_mm)
-    places = grid.places(np.stack(np.indices(grid.shape), axis=-1).reshape(-1, 3))
+    places = grid.places(np.moveaxis(np.indices(grid.shape), 0, -1).reshape(-1, 3))
     centre = places.mean(axis=0)
     for _ in range(most_steps):
         images = _halfway(pair, matrix, grid)

@@ -143,10 +143,11 @@ def _draw_panel(
     axis: Any, courses: Sequence[Course], groups: Sequence[str], gid: str
 ) -> list[str]:
     """Draw the courses of one structure; what its dots are."""
-    noise = courses[0].retest_percent
-    if noise is not None:
+    retest = courses[0].retest_percent
+    half = 0.0
+    if retest is not None:
         # Of one scan: a difference of two has the noise of both.
-        half = noise / np.sqrt(2)
+        half = float(retest / np.sqrt(2))
         axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
     x: list[float] = []
     y: list[float] = []
@@ -161,6 +162,8 @@ def _draw_panel(
         for case, volume in zip(course.cases, course.volumes_mm3, strict=True):
             names.append(f"{case}: {volume:,.0f} mm³")
     axis.scatter(x, y, s=10, c=colors, gid=gid)
+    farthest = max(half, max(abs(value) for value in y), 0.1)
+    axis.set_ylim(-1.2 * farthest, 1.2 * farthest)
     axis.axhline(0, color=INK, lw=0.5)
     if all(course.change.years is None for course in courses):
         longest = max(len(course.cases) for course in courses)
@@ -177,7 +180,7 @@ def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | Non
     for group in groups:
         columns.append(Column(f"{group or 'All'}: mean ± SD (%)", 2, sign=True))
     hint = "Two scans of an unchanged person differ by less in 95 of 100 cases"
-    columns.append(Column("Noise (%)", 2, hint))
+    columns.append(Column("Noise of two scans (%)", 2, hint))
     rows: list[list[Any]] = []
     for place, structure in enumerate(structures):
         of_structure = [one for one in courses if one.structure == structure]

@@ -106,7 +106,7 @@ def visit(
     shape = to_shape(np.ceil((high - low) / spacing))
     affine = np.diag([*spacing, 1.0])
     affine[:3, 3] = low + spacing / 2
-    indices = np.stack(np.indices(shape), axis=-1)
+    indices = np.moveaxis(np.indices(shape), 0, -1)
     voxels = moved(indices, np.linalg.solve(placed.affine, affine))
     places = np.moveaxis(voxels, -1, 0)
     if field is not None:

@@ -18,15 +18,15 @@ from trinat.segmentation.longitudinal.person import (
 from trinat.segmentation.longitudinal.space import heads_of
 
 
-def together(scans: list[Volume]) -> list[TimePoint]:
+def points_of(scans: list[Volume]) -> list[TimePoint]:
     """Time points of scans, in the order in which they are given."""
     order = in_order(scans)
     ordered = [scans[number] for number in order]
     images = [image_to_align(scan) for scan in ordered]
     (head,) = heads_of(images)
     predictor = Predictor(str(random_model()), device="cpu")
-    points = segment_person(predictor, ordered, images, head.alignments)
-    return [points[order.index(number)] for number in range(len(scans))]
+    together = segment_person(predictor, ordered, images, head.alignments)
+    return [together.time_point(order.index(number)) for number in range(len(scans))]
 
 
 def test_the_order_of_scans_changes_no_byte() -> None:
@@ -35,8 +35,8 @@ def test_the_order_of_scans_changes_no_byte() -> None:
         visit_of(head_of(), pose_of(5, 2), seed=1),
         visit_of(head_of(), pose_of(-4, 1), seed=2),
     ]
-    found = together(scans)
-    backwards = together(scans[::-1])[::-1]
+    found = points_of(scans)
+    backwards = points_of(scans[::-1])[::-1]
     for one, other in zip(found, backwards, strict=True):
         assert torch.equal(one.prediction.fused, other.prediction.fused)
         labels, labels_backwards = one.prediction.labels, other.prediction.labels
@@ -49,7 +49,7 @@ def test_labels_lie_in_each_scans_own_space() -> None:
         visit_of(head_of(), np.eye(4)),
         visit_of(head_of(), pose_of(5, 2), seed=1),
     ]
-    for scan, point in zip(scans, together(scans), strict=True):
+    for scan, point in zip(scans, points_of(scans), strict=True):
         labels = point.prediction.labels
         assert labels.shape == scan.shape
         np.testing.assert_array_equal(labels.affine, scan.affine)
