@@ -11,6 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -171,8 +172,9 @@ def _times_in(
         if path.is_file():
             for number, row in enumerate(_rows_of(path), start=2):
                 text = row.get("acq_time") or ""
-                if text not in _NOT_KNOWN and row.get(key):
-                    found[str(row[key])] = _years(text, path, number)
+                # A time that is none is as good as no time: the scans do not need it.
+                with suppress(ConfigError):
+                    found[row.get(key) or ""] = _years(text, path, number)
         read[path] = found
     return read[path]
 
@@ -234,17 +236,26 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
 
 def _rows_of(path: Path) -> list[dict[str, str | None]]:
     """The rows of a table with a line of names; columns are separated by tabs, or by commas."""
-    text = read_text(path)
+    # Spreadsheets write a mark of the byte order first.
+    text = read_text(path, "utf-8-sig", errors="replace")
     header = text.partition("\n")[0]
     delimiter = "\t" if "\t" in header else ","
-    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     rows = []
-    for row in reader:
-        cells = {}
-        for name, cell in row.items():
-            if isinstance(name, str):
-                cells[name.strip()] = cell.strip() if isinstance(cell, str) else None
-        rows.append(cells)
+    try:
+        for row in csv.DictReader(io.StringIO(text), delimiter=delimiter):
+            cells = {}
+            for name, cell in row.items():
+                if isinstance(name, str):
+                    cells[name.strip()] = (
+                        cell.strip() if isinstance(cell, str) else None
+                    )
+            rows.append(cells)
+    except csv.Error as error:
+        raise ConfigError(
+            f"is no table ({error})",
+            where=path,
+            remedy="write it as tab-separated text",
+        ) from error
     return rows
 
 

@@ -88,7 +88,7 @@ class Joining:
         near = _near_boundaries(flow, self.mean, probabilities)
         for voxels in _chunks(near):
             at = voxels.unbind(1)
-            places = voxels + flow[:, *at].T
+            places = voxels + flow.permute(1, 2, 3, 0)[at]
             before = self.mean[at].float()
             share = (1 - strange[at])[:, None] / self._count
             change = (rows_at(probabilities, places) - before) * share
@@ -114,7 +114,7 @@ class Joining:
         result = self.mean.clone()
         for voxels in _chunks(_near_boundaries(back, self.mean)):
             at = voxels.unbind(1)
-            places = voxels + back[:, *at].T
+            places = voxels + back.permute(1, 2, 3, 0)[at]
             result[at] = rows_at(self.mean, places).to(result.dtype)
         own = self._own[number]
         joined = result[own.places].float()

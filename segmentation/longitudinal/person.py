@@ -116,7 +116,7 @@ def segment_person(
         space = person_space(images, alignments, shape)
         data = [_in_space(scan, space, number) for number, scan in enumerate(scans)]
         data = evened(data)
-        template = np.mean(data, axis=0, dtype=np.float32)
+        template = np.asarray(np.mean(data, axis=0), np.float32)
         prepared = [
             _prepared(predictor, scan, space, number, image)
             for number, (scan, image) in enumerate(zip(scans, data, strict=True))

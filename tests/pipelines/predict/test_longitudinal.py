@@ -71,6 +71,8 @@ def test_changes_have_a_row_for_each_structure_of_each_person(study) -> None:
     assert "Changes between scans" in (study[1] / "changes.html").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_the_order_of_the_scans_changes_no_byte(tmp_path: Path) -> None:
     write(tmp_path / "in", "MR1", "MR2")
     (tmp_path / "other").mkdir()
@@ -86,6 +88,8 @@ def test_the_order_of_the_scans_changes_no_byte(tmp_path: Path) -> None:
         assert sha256_of(one) == sha256_of(other)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_nothing_is_done_twice_and_a_new_time_point_does_all(tmp_path: Path) -> None:
     scans, out = tmp_path / "in", tmp_path / "out"
     write(scans, "MR1", "MR2")
@@ -107,6 +111,8 @@ def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> Non
     assert reason.startswith("does not show the same head as P0_MR1")
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_tables_of_changes_go_with_the_results_that_they_are_of(tmp_path: Path) -> None:
     write(tmp_path / "in", "MR1", "MR2")
     out = tmp_path / "out"

@@ -61,6 +61,8 @@ def test_an_age_is_a_time_too(tmp_path: Path) -> None:
         ("scan\tperson\na\tp\na\tq\n", "line 3: 'a' is there twice"),
         ("scan\tperson\na\t\n", "line 2: no person"),
         ("scan\tperson\tdate\na\tp\tsoon\n", "line 2: 'soon' is no date"),
+        ("scan\tperson\na\t" + "p" * 200_000, "is no table"),
+        ("", "needs the columns scan and person"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path: Path, text: str, problem: str) -> None:
