@@ -12,7 +12,7 @@ from trinat.segmentation.grid import Grid, Shape, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.rigid import Alignment, align, mean_pose
 
-__all__ = ["SAME_HEAD", "PersonSpace", "heads_of", "person_space"]
+__all__ = ["SAME_HEAD", "Head", "PersonSpace", "heads_of", "person_space"]
 
 Matrix = NDArray[np.float64]
 
