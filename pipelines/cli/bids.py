@@ -20,6 +20,7 @@ def command(
     model: options.Model = "",
     device: bids_options.Device = "auto",
     n_cpus: bids_options.NCpus = None,
+    longitudinal: options.Longitudinal = False,
     uncertainty: options.Uncertainty = 0,
     stats: options.Stats = False,
     brain_mask: options.BrainMask = True,
@@ -36,7 +37,7 @@ def command(
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from trinat.pipelines.cli.choices import split_devices
+    from trinat.pipelines.cli.choices import check_longitudinal, split_devices
     from trinat.pipelines.predict.merge import merge
     from trinat.pipelines.predict.progress import run_with_progress
     from trinat.pipelines.predict.request import PredictRequest
@@ -47,6 +48,8 @@ def command(
     if level == "group":
         return merge(output_dir, overwrite=overwrite).exit
     _check_dataset(bids_dir)
+    if longitudinal:
+        check_longitudinal(uncertainty=uncertainty, sessions=session_label)
     devices = split_devices(device)
     output = OutputSettings(
         samples=uncertainty,
@@ -56,6 +59,7 @@ def command(
         probabilities=probabilities,
         fill_nonfinite=fill_nonfinite,
         trust_affine=trust_affine,
+        longitudinal=longitudinal,
     )
     request = PredictRequest(
         inputs=[str(bids_dir)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,28 @@ def split_devices(text: str) -> tuple[str, ...]:
             raise ConfigError(what, remedy="give auto, cpu, cuda or cuda:0,1")
         names.append(name)
     return tuple(names)
+
+
+def check_longitudinal(
+    *,
+    uncertainty: int,
+    store: Path | None = None,
+    sessions: Collection[str] | None = None,
+) -> None:
+    """ConfigError for what does not go together with --longitudinal."""
+    if uncertainty:
+        raise ConfigError(
+            "--longitudinal has no --uncertainty", remedy="leave one of them out"
+        )
+    if store is not None:
+        raise ConfigError(
+            "--longitudinal takes scans, no --store", remedy="give the scans"
+        )
+    if sessions:
+        raise ConfigError(
+            "--longitudinal takes all sessions of a person together",
+            remedy="leave --session_label out",
+        )
 
 
 def _words(text: str) -> list[str]:

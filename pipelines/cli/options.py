@@ -116,6 +116,13 @@ Probabilities = Annotated[
 BrainMask = Annotated[
     bool, typer.Option(help="Write a mask of what lies inside the skull.")
 ]
+Longitudinal = Annotated[
+    bool,
+    typer.Option(
+        "--longitudinal",
+        help="Segment the scans of each person together; write changes.tsv and changes.html.",
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Workers = Annotated[
     int, typer.Option(min=1, help="Number of processes; each loads the model.")

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from trinat.pipelines.cli import options, predict_options
-from trinat.pipelines.cli.choices import engine_on, split_devices, split_views
+from trinat.pipelines.cli.choices import (
+    check_longitudinal,
+    engine_on,
+    split_devices,
+    split_views,
+)
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 
@@ -35,6 +40,8 @@ def predict(
     mirror: predict_options.Mirror = False,
     uncertainty: options.Uncertainty = 0,
     clean: predict_options.Clean = False,
+    longitudinal: options.Longitudinal = False,
+    persons: predict_options.Persons = None,
     format_: predict_options.Format = "aseg",
     mgz: predict_options.Mgz = False,
     stats: options.Stats = False,
@@ -74,6 +81,10 @@ def predict(
     devices = split_devices(device)
     _check_source(inputs, model, store, folds=folds)
     model = model or default_model(devices)
+    if persons is not None and not longitudinal:
+        raise ConfigError("--persons is for --longitudinal", remedy="give both")
+    if longitudinal:
+        check_longitudinal(uncertainty=uncertainty, store=store)
     output = OutputSettings(
         views=split_views(views),
         precision=precision,
@@ -92,6 +103,7 @@ def predict(
         page=page,
         reference=_normal_ranges(reference, model, page=page),
         fill_nonfinite=fill_nonfinite,
+        longitudinal=longitudinal,
     )
     engine = None
     if cluster:
@@ -110,6 +122,7 @@ def predict(
         require_checksum=require_checksum,
         timings=timings,
         overwrite=overwrite,
+        persons=persons,
         shard=Shard.parse(shard) if shard else None,
         engine=engine,
     )

@@ -74,6 +74,16 @@ Reference = Annotated[
     typer.Option(
         "--reference",
         help="TSV of normal volumes for the pages. Columns: structure, low_mm3, high_mm3.",
+        dir_okay=False,
+    ),
+]
+Persons = Annotated[
+    Path | None,
+    typer.Option(
+        "--persons",
+        help="Table (.tsv or .csv) with columns scan, person and date, for --longitudinal. "
+        "Default: from BIDS, or from names such as OAS1_0001_MR2.",
+        dir_okay=False,
     ),
 ]
 RequireChecksum = Annotated[

@@ -40,6 +40,11 @@ class Case:
         return self.id.rpartition("/")[2]
 
     @property
+    def work(self) -> int:
+        """How many scans it takes as long as, for limits of time."""
+        return 1
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """All files that the scan consists of, a header before its image; a zip as a whole.
 

@@ -12,7 +12,11 @@ from typing import Any
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.case_files import CaseFiles, write_slices
-from trinat.pipelines.predict.case_in_progress import CaseInProgress, read
+from trinat.pipelines.predict.case_in_progress import (
+    CaseInProgress,
+    PersonInProgress,
+    read,
+)
 from trinat.pipelines.predict.case_result import judge
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import (
@@ -20,6 +24,12 @@ from trinat.pipelines.predict.outputs import (
     PLAIN_LABEL_TABLE,
     CaseNames,
     slices_of,
+)
+from trinat.pipelines.predict.person_case import (
+    ONLY_SCAN,
+    infer_person,
+    prepare_person,
+    write_person,
 )
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.tables import write_label_table
@@ -72,7 +82,7 @@ class CaseWorker:
             return lambda: failed
         return partial(self._finish, scan)
 
-    def _finish(self, scan: CaseInProgress) -> Entry:
+    def _finish(self, scan: CaseInProgress | PersonInProgress) -> Entry:
         """Write a scan that was segmented; what fails becomes a failed entry."""
         try:
             return self.write(scan)
@@ -82,20 +92,28 @@ class CaseWorker:
     def _failed(self, case: Case, error: Exception) -> Entry:
         return Entry.failed(case, self.settings, reason_of(error, where=False))
 
-    def prepare(self, scan: CaseInProgress) -> CaseInProgress:
-        """Bring the scan to the working grid."""
+    def prepare(
+        self, scan: CaseInProgress | PersonInProgress
+    ) -> CaseInProgress | PersonInProgress:
+        """Bring the scan to the working grid; of a person's, to where they can be aligned."""
+        if isinstance(scan, PersonInProgress):
+            return prepare_person(scan, self.settings)
         assert scan.volume is not None
         with timed(scan.clock), stage("conform"):
             scan.conformed = self.segmenter.prepare(scan.volume)
         scan.volume = None
         return scan
 
-    def infer(self, scan: CaseInProgress) -> CaseInProgress:
-        """Segment the scan on the working grid.
+    def infer(
+        self, scan: CaseInProgress | PersonInProgress
+    ) -> CaseInProgress | PersonInProgress:
+        """Segment the scan on the working grid, or a person's scans in the space of all.
 
         The scan's digest is the seed of dropout. The conformed image is released here, since it is
         as large as the scan.
         """
+        if isinstance(scan, PersonInProgress):
+            return infer_person(scan, self.segmenter, self.settings)
         assert scan.conformed is not None
         output = self.settings.output
         # The same scan draws the same dropout, in whatever order scans are done.
@@ -107,11 +125,14 @@ class CaseWorker:
         scan.conformed = None
         return scan
 
-    def write(self, scan: CaseInProgress) -> Entry:
+    def write(self, scan: CaseInProgress | PersonInProgress) -> Entry:
         """The outputs of a scan and its entry, which says where the disk has no room for them.
 
-        A full disk makes a failed entry with `no_room`; other errors are raised.
+        A full disk makes a failed entry with `no_room`; other errors are raised. The entry of a
+        person has those of the scans as its parts.
         """
+        if isinstance(scan, PersonInProgress):
+            return write_person(scan, self.settings, self._finish)
         try:
             return self._write(scan)
         except Exception as error:
@@ -145,6 +166,7 @@ class CaseWorker:
                     staging, scan, found, volumes, result
                 )
         result["picture"] = picture
+        self._say_of_person(scan, result)
         timings_s = {}
         for name, (wall_s, _) in scan.clock.take().items():
             if name:
@@ -161,6 +183,13 @@ class CaseWorker:
             worker=f"{socket.gethostname()}:{os.getpid()}:{self.segmenter.device}",
             spent={} if self._process_clock is None else self._process_clock.take(),
         )
+
+    def _say_of_person(self, scan: CaseInProgress, result: dict[str, Any]) -> None:
+        """Add to a result what is known of the scan as one of several of a person."""
+        if scan.longitudinal is not None:
+            result["longitudinal"] = scan.longitudinal
+        elif self.settings.output.longitudinal:
+            result["notes"].append(ONLY_SCAN)
 
     def _write_files(
         self,

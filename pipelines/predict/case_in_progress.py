@@ -6,16 +6,20 @@ Imports no torch: the first scan is read while that loads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.scanfiles import refuse_changed
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
     from trinat.segmentation.inference.prediction import Prediction
+    from trinat.segmentation.longitudinal.person import Together
     from trinat.segmentation.space.conform import Conformed
 
 
@@ -31,11 +35,47 @@ class CaseInProgress:
     volume: Volume | None = None
     digest: str = ""
     conformed: Conformed | None = None
+    # Of one of several scans of a person: as it is aligned with the others.
+    to_align: Volume | None = None
     found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
+    # Of one of several scans of a person: what the tables of changes are made of.
+    longitudinal: dict[str, Any] | None = None
 
 
-def read(case: Case, settings: RunSettings) -> CaseInProgress:
+@dataclass
+class PersonInProgress:
+    """The scans of a person on their way, and the entries of those that gave no result.
+
+    `together` is there after the networks, where two or more scans are left.
+    """
+
+    case: Person
+    scans: list[CaseInProgress]
+    failed: list[Entry] = field(default_factory=list)
+    together: Together | None = None
+
+
+def read(case: Case, settings: RunSettings) -> CaseInProgress | PersonInProgress:
+    """Read the scan of a case, or those of a person; see `read_scan` and `read_person`."""
+    if isinstance(case, Person):
+        return read_person(case, settings)
+    return read_scan(case, settings)
+
+
+def read_person(person: Person, settings: RunSettings) -> PersonInProgress:
+    """Read all scans of a person; those that cannot be read fail, and do not take the others."""
+    reading = PersonInProgress(person, [])
+    for case in person.scans:
+        try:
+            reading.scans.append(read_scan(case, settings))
+        except Exception as error:
+            reason = reason_of(error, where=False)
+            reading.failed.append(Entry.failed(case, settings, reason))
+    return reading
+
+
+def read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
     """Read the scan of a case. What is wrong with its file raises, as does one that was changed.
 
     The time is taken on the clock of the scan. `refuse_changed` raises if a store knows another

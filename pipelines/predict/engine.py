@@ -284,7 +284,7 @@ class LocalEngine:
                 f"{what} {self.timeout_s:g} s", remedy="see trinat doctor"
             )
         for hand in worker.in_hand.values():
-            if hand.seconds > self.timeout_s:
+            if hand.seconds > self.timeout_s * hand.case.work:
                 return hand
         return None
 
@@ -293,5 +293,7 @@ class LocalEngine:
         for hand in worker.in_hand.values():
             if hand is not late:
                 self._again.append(hand.case)
-        reason = f"took longer than {self.timeout_s:g} s"
+        assert self.timeout_s is not None
+        limit_s = self.timeout_s * late.case.work
+        reason = f"took longer than {limit_s:g} s"
         return Entry.failed(late.case, self.settings, reason)

@@ -41,9 +41,10 @@ class Entry:
     - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in
       ledgers from before attempts were numbered.
 
-    Three fields are for the run alone and never in the file. `staged` is the folder where outputs
+    Four fields are for the run alone and never in the file. `staged` is the folder where outputs
     wait until they are moved into place. `spent` is where the time of the worker's process went
-    since its entry before. `no_room` says that the case failed because the disk is full.
+    since its entry before. `no_room` says that the case failed because the disk is full. `parts`
+    are the entries of a person's scans, where the case is a person.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -65,6 +66,7 @@ class Entry:
     staged: str = ""
     spent: Spent = field(default_factory=dict)
     no_room: bool = False
+    parts: tuple[Any, ...] = ()
 
     @classmethod
     def of(

@@ -33,7 +33,7 @@ from trinat.segmentation.io.files import (
 from trinat.segmentation.labels.fluid import Csf
 
 # Fields of an entry that are for the run alone.
-_NOT_IN_FILE = ("staged", "spent", "no_room")
+_NOT_IN_FILE = ("staged", "spent", "no_room", "parts")
 
 
 class ChangedError(OutputError):
@@ -309,6 +309,16 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
+class _LongitudinalFields(BaseModel):
+    """What the tables of changes take from an entry's `result`."""
+
+    person: str
+    group: str = ""
+    year: FiniteFloat | None = None
+    scans: dict[str, str] = {}
+    volumes_mm3: dict[str, FiniteFloat]
+
+
 class _TableFields(BaseModel):
     """What the tables take from an entry's `result`, where it is there: checked when it is read."""
 
@@ -326,6 +336,7 @@ class _TableFields(BaseModel):
     pairwise_dice: dict[str, float | None] = {}
     volume_cv: dict[str, float | None] = {}
     picture: str = ""
+    longitudinal: _LongitudinalFields | None = None
 
 
 _ENTRY = TypeAdapter(Entry)

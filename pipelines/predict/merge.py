@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.doubt import most_doubtful
 from trinat.pipelines.predict.ledger import Ledger, LedgerContents, ledgers_in
 from trinat.pipelines.predict.outcome import Outcome
@@ -39,6 +40,7 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
         with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
             folder = make_tables_folder(staging)
             write_tables(folder, entries.values(), out)
+            write_changes(folder, entries.values())
             ledger.place(folder)
             # Each part of the work has kept the slices of its own most doubtful cases.
             shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}

@@ -13,6 +13,8 @@ from trinat.pipelines.predict.settings import OutputSettings
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
 TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")
+# Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
+CHANGES = ("changes.tsv", "timepoints.tsv", "changes.html")
 # The page shows slices of this many scans, the most doubtful; they are kept beside it.
 MOST_SHOWN = 5
 SLICES = ".trinat-page"
@@ -30,6 +32,7 @@ def _files_of(product: Product) -> str:
 BIDSIGNORE = (
     "*.jsonl",
     *TABLES,
+    *CHANGES,
     RATINGS,
     "report/",
     "*.bak*",

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trinat.pipelines.common.cases import Case, Refusal
 from trinat.pipelines.predict.doubt import most_doubtful
-from trinat.pipelines.predict.entry import Entry, Status, digests_of
+from trinat.pipelines.predict.entry import Entry, Status, digest_of, digests_of
 from trinat.pipelines.predict.ledger import ChangedError, Ledger
 from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import CaseNames, slices_of
+from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.errors import (
     DiskFullError,
@@ -180,21 +182,85 @@ class Recorder:
         for case in cases:
             if stop():
                 return
+            to_do = self._to_do(case)
+            if to_do is not None:
+                yield to_do
+
+    def _to_do(self, case: Case) -> Case | None:
+        """What of a case has to be segmented; None where nothing has, which is noted."""
+        if isinstance(case, Person):
+            return self._person_to_do(case)
+        return self._case_to_do(case)
+
+    def _case_to_do(self, case: Case) -> Case | None:
+        """The case if it has to be segmented; else it is noted."""
+        reason = self._why_impossible(case)
+        if reason:
+            self.note(Entry.failed(case, self.settings, reason))
+            return None
+        known = self.ledger.entries.get(case.id)
+        is_alone = known is not None and "longitudinal" not in known.result
+        if known is not None and is_alone and known.is_current(case, self.settings):
+            self._note_current(case)
+            return None
+        obstructed = self._entry_if_obstructed(case)
+        if obstructed is not None:
+            self.note(obstructed)
+            return None
+        return case
+
+    def _person_to_do(self, person: Person) -> Case | None:
+        """The person, with the scans that can be segmented, if any of them has to be.
+
+        They are segmented together: where one is new, changed or gone, all are done again.
+        """
+        impossible: dict[str, Entry] = {}
+        for case in person.scans:
             reason = self._why_impossible(case)
             if reason:
-                self.note(Entry.failed(case, self.settings, reason))
-                continue
-            known = self.ledger.entries.get(case.id)
-            if known is not None and known.is_current(case, self.settings):
-                # The entry of the run that did it still holds.
-                unchanged = "done before, nothing changed"
-                self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
-                continue
+                impossible[case.id] = Entry.failed(case, self.settings, reason)
+        if not impossible and self._note_if_current(person):
+            return None
+        for entry in impossible.values():
+            self.note(entry)
+        return person.only(lambda case: case.id not in impossible)
+
+    def _note_if_current(self, person: Person) -> bool:
+        """Note all scans of a person and return True, if their results need no new run.
+
+        They do not where they are of just these scans at these times. A result that the user has
+        changed stays, and does not count; where the person is done again it is kept, too.
+        """
+        kept = {}
+        known: dict[str, Mapping[str, Any]] = {}
+        for case in person.scans:
             obstructed = self._entry_if_obstructed(case)
-            if obstructed is None:
-                yield case
+            if obstructed is not None:
+                kept[case.id] = obstructed
+                continue
+            entry = self.ledger.entries.get(case.id)
+            if entry is None or not entry.is_current(case, self.settings):
+                return False
+            known[case.id] = entry.result.get("longitudinal", {})
+        digests = {case.id: digest_of(*case.files) for case in person.scans}
+        for case, year in zip(person.scans, person.years, strict=True):
+            if case.id in kept:
+                continue
+            noted = known[case.id]
+            facts = (person.name, person.group, year, digests)
+            if tuple(map(noted.get, ("person", "group", "year", "scans"))) != facts:
+                return False
+        for case in person.scans:
+            if case.id in kept:
+                self.note(kept[case.id])
             else:
-                self.note(obstructed)
+                self._note_current(case)
+        return True
+
+    def _note_current(self, case: Case) -> None:
+        # The entry of the run that did it still holds.
+        unchanged = "done before, nothing changed"
+        self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
 
     def _why_impossible(self, case: Case) -> str:
         """Why a case cannot be segmented as it is wanted; empty where it can."""

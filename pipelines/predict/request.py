@@ -65,6 +65,7 @@ class PredictRequest(WorkerOptions):
     - `devices` are one or more device names, `workers` is the number of processes.
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select from a BIDS dataset; empty: all.
+    - `persons` is a table that says whose each scan is, for `output.longitudinal`.
     - `found` are cases that were found already, in place of `inputs`.
     - `engine` makes another engine than processes on this machine.
     """
@@ -79,6 +80,7 @@ class PredictRequest(WorkerOptions):
     shard: Shard | None = None
     participants: Collection[str] = ()
     sessions: Collection[str] = ()
+    persons: Path | None = None
     found: Found | None = None
     engine: EngineMaker | None = None
 

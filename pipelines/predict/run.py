@@ -8,14 +8,22 @@ from pathlib import Path
 
 from trinat.pipelines.common.cases import Case, Found, Refusal
 from trinat.pipelines.common.discovery import find_cases
+from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry, digests_of
 from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_ledgers
 from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import (
+    CHANGES,
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     TABLES,
     WORK,
+)
+from trinat.pipelines.predict.persons import (
+    Person,
+    as_units,
+    persons_of,
+    scans_of,
 )
 from trinat.pipelines.predict.recorder import Recorder
 from trinat.pipelines.predict.request import PredictRequest
@@ -46,7 +54,8 @@ def predict(
     with stage("find"):
         model = find_model(request.model)
         found = _find(request, model)
-    cases, refusals = _inputs_of_part(request, found)
+    units, refusals = _inputs_of_part(request, found)
+    cases = [case for unit in units for case in scans_of(unit)]
     given = len(cases) + len(refusals)
     part = request.part
     work = request.out / WORK
@@ -64,7 +73,7 @@ def predict(
             if _sees_all_refusals(request):
                 recorder.withdraw_refusals(refusals)
             recorder.refuse(refusals)
-            _segment(request, settings, recorder, cases, stop)
+            _segment(request, settings, recorder, units, stop)
         with stage("tables"):
             _write_files_of_run(request, staging, found.bids_root, ledger)
     return recorder.outcome(given, is_part=bool(part))
@@ -91,11 +100,18 @@ def _find(request: PredictRequest, model: Path) -> Found:
 def _inputs_of_part(
     request: PredictRequest, found: Found
 ) -> tuple[Sequence[Case], Sequence[Refusal]]:
-    """Cases and refusals of the request's shard; the first shard reports all refusals."""
+    """Cases and refusals of the request's shard; the first shard reports all refusals.
+
+    With --longitudinal the scans of a person are one case, and of one shard.
+    """
+    given: Sequence[Case] = found.cases
+    if request.output.longitudinal:
+        persons = persons_of(found.cases, found.bids_root, request.persons)
+        given = as_units(persons)
     shard = request.shard
     if shard is None:
-        return found.cases, found.refusals
-    cases = found.cases[shard.part - 1 :: shard.of]
+        return given, found.refusals
+    cases = given[shard.part - 1 :: shard.of]
     if shard.part > 1:
         return cases, ()
     return cases, found.refusals
@@ -121,6 +137,7 @@ def _open_ledger(
     own_files: list[str] = []
     if not request.part:
         own_files += TABLES
+        own_files += CHANGES
     if settings.bids:
         own_files += _BIDS_FILES
     else:
@@ -157,8 +174,21 @@ def _segment(
         return
     make_engine = request.local_engine if request.engine is None else request.engine
     engine = make_engine(settings)
+    persons = {case.id: case for case in cases if isinstance(case, Person)}
     for entry in engine.run(chain([first], to_do), stop):
-        recorder.note(entry)
+        for part in _entries_of_scans(entry, persons.get(entry.case), settings):
+            recorder.note(part)
+
+
+def _entries_of_scans(
+    entry: Entry, person: Person | None, settings: RunSettings
+) -> Sequence[Entry]:
+    """The entry of a scan, or those of a person's scans: all have failed where the person has."""
+    if person is None:
+        return (entry,)
+    if entry.parts:
+        return entry.parts
+    return [Entry.failed(case, settings, entry.reason) for case in person.scans]
 
 
 def _write_files_of_run(
@@ -170,4 +200,8 @@ def _write_files_of_run(
         write_bids_files(folder, request.out, bids_root)
     if not request.part:
         write_tables(folder, ledger.entries.values(), request.out)
+        if not write_changes(folder, ledger.entries.values()):
+            # Those of an earlier run are of results that are no longer there.
+            for name in CHANGES:
+                ledger.remove(name)
     ledger.place(folder)

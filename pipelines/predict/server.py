@@ -20,7 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
-from trinat.pipelines.predict.case_in_progress import CaseInProgress, read
+from trinat.pipelines.predict.case_in_progress import (
+    CaseInProgress,
+    PersonInProgress,
+    read,
+)
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.errors import reason_of
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from trinat.pipelines.predict.case import CaseWorker
 
 _T = TypeVar("_T")
+_InProgress = CaseInProgress | PersonInProgress
 
 # The stage of a case that waits for its turn: its clock stands still.
 WAITING = "waiting"
@@ -71,8 +76,8 @@ class _Server:
         self._stopping = threading.Event()
         # None is the last in each queue.
         self._given: queue.Queue[Case | None] = queue.Queue()
-        self._read: queue.Queue[CaseInProgress | None] = queue.Queue(1)
-        self._segmented: queue.Queue[CaseInProgress | None] = queue.Queue(1)
+        self._read: queue.Queue[_InProgress | None] = queue.Queue(1)
+        self._segmented: queue.Queue[_InProgress | None] = queue.Queue(1)
 
     def run(self) -> None:
         """Load the model and do the cases that come; networks run in this thread."""
@@ -126,8 +131,8 @@ class _Server:
             del scan
         self._read.put(None)
 
-    def _read_one(self, case: Case) -> CaseInProgress | None:
-        """Read a scan and bring it to the working grid; None if that failed."""
+    def _read_one(self, case: Case) -> _InProgress | None:
+        """Read a scan, or a person's, and bring it to its grid; None if that failed."""
         scan = self._step("reading", case, partial(read, case, self._settings))
         if scan is None:
             return None

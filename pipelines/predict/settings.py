@@ -21,6 +21,7 @@ class OutputSettings:
 
     - `views` in the order in which they are computed; empty: all that the model has.
     - `samples` is the number of dropout samples to estimate uncertainty from.
+    - `longitudinal` segments the scans of a person together.
     - `mgz` writes label maps as .mgz where the scan is one.
     - The settings `stats`, `picture`, `brain_mask`, `entropy`, `probabilities`, `dicom_seg` and
       `page` each write the `Product` of the same name.
@@ -44,6 +45,7 @@ class OutputSettings:
     fill_nonfinite: bool = False
     trust_affine: Literal["sform", "qform", "header"] | None = None
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    longitudinal: bool = False
 
     def wants(self, product: Product) -> bool:
         """Whether a product is written: label maps always, others by the setting of its name."""

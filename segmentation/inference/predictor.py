@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -150,7 +150,7 @@ class Predictor:
         def work() -> Prediction:
             return self._infer(conformed, mirror, samples, seed)
 
-        return self._with_less_memory(work)
+        return self.with_less_memory(work)
 
     def _infer(
         self, conformed: Conformed, mirror: bool, samples: int, seed: int
@@ -159,15 +159,37 @@ class Predictor:
         image = torch.from_numpy(conformed.volume.data).to(self.device)
         with stage("localisation"):
             region = self.find_brain(image)
-        fusion, maps = self._fuse(image, region, mirror)
+        fusion, maps = self.fuse(image, region, mirror=mirror)
         if region.is_too_small(fusion.fused):
             region = BrainRegion.whole(image.shape)
-            fusion, maps = self._fuse(image, region, mirror)
+            fusion, maps = self.fuse(image, region, mirror=mirror)
         plan = conformed.plan.cropped(region.box)
-
-        notes = conformed.volume.notes
         with stage("prior"):
-            problem = self._apply_prior(fusion, plan)
+            problem = self.apply_prior(fusion.fused, plan)
+        uncertainty: Uncertainty | None = None
+        if samples:
+            with stage("samples"):
+                uncertainty = self._sample(image, region, samples, seed, plan)
+        return self.conclude(
+            conformed, region, fusion.fused, maps, problem, uncertainty
+        )
+
+    def conclude(
+        self,
+        conformed: Conformed,
+        region: BrainRegion,
+        probabilities: Tensor,
+        maps: Mapping[View, Tensor],
+        problem: str = "",
+        uncertainty: Uncertainty | None = None,
+    ) -> Prediction:
+        """The prediction of a scan from what its views have come to.
+
+        `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region.
+        `problem` is what `apply_prior` has said.
+        """
+        plan = conformed.plan.cropped(region.box)
+        notes = conformed.volume.notes
         if problem:
             notes = (*notes, problem)
         agreement = None
@@ -175,18 +197,16 @@ class Predictor:
             if len(maps) > 1:
                 merged = self._merged_views()
                 agreement = view_agreement(maps, self.model.scheme, merged)
-        uncertainty: Uncertainty | None = None
-        if samples:
-            with stage("samples"):
-                uncertainty = self._sample(image, region, samples, seed, plan)
 
+        scheme = self.model.scheme
         not_predicted = self.model.info.not_predicted
-        if fusion.is_merged:
+        if self._is_merged():
+            scheme = scheme.merged.scheme
             # These are names of sided structures, which merged classes are not.
             not_predicted = ()
         return Prediction(
-            fused=fusion.fused.cpu(),
-            scheme=fusion.scheme,
+            fused=probabilities.cpu(),
+            scheme=scheme,
             plan=plan,
             image=Volume(conformed.volume.data[region.box], plan.working.affine),
             notes=notes,
@@ -196,8 +216,8 @@ class Predictor:
             csf=self.model.info.csf,
         )
 
-    def _fuse(
-        self, image: Tensor, region: BrainRegion, mirror: bool
+    def fuse(
+        self, image: Tensor, region: BrainRegion, *, mirror: bool = False
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """All views of an image's region, fused, and each view's own most probable classes."""
         fusion, maps = self._add_views(image[region.box], region.mask, mirror)
@@ -215,7 +235,7 @@ class Predictor:
     def _add_views(
         self, image: Tensor, within: Tensor | None, mirror: bool
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """The part of `_fuse` that only gives a GPU its work, and never waits for it."""
+        """The part of `fuse` that only gives a GPU its work, and never waits for it."""
         shape = to_shape(image.shape)
         info = self.model.info
         axes = {view: info.preprocessing.slice_axes(view) for view in self.views}
@@ -288,15 +308,18 @@ class Predictor:
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
-    def _apply_prior(self, fusion: ViewAggregator, plan: ConformPlan) -> str:
-        """Let anatomy decide where networks are in doubt; returns why it was not asked."""
+    def apply_prior(self, probabilities: Tensor, plan: ConformPlan) -> str:
+        """Let anatomy decide where networks are in doubt; returns why it was not asked.
+
+        `probabilities` (X, Y, Z, K) on the working grid of `plan` change in place.
+        """
         prior = self.model.info.prior
         template = self.model.template
         # Classes without sides have no template.
-        if prior is None or template is None or fusion.is_merged:
+        if prior is None or template is None or self._is_merged():
             return ""
         affine = plan.working.affine
-        return apply_prior(fusion.fused, template, prior, fusion.scheme, affine)
+        return apply_prior(probabilities, template, prior, self.model.scheme, affine)
 
     def _sample(
         self,
@@ -316,8 +339,8 @@ class Predictor:
                 for sample in range(count):
                     for network in self._networks.values():
                         network.vary(sample)
-                    fusion, _maps = self._fuse(image, region, mirror=False)
-                    self._apply_prior(fusion, plan)
+                    fusion, _maps = self.fuse(image, region)
+                    self.apply_prior(fusion.fused, plan)
                     if samples is None:
                         samples = Samples(fusion.scheme)
                     samples.add(fusion.fused)
@@ -326,6 +349,10 @@ class Predictor:
                     network.vary(None)
         assert samples is not None
         return samples.summarise()
+
+    def _is_merged(self) -> bool:
+        """Whether the views that run tell no sides at all: probabilities are of merged classes."""
+        return self.views == (View.SAGITTAL,) and bool(self._merged_views())
 
     def _merged_views(self) -> tuple[View, ...]:
         """The views whose classes are merged: their networks do not tell left from right."""
@@ -346,7 +373,7 @@ class Predictor:
             )
         return networks
 
-    def _with_less_memory(self, work: Callable[[], _T]) -> _T:
+    def with_less_memory(self, work: Callable[[], _T]) -> _T:
         """Do GPU work; out of memory, in smaller batches, and at last on the processor."""
         while True:
             try:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trinat.segmentation.grid import to_shape
+from trinat.segmentation.grid import Shape, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.model_info import Preprocessing
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
@@ -20,21 +20,36 @@ def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
 
     The plan restores what is found on that grid to the scan's own space.
     """
+    conformed = conform(volume, shape=needed_shape(preprocessing))
+    image = conformed.volume
     if preprocessing.scaling == "minimum-maximum":
-        # Such networks see the whole grid, not only the head.
-        order = source_axes(preprocessing.axes, "RAS")
-        shape_in_ras = to_shape(preprocessing.shape[axis] for axis, _ in order)
-        conformed = conform(volume, shape=shape_in_ras)
         image = _scaled_from_minimum_to_maximum(volume, conformed)
-    else:
-        # The grid is only as large as the head needs.
-        conformed = conform(volume, shape=None)
-        image = conformed.volume
-    # The working grid with its array's axes in another order; places stay where they are.
+    return as_networks_take_it(image, conformed.plan, preprocessing)
+
+
+def needed_shape(preprocessing: Preprocessing) -> Shape | None:
+    """The shape of the working grid, with RAS axes, that a model needs.
+
+    None where it is only as large as the head: networks that scale by minimum and maximum see the
+    whole grid.
+    """
+    if preprocessing.scaling != "minimum-maximum":
+        return None
+    order = source_axes(preprocessing.axes, "RAS")
+    return to_shape(preprocessing.shape[axis] for axis, _ in order)
+
+
+def as_networks_take_it(
+    image: Volume, plan: ConformPlan, preprocessing: Preprocessing
+) -> Conformed:
+    """An image on the working grid with its axes in the order of a model.
+
+    The working grid has its array's axes in another order; places stay where they are.
+    """
     image = reoriented(image, preprocessing.axes)
     image = replace(image, data=np.ascontiguousarray(image.data))
-    plan: ConformPlan = replace(conformed.plan, working=image.grid)
-    return Conformed(image, plan)
+    reordered: ConformPlan = replace(plan, working=image.grid)
+    return Conformed(image, reordered)
 
 
 def _scaled_from_minimum_to_maximum(volume: Volume, conformed: Conformed) -> Volume:

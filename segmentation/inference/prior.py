@@ -8,7 +8,6 @@ probability p of a class becomes p q^w, where q is what the template says and w 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from trinat.segmentation.inference.registration import (
 )
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
+from trinat.segmentation.space.interpolation import rows_at
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.heads import HeadMaps, Variant, with_variants
 from trinat.segmentation.synthetic.targets import aim
@@ -221,7 +221,7 @@ def apply_prior(
     `affine` takes voxels of `fused` to RAS millimetres. Only voxels whose largest probability is
     below `prior.certain` change; the sums over classes stay.
     """
-    largest, labels = _most_probable(fused)
+    largest, labels = most_probable(fused)
     centroids = _centroids(labels, affine, scheme)
     head_to_template_mm = robust_affine(centroids, template.centroids)
     if isinstance(head_to_template_mm, str):
@@ -238,7 +238,7 @@ def apply_prior(
     doubtful = (largest < prior.certain).nonzero()
     for voxels in torch.split(doubtful, _VOXELS_AT_A_TIME):
         places = voxels.float() @ matrix[:3, :3].T + matrix[:3, 3]
-        expected = _sample(shares, places).clamp(min=prior.floor)
+        expected = rows_at(shares, places).div_(255).clamp_(min=prior.floor)
         indices = voxels.unbind(1)
         probabilities = fused[indices].float()
         changed = _weighted_by(expected, probabilities, weights)
@@ -246,7 +246,7 @@ def apply_prior(
     return ""
 
 
-def _most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
+def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
     """The largest probability and its class, each (X, Y, Z), of probabilities (X, Y, Z, K)."""
     values = []
     labels = []
@@ -270,32 +270,6 @@ def _weighted_by(expected: Tensor, probabilities: Tensor, weights: Tensor) -> Te
     sum_before = before.sum(1, keepdim=True)
     sum_after = after.sum(1, keepdim=True).clamp(min=1e-12)
     return torch.where(is_changed, after * (sum_before / sum_after), probabilities)
-
-
-def _sample(shares: Tensor, places: Tensor) -> Tensor:
-    """Shares (X, Y, Z, K) uint8 at places (N, 3) in voxels, trilinearly, as 0 to 1.
-
-    Beyond the edges the outermost values go on.
-    """
-    device = places.device
-    shape = torch.tensor(shares.shape[:3], device=device)
-    classes = shares.shape[3]
-    first = torch.zeros_like(shape)
-    last = shape - 1
-    low_corner = places.floor()
-    fraction = places - low_corner
-    rows = shares.view(-1, classes)
-    sampled = torch.zeros(len(places), classes, device=device)
-    # The eight voxels around each place.
-    for step in product((0, 1), repeat=3):
-        offset = torch.tensor(step, device=device)
-        corner = (low_corner.long() + offset).clamp(first, last)
-        x, y, z = corner.unbind(1)
-        row = (x * shape[1] + y) * shape[2] + z
-        weight = torch.where(offset.bool(), fraction, 1 - fraction).prod(1)
-        of_corner = rows.index_select(0, row).float()
-        sampled.addcmul_(of_corner, weight[:, None])
-    return sampled / 255
 
 
 def _centroids(

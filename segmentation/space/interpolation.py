@@ -165,3 +165,28 @@ def _target_indices(
     along_y = np.arange(y_size) + point[1]
     along_z = np.arange(z_size) + point[2]
     return along_x[:, None, None], along_y[None, :, None], along_z[None, None, :]
+
+
+def rows_at(values: Tensor, places: Tensor) -> Tensor:
+    """Values (X, Y, Z, K) of any type at places (N, 3) in voxels, trilinearly: (N, K) float32.
+
+    Beyond the edges the outermost values go on.
+    """
+    device = places.device
+    shape = torch.tensor(values.shape[:3], device=device)
+    classes = values.shape[3]
+    first = torch.zeros_like(shape)
+    last = shape - 1
+    low = places.floor()
+    part = places - low
+    flat = values.view(-1, classes)
+    found = torch.zeros(len(places), classes, device=device)
+    for corner in range(8):
+        step = torch.tensor(
+            [corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=device
+        )
+        x, y, z = (low.long() + step).clamp(first, last).unbind(1)
+        weight = torch.where(step.bool(), part, 1 - part).prod(1)
+        rows = flat.index_select(0, (x * shape[1] + y) * shape[2] + z)
+        found.addcmul_(rows.float(), weight[:, None])
+    return found

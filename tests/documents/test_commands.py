@@ -33,6 +33,7 @@ from helpers.miniatures import (
 )
 from helpers.overfitted import overfitted_model
 from helpers.small_store import all_train, small_store
+from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.pipelines.common.ratings import Rating, save_rating
 from trinat.segmentation.io.volume import Volume
@@ -284,6 +285,20 @@ def _ratings(path: Path) -> None:
     save_rating(path, rating, lock=path.with_name("lock"))
 
 
+def _visits(folder: Path) -> None:
+    """A person who was scanned twice."""
+    folder.mkdir(parents=True)
+    visit_of(head_of(), np.eye(4)).write(folder / "anna-1.nii.gz")
+    visit_of(head_of(), pose_of(4, 1), seed=1).write(folder / "anna-2.nii.gz")
+
+
+def _table_of_visits(path: Path) -> None:
+    path.write_text(
+        "scan\tperson\tdate\nanna-1.nii.gz\tanna\t2021-03-01\n"
+        "anna-2.nii.gz\tanna\t2023-03-09\n"
+    )
+
+
 DATA: dict[str, Callable[[Path], None]] = {
     "dicom-study": _dicom,
     "scan.nii.gz": lambda path: _scans(path.parent),
@@ -301,6 +316,8 @@ DATA: dict[str, Callable[[Path], None]] = {
     "ixi-freesurfer": _ixi_freesurfer,
     "neurite": _neurite,
     "malc": _malc,
+    "visits": _visits,
+    "visits.tsv": _table_of_visits,
     "t1": _scans,
     "validation/t1": _scans,
     "labels": lambda path: _scans(path, truth=True),

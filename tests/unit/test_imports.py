@@ -25,6 +25,7 @@ STAGES = (
     ("data",),
     ("models",),
     ("inference",),
+    ("longitudinal",),
     ("metrics",),
     ("training",),
     ("report",),

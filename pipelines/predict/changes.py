@@ -1,0 +1,134 @@
+"""changes.tsv, timepoints.tsv and changes.html: how volumes of persons change between scans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from natsort import natsorted
+
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.outputs import CHANGES
+from trinat.segmentation.io.files import write_tsv, write_whole
+from trinat.segmentation.metrics.change import Change, change_of
+from trinat.segmentation.report.changes import Course, changes_page
+from trinat.segmentation.report.retest import retest_of
+
+_COLUMNS = (
+    "person",
+    "group",
+    "structure",
+    "scans",
+    "years",
+    "first_mm3",
+    "last_mm3",
+    "change_percent",
+    "percent_per_year",
+    "low",
+    "high",
+    "noise",
+    "beyond_noise",
+)
+
+
+def write_changes(folder: Path, entries: Iterable[Entry]) -> bool:
+    """Write both tables and the page into `folder`, of the persons with two or more scans.
+
+    Returns whether there is any; without one nothing is written.
+    """
+    persons = _persons_in(entries)
+    if not persons:
+        return False
+    changes, time_points, page = CHANGES
+    _write_time_points(folder / time_points, persons)
+    courses = [
+        course for name in natsorted(persons) for course in _courses(persons[name])
+    ]
+    write_tsv(folder / changes, _COLUMNS, [_row(course) for course in courses])
+    write_whole(folder / page, changes_page(courses))
+    return True
+
+
+def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The scans of each person in the order of time, of persons that have two or more."""
+    persons: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.status == "done" and "longitudinal" in entry.result:
+            persons[entry.result["longitudinal"]["person"]].append(entry)
+    ordered = {}
+    for name, scans in persons.items():
+        if len(scans) > 1:
+            by_name = natsorted(scans, key=lambda entry: entry.case)
+            ordered[name] = sorted(by_name, key=_year_or_none)
+    return ordered
+
+
+def _year_or_none(entry: Entry) -> float:
+    """When a scan was taken; scans without a time keep the order of their names."""
+    year = entry.result["longitudinal"].get("year")
+    return 0.0 if year is None else float(year)
+
+
+def _courses(scans: Sequence[Entry]) -> list[Course]:
+    """The course of each structure of a person, whose scans are in the order of time."""
+    facts = [entry.result["longitudinal"] for entry in scans]
+    retest = retest_of(scans[0].result["model"])
+    courses = []
+    for name in facts[0]["volumes_mm3"]:
+        volumes = [float(fact["volumes_mm3"].get(name, 0)) for fact in facts]
+        years = [fact.get("year") for fact in facts]
+        change = change_of(volumes, years, retest.get(name))
+        if change is None:
+            continue
+        cases = [entry.case for entry in scans]
+        person = facts[0]["person"]
+        group = facts[0].get("group") or ""
+        courses.append(
+            Course(person, group, name, cases, years, volumes, change, retest.get(name))
+        )
+    return courses
+
+
+def _row(course: Course) -> list[Any]:
+    """A row of changes.tsv."""
+    change: Change = course.change
+    beyond = change.is_beyond_noise
+    word = None if beyond is None else ("yes" if beyond else "no")
+    return [
+        course.person,
+        course.group or None,
+        course.structure,
+        change.scans,
+        _rounded(change.years, 3),
+        round(course.volumes_mm3[0], 1),
+        round(course.volumes_mm3[-1], 1),
+        round(change.percent, 3),
+        _rounded(change.percent_per_year, 3),
+        _rounded(change.low, 3),
+        _rounded(change.high, 3),
+        _rounded(change.noise, 3),
+        word,
+    ]
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _write_time_points(path: Path, persons: Mapping[str, Sequence[Entry]]) -> None:
+    """A row a scan: its person, its time, and the volumes that changes are computed from."""
+    names: dict[str, None] = {}
+    for scans in persons.values():
+        for entry in scans:
+            names.update(dict.fromkeys(entry.result["longitudinal"]["volumes_mm3"]))
+    rows = []
+    for person in natsorted(persons):
+        for entry in persons[person]:
+            fact = entry.result["longitudinal"]
+            volumes = [fact["volumes_mm3"].get(name) for name in names]
+            year = _rounded(fact.get("year"), 4)
+            rows.append([person, fact.get("group"), entry.case, year, *volumes])
+    columns = [f"{name}_mm3" for name in names]
+    write_tsv(path, ("person", "group", "case", "year", *columns), rows)

@@ -1,0 +1,220 @@
+"""Several scans of one person, segmented together.
+
+All scans are brought to a space halfway between them. The networks look at each of them there, and
+at their mean, the person's template. Probabilities are joined, and each scan gets its labels in its
+own space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+from torch import Tensor
+
+from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.localisation import BrainRegion
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.preparation import (
+    as_networks_take_it,
+    needed_shape,
+)
+from trinat.segmentation.inference.prior import most_probable
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.longitudinal.brightness import evened
+from trinat.segmentation.longitudinal.joining import Joining, flows_from
+from trinat.segmentation.longitudinal.rigid import Alignment
+from trinat.segmentation.longitudinal.space import PersonSpace, person_space
+from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.intensity import on_working_scale
+from trinat.segmentation.space.resample import resample_image
+from trinat.segmentation.timing import stage
+
+__all__ = ["TimePoint", "Together", "image_to_align", "in_order", "segment_person"]
+
+Image = NDArray[np.float32]
+
+# How far around the template's brain the brain of a scan is looked for, in voxels.
+_MARGIN = 4
+
+
+@dataclass(frozen=True, eq=False)
+class TimePoint:
+    """What is found in one of several scans.
+
+    `volumes_mm3` are those of the joined probabilities in the person's space, where a voxel that
+    is half of a structure counts half: they are less noisy than a count of voxels.
+    """
+
+    prediction: Prediction
+    volumes_mm3: dict[str, float]
+
+
+class Together:
+    """Scans of a person that were segmented together; each one's result is made when asked for.
+
+    So memory holds the result of one scan at a time, however many there are.
+    """
+
+    def __init__(
+        self, joining: Joining, conclude: Sequence[Callable[[Tensor], Prediction]]
+    ) -> None:
+        self._joining = joining
+        self._conclude = conclude
+
+    def time_point(self, number: int) -> TimePoint:
+        """What is found in a scan; numbers count in the order in which scans were given."""
+        with stage("join"):
+            joined = self._joining.of_scan(number)
+        prediction = self._conclude[number](joined)
+        return TimePoint(prediction, _volumes(prediction))
+
+
+def image_to_align(volume: Volume) -> Volume:
+    """A scan as `heads_of` takes it: RAS axes, voxels of 1 mm, the working scale."""
+    return conform(volume, shape=None).volume
+
+
+def in_order(volumes: Sequence[Volume]) -> list[int]:
+    """Numbers of the scans in an order that depends on their content alone.
+
+    Scans that are worked on in this order give the same bytes, in whatever order they are given.
+    """
+    return sorted(range(len(volumes)), key=lambda number: _digest(volumes[number]))
+
+
+def _digest(volume: Volume) -> str:
+    """A hash of where the voxels are, and of what they hold."""
+    digest = hashlib.sha256(volume.affine.tobytes())
+    digest.update(np.ascontiguousarray(volume.data).tobytes())
+    return digest.hexdigest()
+
+
+def segment_person(
+    predictor: Predictor,
+    scans: Sequence[Volume],
+    images: Sequence[Volume],
+    alignments: Sequence[Alignment],
+    *,
+    mirror: bool = False,
+) -> Together:
+    """Segment two or more scans of one head together; they are given in the order of `in_order`.
+
+    `images` are the scans of `image_to_align`, `alignments` lead from the first to each of them.
+    """
+    preprocessing = predictor.model.info.preprocessing
+    with stage("halfway"):
+        shape = needed_shape(preprocessing)
+        space = person_space(images, alignments, shape)
+        data = [_in_space(scan, space, number) for number, scan in enumerate(scans)]
+        data = evened(data)
+        template = np.asarray(np.mean(data, axis=0), np.float32)
+        prepared = [
+            _prepared(predictor, scan, space, number, image)
+            for number, (scan, image) in enumerate(zip(scans, data, strict=True))
+        ]
+        plan = ConformPlan(space.grid, (1, 1), space.grid)
+        of_template = _conformed(predictor, template, plan)
+
+    def work() -> Together:
+        return _segment(predictor, of_template, prepared, mirror=mirror)
+
+    return predictor.with_less_memory(work)
+
+
+def _in_space(scan: Volume, space: PersonSpace, number: int) -> Image:
+    """A scan on the grid of the person's space, on the working scale."""
+    to_grid = GridMap.between(scan.grid, space.in_scan(number))
+    return resample_image(on_working_scale(scan), to_grid)
+
+
+def _prepared(
+    predictor: Predictor, scan: Volume, space: PersonSpace, number: int, image: Image
+) -> Conformed:
+    """A scan in the person's space as networks take it, with the plan to its own space."""
+    placed = Grid(scan.grid.shape, space.poses[number] @ scan.affine)
+    plan = ConformPlan(placed, scan.codes, space.grid)
+    conformed = _conformed(predictor, image, plan)
+    # The same, seen from the scan: there the working grid stands askew.
+    to_scan = np.linalg.inv(space.poses[number])
+    working = Grid(
+        conformed.plan.working.shape, to_scan @ conformed.plan.working.affine
+    )
+    volume = replace(conformed.volume, affine=working.affine, notes=scan.notes)
+    return Conformed(volume, ConformPlan(scan.grid, scan.codes, working))
+
+
+def _conformed(predictor: Predictor, image: Image, plan: ConformPlan) -> Conformed:
+    """An image on the working grid of a plan, as the networks take it."""
+    preprocessing = predictor.model.info.preprocessing
+    if preprocessing.scaling == "minimum-maximum":
+        low = float(image.min())
+        image = (image - low) / max(float(image.max()) - low, 1e-6)
+    volume = Volume(image, plan.working.affine, plan.codes)
+    return as_networks_take_it(volume, plan, preprocessing)
+
+
+def _segment(
+    predictor: Predictor,
+    template: Conformed,
+    prepared: Sequence[Conformed],
+    *,
+    mirror: bool,
+) -> Together:
+    """Run the networks on the template and on all scans, and join what they say."""
+    image = torch.from_numpy(template.volume.data).to(predictor.device)
+    with stage("first look"):
+        region = predictor.find_brain(image)
+    fusion, _ = predictor.fuse(image, region, mirror=mirror)
+    if region.is_too_small(fusion.fused):
+        region = BrainRegion.whole(image.shape)
+        fusion, _ = predictor.fuse(image, region, mirror=mirror)
+    near = BrainRegion(region.box, _around_brain(fusion.fused))
+    images = [
+        torch.from_numpy(scan.volume.data).to(predictor.device) for scan in prepared
+    ]
+    with stage("flow"):
+        parts = [scan[region.box] for scan in images]
+        flows = flows_from(image[region.box], parts)
+    joining = Joining(image[region.box], fusion.fused)
+    maps = []
+    for scan, part, flow in zip(images, parts, flows, strict=True):
+        of_scan, maps_of_scan = predictor.fuse(scan, near, mirror=mirror)
+        maps.append(maps_of_scan)
+        with stage("join"):
+            joining.add(of_scan.sum, part, flow)
+        del of_scan
+    plan = template.plan.cropped(region.box)
+    with stage("prior"):
+        problem = predictor.apply_prior(joining.mean, plan)
+    joining.on_processor()
+    conclude = [
+        partial(predictor.conclude, scan, region, maps=maps_of_scan, problem=problem)
+        for scan, maps_of_scan in zip(prepared, maps, strict=True)
+    ]
+    return Together(joining, conclude)
+
+
+def _around_brain(probabilities: Tensor) -> Tensor:
+    """A mask (X, Y, Z) of what the template has for brain, and some voxels around it."""
+    brain = most_probable(probabilities)[1].cpu().numpy() > 0
+    return torch.from_numpy(ndimage.binary_dilation(brain, iterations=_MARGIN))
+
+
+def _volumes(prediction: Prediction) -> dict[str, float]:
+    """The sum of the probabilities of each structure that the model knows, in mm³."""
+    sums = prediction.fused.sum((0, 1, 2), dtype=torch.float64).tolist()
+    voxel_mm3 = prediction.plan.working.voxel_mm3
+    volumes = {}
+    for label in prediction.scheme.labels[1:]:
+        if label.name not in prediction.not_predicted:
+            volumes[label.name] = sums[label.index] * voxel_mm3
+    return volumes

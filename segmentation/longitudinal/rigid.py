@@ -1,0 +1,252 @@
+"""Where one scan of a head is in another scan of the same head: a robust rigid registration.
+
+Both scans are resampled to a space halfway between them, so that neither is the one that is
+interpolated, and each step moves both by half: which scan comes first makes no difference but
+for rounding. What differs between the scans (a turned neck, a lesion, an artefact) has little
+weight: residuals are weighted by Tukey's function, as Reuter, Rosas and Fischl do it
+(NeuroImage 53, 2010, p. 1181).
+
+Matrices are 4×4 and rigid. They take RAS millimetres of one scan to those of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, ndimage
+
+from trinat.segmentation.grid import Grid, moved, to_shape
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import resample_image
+
+__all__ = ["Alignment", "align", "mean_pose"]
+
+Matrix = NDArray[np.float64]
+Image = NDArray[np.float32]
+
+# Voxels of the pyramid's levels, and how many steps are taken in each at most.
+_LEVELS_MM = (8.0, 4.0, 2.0)
+_MOST_STEPS = (20, 10, 10)
+# Heads may be turned against each other: each of these is tried about each axis at first.
+_STARTS_DEG = (-25.0, 25.0)
+_STEPS_OF_START = 4
+# A step that moves the head by less than this, in the mean over its voxels, is the last one.
+_STILL_MM = 0.003
+# Brightness is divided by its mean over about this distance: shading differs between scans.
+_SHADING_MM = 20.0
+# Added to that mean: where there is nothing, nothing is made bright.
+_FLOOR = 0.1
+# Tukey's constant, in standard deviations of residuals that are normal.
+_TUKEY = 4.685
+_NORMAL_MAD = 1.4826
+# Where both images are darker than this, there is no head to compare.
+_HEAD = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """A rigid `matrix` from the first scan's millimetres to the second's.
+
+    `likeness` is the correlation of both images once they are aligned, shading left out: near 1 for
+    two scans of one head.
+    """
+
+    matrix: Matrix
+    likeness: float
+
+
+def align(first: Volume, second: Volume) -> Alignment:
+    """Find where the second scan has the head of the first.
+
+    Both are on the working scale of intensities (0 in the background, about 1 at the bright end),
+    with voxels of 1 mm or near.
+    """
+    coarse = _LEVELS_MM[0]
+    pair = (_level(first, coarse), _level(second, coarse))
+    middles = [_middle_of_head(image) for image in pair]
+    best: Alignment | None = None
+    for turn in _starts():
+        start = _about(middles[0], turn, middles[1])
+        found = _refine(pair, start, coarse, _STEPS_OF_START)
+        if best is None or found.likeness > best.likeness:
+            best = found
+    assert best is not None
+    for spacing_mm, steps in zip(_LEVELS_MM, _MOST_STEPS, strict=True):
+        pair = (_level(first, spacing_mm), _level(second, spacing_mm))
+        best = _refine(pair, best.matrix, spacing_mm, steps)
+    return best
+
+
+def mean_pose(poses: Sequence[Matrix]) -> Matrix:
+    """The rigid matrix in the middle of others: the sum of the ways to them is nothing."""
+    middle = poses[0]
+    for _ in range(10):
+        inverse = np.linalg.inv(middle)
+        ways = [_logarithm(inverse @ pose) for pose in poses]
+        middle = middle @ linalg.expm(np.mean(ways, axis=0))
+    return np.asarray(middle, np.float64)
+
+
+def _logarithm(rigid: Matrix) -> Matrix:
+    """The logarithm of a rigid matrix that turns by less than half a turn."""
+    return np.asarray(np.real(linalg.logm(rigid)), np.float64)
+
+
+def _starts() -> list[Matrix]:
+    """Rotations (3, 3) from which the search begins, none first."""
+    starts = [np.eye(3)]
+    for axis in range(3):
+        for degrees in _STARTS_DEG:
+            twist = np.zeros(3)
+            twist[axis] = np.radians(degrees)
+            starts.append(np.asarray(linalg.expm(_cross(twist))))
+    return starts
+
+
+def _about(
+    start: NDArray[np.float64], turn: Matrix, end: NDArray[np.float64]
+) -> Matrix:
+    """The rigid matrix that turns about one point (3,) and takes it to another."""
+    matrix = np.eye(4)
+    matrix[:3, :3] = turn
+    matrix[:3, 3] = end - turn @ start
+    return matrix
+
+
+def _cross(vector: NDArray[np.float64]) -> Matrix:
+    """The matrix (3, 3) of the cross product with a vector."""
+    x, y, z = vector
+    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+
+
+def _level(volume: Volume, spacing_mm: float) -> Volume:
+    """An image on a RAS grid of this spacing, smoothed to suit it, without shading."""
+    low, high = volume.grid.extent_mm(volume.grid.box)
+    # A margin of background on all sides: what leaves the grid is as dark as what is beyond.
+    shape = to_shape(np.ceil((high - low) / spacing_mm) + 2)
+    affine = np.diag([spacing_mm] * 3 + [1.0])
+    affine[:3, 3] = (low + high) / 2 - spacing_mm * (np.array(shape) - 1) / 2
+    image = resample_image(
+        volume.data, GridMap.between(volume.grid, Grid(shape, affine))
+    )
+    image = ndimage.gaussian_filter(image, 0.5)
+    around = ndimage.gaussian_filter(image, _SHADING_MM / spacing_mm)
+    return Volume(image / (around + np.float32(_FLOOR)), affine)
+
+
+def _middle_of_head(image: Volume) -> NDArray[np.float64]:
+    """The centre of mass of an image, RAS mm."""
+    centre = ndimage.center_of_mass(image.data > _HEAD)
+    return moved(centre, image.affine)
+
+
+def _refine(
+    pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float, most_steps: int
+) -> Alignment:
+    """Improve a matrix by Gauss-Newton steps in the halfway space of a pair of images."""
+    grid = _halfway_grid(pair, matrix, spacing_mm)
+    places = grid.places(np.moveaxis(np.indices(grid.shape), 0, -1).reshape(-1, 3))
+    centre = places.mean(axis=0)
+    for _ in range(most_steps):
+        images = _halfway(pair, matrix, grid)
+        twist, is_head = _step(images, places - centre, spacing_mm)
+        half = _about_centre(linalg.expm(_twist_matrix(twist / 2)), centre)
+        # Halfway = root · first, and second = root · halfway: both roots get half of the step.
+        root = _square_root(matrix)
+        matrix = root @ half @ half @ root
+        shift = moved(places[is_head], half @ half) - places[is_head]
+        if np.linalg.norm(shift, axis=1).mean() < _STILL_MM:
+            break
+    return Alignment(matrix, _likeness(*_halfway(pair, matrix, grid)))
+
+
+def _square_root(rigid: Matrix) -> Matrix:
+    """The rigid matrix of half the way."""
+    return np.asarray(linalg.expm(_logarithm(rigid) / 2), np.float64)
+
+
+def _halfway_grid(
+    pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float
+) -> Grid:
+    """A grid around both images in their halfway space."""
+    root = _square_root(matrix)
+    extents = []
+    for image, pose in zip(pair, (root, np.linalg.inv(root)), strict=True):
+        placed = Grid(to_shape(image.shape), pose @ image.affine)
+        extents.append(placed.extent_mm(placed.box))
+    low = np.max([extent[0] for extent in extents], axis=0)
+    high = np.min([extent[1] for extent in extents], axis=0)
+    shape = to_shape(np.maximum(np.ceil((high - low) / spacing_mm), 1))
+    affine = np.diag([spacing_mm] * 3 + [1.0])
+    affine[:3, 3] = low + spacing_mm / 2
+    return Grid(shape, affine)
+
+
+def _halfway(
+    pair: tuple[Volume, Volume], matrix: Matrix, grid: Grid
+) -> tuple[Image, Image]:
+    """Both images on a grid of their halfway space."""
+    root = _square_root(matrix)
+    images = []
+    for image, pose in zip(pair, (root, np.linalg.inv(root)), strict=True):
+        placed = Grid(to_shape(image.shape), pose @ image.affine)
+        images.append(resample_image(image.data, GridMap.between(placed, grid)))
+    return images[0], images[1]
+
+
+def _step(
+    images: tuple[Image, Image], places: NDArray[np.float64], spacing_mm: float
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The twist (6,) that brings the second image to the first, and which voxels are head (N,).
+
+    A twist is a rotation vector and a shift, of the halfway space around the origin of `places`.
+    """
+    first, second = images
+    difference = (second - first).ravel()
+    slopes = np.gradient((first + second) / 2, spacing_mm)
+    slope = np.stack([part.ravel() for part in slopes], axis=1)
+    is_head = np.maximum(first, second).ravel() > _HEAD
+    slope = slope[is_head].astype(np.float64)
+    residual = difference[is_head].astype(np.float64)
+    turned = np.cross(places[is_head], slope)
+    columns = np.concatenate([turned, slope], axis=1)
+    # A first guess without weights would follow whatever differs most.
+    twist = np.zeros(6)
+    for _ in range(3):
+        off = residual + columns @ twist
+        spread = _NORMAL_MAD * np.median(np.abs(off)) + 1e-6
+        weights = np.clip(1 - (off / (_TUKEY * spread)) ** 2, 0, None) ** 2
+        weighted = columns * weights[:, None]
+        normal = columns.T @ weighted + 1e-6 * np.eye(6)
+        twist = np.linalg.solve(normal, -weighted.T @ residual)
+    return twist, is_head
+
+
+def _twist_matrix(twist: NDArray[np.float64]) -> Matrix:
+    """The logarithm (4, 4) of the rigid matrix of a twist."""
+    matrix = np.zeros((4, 4))
+    matrix[:3, :3] = _cross(twist[:3])
+    matrix[:3, 3] = twist[3:]
+    return matrix
+
+
+def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
+    """A matrix as seen from an origin that lies at `centre`."""
+    there = np.eye(4)
+    there[:3, 3] = centre
+    back = np.eye(4)
+    back[:3, 3] = -centre
+    return np.asarray(there @ matrix @ back)
+
+
+def _likeness(first: Image, second: Image) -> float:
+    """The correlation of two images where one of them shows a head; 0 if there is none."""
+    is_head = np.maximum(first, second) > _HEAD
+    if is_head.sum() < 2:
+        return 0.0
+    values = np.corrcoef(first[is_head], second[is_head])[0, 1]
+    return float(np.nan_to_num(values))

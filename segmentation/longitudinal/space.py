@@ -1,0 +1,105 @@
+"""The space of one person: halfway between all scans, in which each of them is resampled once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.grid import Grid, Shape, to_shape
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.longitudinal.rigid import Alignment, align, mean_pose
+
+__all__ = ["SAME_HEAD", "Head", "PersonSpace", "heads_of", "person_space"]
+
+Matrix = NDArray[np.float64]
+
+# Two scans of one head have a likeness above this. Measured: 0.98 and more for one person, 0.47 and
+# less for two (docs/notes/longitudinal.md).
+SAME_HEAD = 0.75
+_GRID_MM = 1.0
+# Four times halved, as the networks do it, a side of this many voxels stays whole.
+_SIDE_MULTIPLE = 16
+_LARGEST = 256
+
+
+@dataclass(frozen=True, eq=False)
+class PersonSpace:
+    """A grid of 1 mm with RAS axes, and for each scan the rigid matrix (4, 4) that leads there.
+
+    `poses` take RAS millimetres of the scans to those of the grid.
+    """
+
+    grid: Grid
+    poses: tuple[Matrix, ...]
+
+    def in_scan(self, number: int) -> Grid:
+        """Where the voxels of the grid are in the world of a scan; there they stand askew."""
+        to_scan = np.linalg.inv(self.poses[number])
+        return Grid(self.grid.shape, to_scan @ self.grid.affine)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """Scans that show one head: their numbers, and how each is aligned to the first of them."""
+
+    scans: tuple[int, ...]
+    alignments: tuple[Alignment, ...]
+
+
+def heads_of(images: Sequence[Volume]) -> list[Head]:
+    """Which of these images show the same head, the largest group first.
+
+    Images are on the working scale, with voxels of about 1 mm.
+    """
+    found: list[dict[int, Alignment]] = []
+    itself = Alignment(np.eye(4), 1.0)
+    for number, image in enumerate(images):
+        for members in found:
+            aligned = align(images[next(iter(members))], image)
+            if aligned.likeness >= SAME_HEAD:
+                members[number] = aligned
+                break
+        else:
+            found.append({number: itself})
+    heads = [Head(tuple(members), tuple(members.values())) for members in found]
+    return sorted(heads, key=lambda head: -len(head.scans))
+
+
+def person_space(
+    images: Sequence[Volume],
+    alignments: Sequence[Alignment],
+    shape: Shape | None = None,
+) -> PersonSpace:
+    """The space halfway between images, each of which is aligned to the first.
+
+    No image is nearer to it than the others. Its grid is around all of them, in multiples of 16
+    voxels, or has a given shape.
+    """
+    from_first = [alignment.matrix for alignment in alignments]
+    # Seen from the first scan each pose is the way back; their mean is the middle of them all.
+    middle = mean_pose(from_first)
+    poses = [middle @ np.linalg.inv(matrix) for matrix in from_first]
+    lowest = []
+    highest = []
+    for image, pose in zip(images, poses, strict=True):
+        placed = Grid(to_shape(image.shape), pose @ image.affine)
+        low, high = placed.extent_mm(placed.box)
+        lowest.append(low)
+        highest.append(high)
+    grid = _grid_around(np.min(lowest, axis=0), np.max(highest, axis=0), shape)
+    return PersonSpace(grid, tuple(poses))
+
+
+def _grid_around(
+    low: NDArray[np.float64], high: NDArray[np.float64], shape: Shape | None
+) -> Grid:
+    """A grid with RAS axes that is centred on an extent, RAS mm."""
+    if shape is None:
+        multiples = np.ceil((high - low) / _GRID_MM / _SIDE_MULTIPLE)
+        shape = to_shape(np.clip(multiples * _SIDE_MULTIPLE, _SIDE_MULTIPLE, _LARGEST))
+    affine = np.diag([_GRID_MM] * 3 + [1.0])
+    affine[:3, 3] = (low + high) / 2 - _GRID_MM * (np.array(shape) - 1) / 2
+    return Grid(shape, affine)

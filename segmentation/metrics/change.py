@@ -1,0 +1,120 @@
+"""How a volume changes in time, and which change is larger than what two scans differ by anyway.
+
+Changes are in per cent of the person's mean volume, so that neither scan is the one that counts:
+from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+__all__ = ["Change", "change_of", "intraclass_correlation"]
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the volume of one structure of one person changes.
+
+    - `percent` is the change from the first to the last scan.
+    - `percent_per_year` is the slope; None where times are not known, or all are one.
+    - `low` and `high` are the 95 % interval of the slope, with three or more scans.
+    - `noise` is what `percent_per_year` (without times: `percent`) stays within in 95 of 100
+      persons that do not change; None where that was not measured.
+    """
+
+    scans: int
+    years: float | None
+    percent: float
+    percent_per_year: float | None
+    low: float | None
+    high: float | None
+    noise: float | None
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether it is larger than what unchanged persons show; None where that is not known."""
+        if self.noise is None:
+            return None
+        value = self.percent_per_year
+        if value is None:
+            value = self.percent
+        return abs(value) > self.noise
+
+
+def change_of(
+    volumes: Sequence[float],
+    years: Sequence[float | None],
+    retest_percent: float | None = None,
+) -> Change | None:
+    """The change over two or more volumes in the order of time; None where all are 0.
+
+    `retest_percent` is what two scans of a person who has not changed differ by at most, in 95 of
+    100 cases.
+    """
+    values = np.asarray(volumes, float)
+    mean = values.mean()
+    if mean <= 0:
+        return None
+    percents = 100 * (values / mean - 1)
+    # Over the mean of these two, as is usual, and not of all.
+    both = (values[0] + values[-1]) / 2
+    percent = 0.0
+    if both > 0:
+        percent = float(100 * (values[-1] - values[0]) / both)
+    times = None
+    if all(year is not None for year in years):
+        times = np.asarray(years, float)
+    if times is None or np.ptp(times) == 0:
+        return Change(len(values), None, percent, None, None, None, retest_percent)
+    slope, low, high = _slope(percents, times)
+    noise = None
+    if retest_percent is not None:
+        # A difference of two has the noise of both scans.
+        of_one_scan = retest_percent / np.sqrt(2)
+        spread = np.sqrt(((times - times.mean()) ** 2).sum())
+        noise = float(of_one_scan / spread)
+    return Change(len(values), float(np.ptp(times)), percent, slope, low, high, noise)
+
+
+def _slope(percents: Values, times: Values) -> tuple[float, float | None, float | None]:
+    """Slope of the line of least squares, with its 95 % interval where there are three or more."""
+    away = times - times.mean()
+    square = (away**2).sum()
+    slope = float(away @ percents / square)
+    freedom = len(times) - 2
+    if freedom < 1:
+        return slope, None, None
+    off = percents - percents.mean() - slope * away
+    error = np.sqrt((off**2).sum() / freedom / square)
+    half = float(stats.t.ppf(0.975, freedom) * error)
+    return slope, slope - half, slope + half
+
+
+def intraclass_correlation(first: Values, second: Values) -> float:
+    """ICC(A,1) of two measurements of each person, (P,): absolute agreement, single measurements.
+
+    NaN below two persons. McGraw and Wong, Psychological Methods 1, 1996, p. 30.
+    """
+    table = np.stack([np.asarray(first, float), np.asarray(second, float)], axis=1)
+    persons = len(table)
+    if persons < 2:
+        return float("nan")
+    mean = table.mean()
+    by_person = table.mean(axis=1)
+    by_scan = table.mean(axis=0)
+    between = 2 * ((by_person - mean) ** 2).sum() / (persons - 1)
+    of_scans = persons * ((by_scan - mean) ** 2).sum()
+    rest = table - by_person[:, None] - by_scan[None, :] + mean
+    error = (rest**2).sum() / (persons - 1)
+    above = between - error
+    below = between + error + 2 * (of_scans - error) / persons
+    if below == 0:
+        return float("nan")
+    return float(above / below)

@@ -1,0 +1,260 @@
+"""The page of changes: courses of volumes by structure and group, and how large each change is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from natsort import natsorted
+
+from trinat.segmentation.metrics.change import Change
+from trinat.segmentation.report.drawing import (
+    MODEL_COLORS,
+    Drawing,
+    add_legend,
+    canvas,
+)
+from trinat.segmentation.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    count,
+    render,
+    short_name,
+    table,
+)
+from trinat.segmentation.report.svg import INK
+
+__all__ = ["Course", "changes_page"]
+
+_PANELS_ABREAST = 4
+# Beyond this many persons a table shows the largest changes alone.
+_MOST_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Course:
+    """The volumes of one structure of one person, in the order of time.
+
+    `years` are None where times are not known; `retest_percent` is as for `change_of`.
+    """
+
+    person: str
+    group: str
+    structure: str
+    cases: Sequence[str]
+    years: Sequence[float | None]
+    volumes_mm3: Sequence[float]
+    change: Change
+    retest_percent: float | None
+
+    @property
+    def times(self) -> list[float]:
+        """Years since the first scan, or without times the numbers of the scans from 0."""
+        known = [year for year in self.years if year is not None]
+        if len(known) < len(self.years):
+            return [float(number) for number in range(len(self.years))]
+        return [year - known[0] for year in known]
+
+    @property
+    def percents(self) -> list[float]:
+        """Each volume in per cent of their mean, from it."""
+        mean = float(np.mean(self.volumes_mm3))
+        return [100 * (volume / mean - 1) for volume in self.volumes_mm3]
+
+
+def changes_page(courses: Sequence[Course]) -> str:
+    """The HTML file: what stands out, a panel of courses for each structure, all changes."""
+    persons = {course.person for course in courses}
+    beyond = [course for course in courses if course.change.is_beyond_noise]
+    structures = list(dict.fromkeys(course.structure for course in courses))
+    has_times = any(course.change.years is not None for course in courses)
+    cards = [
+        ("Persons", f"{len(persons):,}", "with two or more scans"),
+        ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
+    ]
+    return render(
+        "changes.html",
+        title="Changes between scans",
+        lead=f"{count(len(persons), 'person')}, {len(structures)} structures.",
+        notices=_notices(courses),
+        cards=cards,
+        plot=courses_plot(courses, structures),
+        groups=_groups(courses, structures),
+        changes=_changes(courses),
+        has_times=has_times,
+    )
+
+
+def _notices(courses: Sequence[Course]) -> list[str]:
+    """What a reader must know before believing a number."""
+    notices = []
+    if any(course.change.years is None for course in courses):
+        notices.append(
+            "Some persons have no dates: their changes are in per cent, not per year, in the "
+            "order of the scans' names."
+        )
+    if all(course.retest_percent is None for course in courses):
+        notices.append(
+            "For this model nobody has measured by how much two scans of an unchanged person "
+            "differ: no change can be called larger than noise."
+        )
+    return notices
+
+
+def courses_plot(courses: Sequence[Course], structures: Sequence[str]) -> Drawing:
+    """Small multiples, a panel a structure and a line a person, coloured by group.
+
+    The band is where 95 of 100 scans of a person without change would lie.
+    """
+    groups = natsorted({course.group for course in courses})
+    rows = -(-len(structures) // _PANELS_ABREAST)
+    abreast = min(_PANELS_ABREAST, len(structures))
+    marks: dict[str, list[str]] = {}
+    with canvas(8.6, 1.9 * rows + 0.4, rows, abreast) as (figure, axes):
+        panels = np.ravel(axes)
+        for panel in panels[len(structures) :]:
+            panel.set_visible(False)
+        for number, structure in enumerate(structures):
+            of_structure = [one for one in courses if one.structure == structure]
+            gid = f"scans-{number}"
+            marks[gid] = _draw_panel(panels[number], of_structure, groups, gid)
+            panels[number].set_title(short_name(structure), fontsize=8, color=INK)
+        has_times = any(course.change.years is not None for course in courses)
+        along = "years since the first scan" if has_times else "scan"
+        figure.supxlabel(along, fontsize=9, color=INK)
+        figure.supylabel("per cent from the person's mean", fontsize=9, color=INK)
+        if len(groups) > 1:
+            add_legend(figure, [group or "no group" for group in groups])
+    label = f"Volumes of {len(structures)} structures over time, a line a person"
+    return Drawing(
+        "courses",
+        figure,
+        label,
+        marks,
+        caption="The band holds 95 of 100 scans of a person who does not change.",
+    )
+
+
+def _draw_panel(
+    axis: Any, courses: Sequence[Course], groups: Sequence[str], gid: str
+) -> list[str]:
+    """Draw the courses of one structure; what its dots are."""
+    retest = courses[0].retest_percent
+    half = 0.0
+    if retest is not None:
+        # Of one scan: a difference of two has the noise of both.
+        half = float(retest / np.sqrt(2))
+        axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
+    x: list[float] = []
+    y: list[float] = []
+    colors: list[str] = []
+    names: list[str] = []
+    for course in courses:
+        color = MODEL_COLORS[groups.index(course.group) % len(MODEL_COLORS)]
+        axis.plot(course.times, course.percents, color=color, lw=1.0, alpha=0.7)
+        x += course.times
+        y += course.percents
+        colors += [color] * len(course.cases)
+        for case, volume in zip(course.cases, course.volumes_mm3, strict=True):
+            names.append(f"{case}: {volume:,.0f} mm³")
+    axis.scatter(x, y, s=10, c=colors, gid=gid)
+    farthest = max(half, max(abs(value) for value in y), 0.1)
+    axis.set_ylim(-1.2 * farthest, 1.2 * farthest)
+    axis.axhline(0, color=INK, lw=0.5)
+    if all(course.change.years is None for course in courses):
+        longest = max(len(course.cases) for course in courses)
+        axis.set_xticks(range(longest), [str(n + 1) for n in range(longest)])
+    return names
+
+
+def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | None:
+    """Mean and SD of the change of each structure by group; None for a single person."""
+    if len({course.person for course in courses}) < 2:
+        return None
+    groups = natsorted({course.group for course in courses})
+    columns: Columns = ["Structure"]
+    for group in groups:
+        columns.append(Column(f"{group or 'All'}: mean ± SD (%)", 2, sign=True))
+    hint = "Two scans of an unchanged person differ by less in 95 of 100 cases"
+    columns.append(Column("Noise of two scans (%)", 2, hint))
+    rows: list[list[Any]] = []
+    for place, structure in enumerate(structures):
+        of_structure = [one for one in courses if one.structure == structure]
+        cells: list[Any] = [Cell(short_name(structure), place)]
+        for group in groups:
+            values = [_value(one) for one in of_structure if one.group == group]
+            cells.append(_mean_cell(values))
+        cells.append(of_structure[0].retest_percent)
+        rows.append(cells)
+    caption = "By group: change, a year where times are known"
+    return table("group-table", caption, columns, rows)
+
+
+def _value(course: Course) -> float:
+    """The change a year, or where times are not known from first to last, in per cent."""
+    if course.change.percent_per_year is None:
+        return course.change.percent
+    return course.change.percent_per_year
+
+
+def _mean_cell(values: Sequence[float]) -> Cell:
+    """Mean and SD of values; nothing where there are none."""
+    if not values:
+        return Cell("")
+    mean = float(np.mean(values))
+    text = f"{mean:+.2f}"
+    if len(values) > 1:
+        text += f" ± {np.std(values, ddof=1):.2f}"
+    return Cell(text, mean, hint=f"{len(values)} persons")
+
+
+def _changes(courses: Sequence[Course]) -> Table:
+    """A row for each structure of each person, the largest beside its noise first."""
+    ranked = sorted(courses, key=_beside_noise, reverse=True)
+    columns: Columns = [
+        "Person",
+        "Structure",
+        Column("Scans", 0),
+        Column("Years", 1),
+        Column("Change (%)", 2, "From the first to the last scan", sign=True),
+        Column("Per year (%)", 2, sign=True),
+        "95 % interval",
+        Column("Noise (%)", 2, "95 of 100 unchanged persons are within this"),
+        "Beyond noise",
+    ]
+    rows = []
+    for course in ranked[:_MOST_ROWS]:
+        change = course.change
+        interval = ""
+        if change.low is not None and change.high is not None:
+            interval = f"{change.low:+.2f} to {change.high:+.2f}"
+        beyond = {None: "", True: "yes", False: "no"}[change.is_beyond_noise]
+        rows.append(
+            [
+                course.person,
+                short_name(course.structure),
+                change.scans,
+                change.years,
+                change.percent,
+                change.percent_per_year,
+                interval,
+                change.noise,
+                beyond,
+            ]
+        )
+    note = ""
+    if len(ranked) > _MOST_ROWS:
+        note = f"The {_MOST_ROWS} largest; changes.tsv has all."
+    return table("change-table", "The largest first", columns, rows, note=note)
+
+
+def _beside_noise(course: Course) -> float:
+    """How many times the noise a change is; where that is not known, the change itself."""
+    value = abs(_value(course))
+    if not course.change.noise:
+        return value
+    return value / course.change.noise

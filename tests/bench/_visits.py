@@ -1,0 +1,131 @@
+"""Visits of one head by code: structures that grow or shrink, and another acquisition each time.
+
+A deformation is an array (3, X, Y, Z) in voxels of 1 mm: what is at x in the visit is at
+x + deformation(x) in the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, linalg, ndimage
+
+from trinat.pipelines.models.calibrate import bias, noise
+from trinat.segmentation.grid import Grid, moved, to_shape
+from trinat.segmentation.io.volume import Volume
+
+__all__ = ["Protocol", "change_of", "deformation", "visit"]
+
+Array = NDArray[np.float64]
+
+# What is as near to a structure changes as it does. What both lose their surroundings gain, up to
+# this far from there.
+_RIM_MM = 2
+_SHELL_MM = 8
+_SMOOTH_MM = 1.0
+_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a head is scanned: voxels, pose, shading from corner to corner, noise.
+
+    Rotations and shifts are drawn with these standard deviations, about each axis. Noise is a share
+    of the bright end of the head.
+    """
+
+    spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    turned_deg: float = 3.0
+    shifted_mm: float = 3.0
+    shading: float = 0.3
+    noise: float = 0.02
+
+
+def deformation(structure: NDArray[np.bool_], share: float) -> Array:
+    """A smooth deformation that makes a structure (X, Y, Z) larger by a share, or smaller (< 0).
+
+    It is the gradient of a potential whose Laplacian is constant in the structure and just around
+    it, so that another segmentation of it changes by as much, and constant in a shell around that,
+    so that what is further away stays. Scaled until `change_of` is the share.
+    """
+    distance = ndimage.distance_transform_edt(~structure)
+    changing = distance <= _RIM_MM
+    shell = (distance <= _RIM_MM + _SHELL_MM) & ~changing
+    wanted = np.zeros(structure.shape)
+    wanted[changing] = -share
+    wanted[shell] = share * changing.sum() / shell.sum()
+    field = _gradient_of_potential(ndimage.gaussian_filter(wanted, _SMOOTH_MM))
+    scale = 1.0
+    for _ in range(_ROUNDS):
+        reached = change_of(structure, scale * field)
+        if abs(reached) < 1e-9:
+            break
+        scale *= share / reached
+    return scale * field
+
+
+def change_of(structure: NDArray[np.bool_], field: Array) -> float:
+    """By which share a deformation changes the volume of a structure (X, Y, Z)."""
+    slopes = [np.gradient(part) for part in field]
+    jacobian = np.empty((*structure.shape, 3, 3))
+    for row in range(3):
+        for column in range(3):
+            jacobian[..., row, column] = slopes[row][column] + (row == column)
+    inside = np.linalg.det(jacobian[structure])
+    return float((1 / inside).mean() - 1)
+
+
+def _gradient_of_potential(divergence: Array) -> Array:
+    """The field (3, X, Y, Z) without rotation that has this divergence, by Fourier's method."""
+    spectrum = fft.rfftn(divergence - divergence.mean())
+    lengths = divergence.shape
+    waves = [
+        2j * np.pi * fft.fftfreq(lengths[0])[:, None, None],
+        2j * np.pi * fft.fftfreq(lengths[1])[None, :, None],
+        2j * np.pi * fft.rfftfreq(lengths[2])[None, None, :],
+    ]
+    square = sum(wave**2 for wave in waves)
+    square[0, 0, 0] = 1
+    potential = spectrum / square
+    return np.stack([fft.irfftn(potential * wave, s=lengths) for wave in waves])
+
+
+def visit(
+    head: Volume, field: Array | None, protocol: Protocol, draw: np.random.Generator
+) -> Volume:
+    """A scan of a head (voxels of 1 mm, about 1 at its bright end), deformed and acquired anew.
+
+    Pose and deformation are one interpolation, by cubic splines.
+    """
+    pose = _pose(head, protocol, draw)
+    placed = Grid(to_shape(head.shape), pose @ head.affine)
+    low, high = placed.extent_mm(placed.box)
+    spacing = np.array(protocol.spacing_mm)
+    shape = to_shape(np.ceil((high - low) / spacing))
+    affine = np.diag([*spacing, 1.0])
+    affine[:3, 3] = low + spacing / 2
+    indices = np.moveaxis(np.indices(shape), 0, -1)
+    voxels = moved(indices, np.linalg.solve(placed.affine, affine))
+    places = np.moveaxis(voxels, -1, 0)
+    if field is not None:
+        shifts = [ndimage.map_coordinates(part, places, order=1) for part in field]
+        places = places + np.stack(shifts)
+    image = ndimage.map_coordinates(head.data, places, order=3, output=np.float32)
+    image = np.clip(image, 0, None)
+    shading = draw.normal(0, protocol.shading)
+    image = noise(bias(image, draw, shading), draw, protocol.noise)
+    return Volume(np.rint(image * 500).astype(np.int16), affine)
+
+
+def _pose(head: Volume, protocol: Protocol, draw: np.random.Generator) -> Array:
+    """A rigid matrix about the middle of the head, in RAS mm."""
+    x, y, z = np.radians(draw.normal(0, protocol.turned_deg, 3))
+    turn = linalg.expm(np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]))
+    middle = np.mean(head.grid.extent_mm(head.grid.box), axis=0)
+    pose = np.eye(4)
+    pose[:3, :3] = turn
+    shift = draw.normal(0, protocol.shifted_mm, 3)
+    pose[:3, 3] = middle - turn @ middle + shift
+    return pose

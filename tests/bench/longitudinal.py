@@ -1,0 +1,175 @@
+"""Changes that are known, and how trinat predict --longitudinal finds them.
+
+    scripts/bench longitudinal visits SUBJECTS_DIR OUT hippocampus
+    trinat predict OUT --longitudinal --persons OUT/visits.tsv --out RESULT
+    scripts/bench longitudinal found OUT RESULT
+
+`visits` writes five scans of each head of a SUBJECTS_DIR: two that are unchanged, and three in
+which hippocampus, ventricles or cortex have changed by 1, 2 and 3 %. Each is turned, shifted,
+shaded and noisy in a way of its own. `found` compares with what was found. Of real persons who
+were scanned twice, and of two outputs with and without --longitudinal:
+
+    scripts/bench longitudinal retest TABLE OUTPUT ...
+
+TABLE is that of --persons. Printed are mean absolute differences, in per cent. What the page of
+changes draws as noise is written of an output with --longitudinal by
+
+    scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bench._visits import Protocol, deformation, visit
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.change import intraclass_correlation
+from trinat.segmentation.space.conform import conform
+
+__all__ = ["differences", "run", "slope_of"]
+
+# FreeSurfer's numbers, and by how much a visit changes: tissue is lost, fluid is gained.
+_STRUCTURES = {
+    "hippocampus": ((17, 53), -1),
+    "ventricles": ((4, 43), 1),
+    "cortex": ((3, 42), -1),
+}
+_NAMES = {
+    "hippocampus": ("Left-Hippocampus", "Right-Hippocampus"),
+    "ventricles": ("Left-Lateral-Ventricle", "Right-Lateral-Ventricle"),
+    "cortex": ("Left-Cerebral-Cortex", "Right-Cerebral-Cortex"),
+}
+_PERCENTS = (0, 0, 1, 2, 3)
+_TABLE = "visits.tsv"
+
+
+def run(what: str = "", *arguments: str) -> None:
+    commands = {
+        "visits": _write_visits,
+        "found": _print_found,
+        "retest": _print_retest,
+        "noise": _print_noise,
+    }
+    if what not in commands:
+        raise SystemExit(f"say {', '.join(commands)}")
+    commands[what](*arguments)
+
+
+def _write_visits(subjects_dir: str, out: str, structure: str, most: str = "9") -> None:
+    numbers, sign = _STRUCTURES[structure]
+    folder = Path(out)
+    folder.mkdir(parents=True)
+    rows = []
+    mris = sorted(path.parent for path in Path(subjects_dir).glob("*/mri/aseg.mgz"))
+    for seed, mri in enumerate(mris[: int(most)]):
+        image = find_image(mri.parent, "T1")
+        labels = find_labels(mri.parent, "aseg")
+        if image is None or labels is None:
+            print(f"{mri}: no T1.mgz, left out")
+            continue
+        conformed = conform(Volume.read(image), shape=None)
+        truth = Volume.read(labels, labels=True)
+        truth = conform(truth, labels=True, plan=conformed.plan).volume
+        draw = np.random.default_rng(seed)
+        for number, percent in enumerate(_PERCENTS, start=1):
+            field = None
+            if percent:
+                inside = np.isin(truth.data, numbers)
+                field = deformation(inside, sign * percent / 100)
+            name = f"{mri.parent.name}_MR{number}.nii.gz"
+            visit(conformed.volume, field, Protocol(), draw).write(folder / name)
+            rows.append((name, mri.parent.name, number, sign * percent, structure))
+            print(folder / name, flush=True)
+    columns = ["scan", "person", "date", "percent", "structure"]
+    frame = pd.DataFrame(rows, columns=columns)
+    frame.to_csv(folder / _TABLE, sep="\t", index=False)
+
+
+def _print_found(out: str, result: str) -> None:
+    table = pd.read_csv(Path(out) / _TABLE, sep="\t")
+    points = _volumes(Path(result))
+    for person, visits in table.groupby("person"):
+        for name in _NAMES[visits["structure"].iloc[0]]:
+            cases = visits["scan"].str.removesuffix(".nii.gz")
+            volumes = points.loc[cases, name].to_numpy()
+            found = 100 * (volumes / volumes[0] - 1)
+            slope = slope_of(visits["percent"].to_numpy(float), found)
+            text = " ".join(f"{value:+.2f}" for value in found)
+            print(f"{person} {name}: {text}, slope {slope:.2f}")
+
+
+def slope_of(true: np.ndarray, found: np.ndarray) -> float:
+    """The slope of the line of least squares through found changes over true ones."""
+    return float(np.polyfit(true, found, 1)[0])
+
+
+def _print_retest(table: str, *outputs: str) -> None:
+    persons = pd.read_csv(table, sep="\t")
+    found = {output: differences(persons, _volumes(Path(output))) for output in outputs}
+    for output, frame in found.items():
+        both = frame.loc[["Left-Hippocampus", "Right-Hippocampus"]]
+        print(
+            f"{output}: {len(frame)} structures, mean {frame['mean'].mean():.2f} %, "
+            f"hippocampus {both['mean'].mean():.2f} %, "
+            f"median {frame['mean'].median():.2f} %, largest {frame['mean'].max():.2f} %"
+        )
+    print(pd.concat(found, axis=1).round(3).to_string())
+
+
+def _print_noise(table: str, output: str) -> None:
+    persons = pd.read_csv(table, sep="\t")
+    frame = differences(persons, _volumes(Path(output)))
+    count = persons["person"].nunique()
+    print("structure\tsd_percent\tfreedom")
+    for name, sd, freedom in pooled(frame["sd"], count):
+        print(f"{name}\t{sd:.3f}\t{freedom}")
+
+
+def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
+    """By structure: the SD of both sides together, and how many differences it is from."""
+    rows = []
+    for name in sds.index:
+        plain = str(name).removeprefix("Left-").removeprefix("Right-")
+        sides = [side for side in (f"Left-{plain}", f"Right-{plain}") if side in sds]
+        values = sds[sides or [name]]
+        sd = float(np.sqrt((values**2).mean()))
+        rows.append((str(name), sd, persons * len(values)))
+    return rows
+
+
+def _volumes(output: Path) -> pd.DataFrame:
+    """Volumes by case: those that changes are computed from, else those of the label maps."""
+    path = output / "timepoints.tsv"
+    if not path.exists():
+        path = output / "volumes.tsv"
+    # Cases are names, also where they are all digits.
+    frame = pd.read_csv(path, sep="\t", dtype={"case": str}).set_index("case")
+    columns = [name for name in frame if name.endswith("_mm3")]
+    volumes = frame[columns].drop(columns="total_brain_mm3", errors="ignore")
+    return volumes.rename(columns=lambda name: name.removesuffix("_mm3"))
+
+
+def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
+    """By structure, of the first two scans of each person: mean of |difference| in %, SD, ICC.
+
+    The SD is that of a difference whose mean is 0.
+    """
+    pairs = []
+    for _, visits in persons.groupby("person"):
+        cases = visits["scan"].str.removesuffix(".nii.gz").iloc[:2]
+        pairs.append(volumes.loc[cases].to_numpy())
+    first, second = np.moveaxis(np.stack(pairs), 1, 0)
+    percents = 200 * (second - first) / (second + first)
+    columns = range(volumes.shape[1])
+    return pd.DataFrame(
+        {
+            "mean": np.abs(percents).mean(axis=0),
+            "sd": np.sqrt((percents**2).mean(axis=0)),
+            "icc": [intraclass_correlation(first[:, k], second[:, k]) for k in columns],
+        },
+        index=volumes.columns,
+    )

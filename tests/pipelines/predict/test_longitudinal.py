@@ -1,0 +1,122 @@
+"""trinat predict --longitudinal: persons, their scans, and what becomes of each."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.serial import QUICK, run_serially
+from helpers.visits import head_of, pose_of, visit_of
+
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.segmentation.io.files import sha256_of
+
+TOGETHER = replace(QUICK, longitudinal=True)
+POSES = {"MR1": np.eye(4), "MR2": pose_of(5, 2), "MR3": pose_of(-4, 1)}
+
+
+def write(folder: Path, *visits: str, person: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    for number, visit in enumerate(visits):
+        scan = visit_of(head_of(person), POSES[visit], seed=number)
+        scan.write(folder / f"P{person}_{visit}.nii.gz")
+
+
+def entries(out: Path) -> dict[str, Entry]:
+    return read_entries([out / "run.jsonl"])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A person with two good scans and a broken one, one with a single scan."""
+    root = tmp_path_factory.mktemp("study")
+    scans = root / "in"
+    write(scans, "MR1", "MR2")
+    write(scans, "MR1", person=1)
+    (scans / "P0_MR3.nii.gz").write_bytes(b"no scan")
+    run_serially(scans, root / "out", output=TOGETHER)
+    return scans, root / "out"
+
+
+def test_a_broken_time_point_does_not_take_the_others(study) -> None:
+    found = entries(study[1])
+    assert found["P0_MR3"].status == "failed"
+    assert found["P0_MR3"].reason.startswith("not gzip")
+    for case in ("P0_MR1", "P0_MR2"):
+        assert found[case].status == "done"
+        assert list(found[case].result["longitudinal"]["scans"]) == ["P0_MR1", "P0_MR2"]
+
+
+def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
+    result = entries(study[1])["P1_MR1"].result
+    assert "longitudinal" not in result
+    assert result["notes"][-1].startswith("no other scan of this person")
+
+
+def test_changes_have_a_row_for_each_structure_of_each_person(study) -> None:
+    changes = rows(study[1] / "changes.tsv")
+    assert {row["person"] for row in changes} == {"P0"}
+    assert len({row["structure"] for row in changes}) == len(changes) > 1
+    points = rows(study[1] / "timepoints.tsv")
+    assert [row["case"] for row in points] == ["P0_MR1", "P0_MR2"]
+    assert "Changes between scans" in (study[1] / "changes.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_the_order_of_the_scans_changes_no_byte(tmp_path: Path) -> None:
+    write(tmp_path / "in", "MR1", "MR2")
+    (tmp_path / "other").mkdir()
+    # The names say another order.
+    for old, new in (("MR1", "MR2"), ("MR2", "MR1")):
+        source = tmp_path / "in" / f"P0_{old}.nii.gz"
+        shutil.copy(source, tmp_path / "other" / f"P0_{new}.nii.gz")
+    for name in ("in", "other"):
+        run_serially(tmp_path / name, tmp_path / f"out-{name}", output=TOGETHER)
+    for old, new in (("MR1", "MR2"), ("MR2", "MR1")):
+        one = tmp_path / "out-in" / f"P0_{old}_dseg.nii.gz"
+        other = tmp_path / "out-other" / f"P0_{new}_dseg.nii.gz"
+        assert sha256_of(one) == sha256_of(other)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_nothing_is_done_twice_and_a_new_time_point_does_all(tmp_path: Path) -> None:
+    scans, out = tmp_path / "in", tmp_path / "out"
+    write(scans, "MR1", "MR2")
+    assert run_serially(scans, out, output=TOGETHER).done == 2
+    assert run_serially(scans, out, output=TOGETHER).skipped == 2
+    write(scans, "MR1", "MR2", "MR3")
+    outcome = run_serially(scans, out, output=TOGETHER)
+    assert (outcome.done, outcome.skipped) == (3, 0)
+    assert len(rows(out / "timepoints.tsv")) == 3
+
+
+def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> None:
+    scans = tmp_path / "in"
+    write(scans, "MR1")
+    visit_of(head_of(1), pose_of(5, 2)).write(scans / "P0_MR2.nii.gz")
+    outcome = run_serially(scans, tmp_path / "out", output=TOGETHER)
+    assert (outcome.done, outcome.failed) == (0, 2)
+    reason = entries(tmp_path / "out")["P0_MR2"].reason
+    assert reason.startswith("does not show the same head as P0_MR1")
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_tables_of_changes_go_with_the_results_that_they_are_of(tmp_path: Path) -> None:
+    write(tmp_path / "in", "MR1", "MR2")
+    out = tmp_path / "out"
+    run_serially(tmp_path / "in", out, output=TOGETHER)
+    run_serially(tmp_path / "in", out, output=QUICK)
+    assert not (out / "changes.tsv").exists()
+    assert not (out / "changes.html").exists()

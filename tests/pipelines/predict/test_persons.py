@@ -1,0 +1,93 @@
+"""Whose scans these are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinat.pipelines.common.cases import Case
+from trinat.pipelines.common.discovery import find_cases
+from trinat.pipelines.predict.persons import Person, as_units, persons_of
+from trinat.segmentation.errors import ConfigError
+
+
+def cases(*ids: str) -> list[Case]:
+    return [Case(one, Path(f"/scans/{one}.nii.gz"), f"{one}.nii.gz") for one in ids]
+
+
+def scans(persons: list[Person]) -> dict[str, list[str]]:
+    return {person.name: [scan.id for scan in person.scans] for person in persons}
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "visits.tsv"
+    path.write_text(text)
+    return path
+
+
+def test_names_of_oasis_and_bids_say_the_person() -> None:
+    given = cases("OAS1_0001_MR1", "d/OAS1_0001_MR2_mpr", "sub-2_ses-a_T1w", "x")
+    assert scans(persons_of(given, None, None)) == {
+        "OAS1_0001": ["OAS1_0001_MR1", "d/OAS1_0001_MR2_mpr"],
+        "sub-2": ["sub-2_ses-a_T1w"],
+        "x": ["x"],
+    }
+
+
+def test_a_table_says_person_date_and_group(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "scan\tperson\tdate\tgroup\na.nii.gz\tp\t2020-01-01\tpatients\n"
+        "b.nii.gz\tp\t2021-01-01\tpatients\n",
+    )
+    (person,) = persons_of(cases("a", "b"), None, path)
+    first, second = person.years
+    assert second - first == pytest.approx(366 / 365.25)
+    assert person.group == "patients"
+
+
+def test_an_age_is_a_time_too(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan,person,date\na,p,70.5\nb,p,72\n")
+    (person,) = persons_of(cases("a", "b"), None, path)
+    assert person.years == (70.5, 72)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("scan\tdate\na\t1\n", "needs the columns scan and person"),
+        ("scan\tperson\nc\tp\n", "line 2: 'c' is no scan of this run"),
+        ("scan\tperson\na\tp\na\tq\n", "line 3: 'a' is there twice"),
+        ("scan\tperson\na\t\n", "line 2: no person"),
+        ("scan\tperson\tdate\na\tp\tsoon\n", "line 2: 'soon' is no date"),
+        ("scan\tperson\na\t" + "p" * 200_000, "is no table"),
+        ("", "needs the columns scan and person"),
+    ],
+)
+def test_a_wrong_table_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        persons_of(cases("a", "b"), None, table(tmp_path, text))
+
+
+def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
+    for session in ("a", "b"):
+        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
+        folder.mkdir(parents=True)
+        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
+    (tmp_path / "dataset_description.json").write_text("{}")
+    (tmp_path / "participants.tsv").write_text("participant_id\tgroup\nsub-1\told\n")
+    (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
+        "session_id\tacq_time\nses-a\t2020-01-01T12:00:00\nses-b\tn/a\n"
+    )
+    found = find_cases([tmp_path])
+    (person,) = persons_of(found.cases, found.bids_root, None)
+    assert person.name == "sub-1"
+    assert person.group == "old"
+    assert person.years[0] is not None
+    assert person.years[1] is None
+
+
+def test_one_scan_stays_a_case_of_its_own() -> None:
+    units = as_units(persons_of(cases("p_MR1", "p_MR2", "x"), None, None))
+    assert [type(unit) for unit in units] == [Person, Case]

@@ -1,0 +1,55 @@
+"""Several scans of one person, segmented together."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from helpers.overfitted import random_model
+from helpers.visits import head_of, pose_of, visit_of
+
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.longitudinal.person import (
+    TimePoint,
+    image_to_align,
+    in_order,
+    segment_person,
+)
+from trinat.segmentation.longitudinal.space import heads_of
+
+
+def points_of(scans: list[Volume]) -> list[TimePoint]:
+    """Time points of scans, in the order in which they are given."""
+    order = in_order(scans)
+    ordered = [scans[number] for number in order]
+    images = [image_to_align(scan) for scan in ordered]
+    (head,) = heads_of(images)
+    predictor = Predictor(str(random_model()), device="cpu")
+    together = segment_person(predictor, ordered, images, head.alignments)
+    return [together.time_point(order.index(number)) for number in range(len(scans))]
+
+
+def test_the_order_of_scans_changes_no_byte() -> None:
+    scans = [
+        visit_of(head_of(), np.eye(4)),
+        visit_of(head_of(), pose_of(5, 2), seed=1),
+        visit_of(head_of(), pose_of(-4, 1), seed=2),
+    ]
+    found = points_of(scans)
+    backwards = points_of(scans[::-1])[::-1]
+    for one, other in zip(found, backwards, strict=True):
+        assert torch.equal(one.prediction.fused, other.prediction.fused)
+        labels, labels_backwards = one.prediction.labels, other.prediction.labels
+        assert labels.data.tobytes() == labels_backwards.data.tobytes()
+        assert one.volumes_mm3 == other.volumes_mm3
+
+
+def test_labels_lie_in_each_scans_own_space() -> None:
+    scans = [
+        visit_of(head_of(), np.eye(4)),
+        visit_of(head_of(), pose_of(5, 2), seed=1),
+    ]
+    for scan, point in zip(scans, points_of(scans), strict=True):
+        labels = point.prediction.labels
+        assert labels.shape == scan.shape
+        np.testing.assert_array_equal(labels.affine, scan.affine)

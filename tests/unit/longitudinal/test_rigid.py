@@ -1,0 +1,65 @@
+"""Rigid registration of two scans of one head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.visits import head_of, pose_of, visit_of
+
+from trinat.segmentation.grid import moved
+from trinat.segmentation.longitudinal.person import image_to_align
+from trinat.segmentation.longitudinal.rigid import align, mean_pose
+from trinat.segmentation.longitudinal.space import (
+    SAME_HEAD,
+    heads_of,
+    person_space,
+)
+
+# Corners of a box in the head, RAS mm.
+PLACES = np.array([[x, y, z] for x in (-8, 8) for y in (-8, 8) for z in (-8, 8)])
+
+
+def image(person: int, turn_deg: float = 0, shift_mm: float = 0, seed: int = 0):
+    pose = pose_of(turn_deg, shift_mm)
+    return image_to_align(visit_of(head_of(person), pose, seed))
+
+
+def off_mm(found: np.ndarray, wanted: np.ndarray) -> float:
+    apart = moved(PLACES, found) - moved(PLACES, wanted)
+    return float(np.linalg.norm(apart, axis=1).max())
+
+
+def test_a_head_is_found_where_it_was_turned_and_shifted_to() -> None:
+    found = align(image(0), image(0, 6, 2, seed=1))
+    assert off_mm(found.matrix, pose_of(6, 2)) < 0.4
+    assert found.likeness > SAME_HEAD
+
+
+def test_the_way_back_is_the_inverse() -> None:
+    first, second = image(0), image(0, 6, 2, seed=1)
+    there = align(first, second).matrix
+    back = align(second, first).matrix
+    assert off_mm(there @ back, np.eye(4)) < 0.01
+
+
+def test_another_head_is_not_taken_for_the_same() -> None:
+    assert align(image(0), image(1, 3, 1)).likeness < SAME_HEAD
+
+
+def test_scans_are_grouped_by_the_head_that_they_show() -> None:
+    images = [image(0), image(1), image(0, 3, 1, seed=1)]
+    assert [head.scans for head in heads_of(images)] == [(0, 2), (1,)]
+
+
+def test_the_mean_of_two_shifts_is_halfway() -> None:
+    there = np.eye(4)
+    there[:3, 3] = (4.0, 0.0, -2.0)
+    assert mean_pose([np.eye(4), there])[:3, 3] == pytest.approx((2.0, 0.0, -1.0))
+
+
+def test_both_scans_are_turned_by_half_to_the_persons_space() -> None:
+    images = [image(0), image(0, 6, 2, seed=1)]
+    space = person_space(images, heads_of(images)[0].alignments)
+    cosines = [(np.trace(pose[:3, :3]) - 1) / 2 for pose in space.poses]
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-9)
+    assert all(side % 16 == 0 for side in space.grid.shape)

@@ -1,0 +1,46 @@
+"""The page of changes."""
+
+from __future__ import annotations
+
+from trinat.segmentation.metrics.change import change_of
+from trinat.segmentation.report.changes import Course, changes_page
+
+
+def course(person: str, volumes: list[float], group: str = "", **changes) -> Course:
+    years = changes.get("years", [0.0, 2.0])
+    change = change_of(volumes, years, 1.0)
+    assert change is not None
+    cases = [f"{person}-{number}" for number in range(len(volumes))]
+    return Course(person, group, "Left-Hippocampus", cases, years, volumes, change, 1.0)
+
+
+def test_the_largest_change_beside_its_noise_comes_first() -> None:
+    page = changes_page([course("still", [100, 100.1]), course("ill", [100, 90])])
+    table = page[page.index("The largest first") :]
+    assert table.index("ill") < table.index("still")
+    assert "of 2 changes" in page
+    assert ">yes<" in table
+
+
+def test_groups_have_their_means() -> None:
+    page = changes_page(
+        [
+            course("a", [100, 98], group="patients"),
+            course("b", [100, 100], group="well"),
+        ]
+    )
+    assert "patients: mean ± SD (%)" in page
+    # 2 of 99 in two years.
+    assert "-1.01" in page.replace("−", "-")
+
+
+def test_without_dates_the_page_says_so() -> None:
+    page = changes_page([course("a", [100, 98], years=[None, None])])
+    assert "have no dates" in page
+
+
+def test_names_from_outside_are_text() -> None:
+    page = changes_page([course("<script>", [100, 98])])
+    assert (
+        "<script>" not in page[page.index("The largest first") :].split("</table>")[0]
+    )
