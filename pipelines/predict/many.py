@@ -68,7 +68,7 @@ def segment_many(
     >>> table.status.tolist()
     ['failed', 'done']
     """
-    warn_of_licence(find_model(model))
+    warn_of_licence(find_model(os.fspath(model)))
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
         inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []

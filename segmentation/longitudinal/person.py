@@ -190,7 +190,7 @@ def _segment(
         of_scan, maps_of_scan = predictor.fuse(scan, near, mirror=mirror)
         maps.append(maps_of_scan)
         with stage("join"):
-            joining.add(of_scan.sum, part, flow)
+            joining.add(of_scan.fused, part, flow)
         del of_scan
     plan = template.plan.cropped(region.box)
     with stage("prior"):
