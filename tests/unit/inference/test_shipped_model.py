@@ -22,7 +22,7 @@ from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import occupied_box, resample_labels
-from trinat.segmentation.synthetic.anatomy import Anatomy, _cells, load_anatomy
+from trinat.segmentation.synthetic.anatomy import Anatomy, cells_of, load_anatomy
 from trinat.segmentation.synthetic.phantom import phantom
 
 SCHEME = load_scheme("quicknat33")
@@ -163,7 +163,7 @@ def with_tissues(anatomy: Anatomy, tissues: NDArray[np.uint8]) -> Anatomy:
     class_of = np.zeros(len(anatomy.contrast), np.uint8)
     class_of[anatomy.tissues] = anatomy.truth
     truth = class_of[tissues]
-    return replace(anatomy, tissues=tissues, truth=truth, cells=_cells(truth))
+    return replace(anatomy, tissues=tissues, truth=truth, cells=cells_of(truth))
 
 
 def widened_ventricles(anatomy: Anatomy) -> Anatomy:
