@@ -19,7 +19,7 @@ def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:
     voxels = {"Left-Thalamus": 100, "Brain-Stem": 7, "Right-Hippocampus": 0}
     volumes = BrainVolumes({}, "no intracranial volume: the scan shows no skull")
     text = format_aseg_stats("s", load_scheme("quicknat33"), voxels, 0.5, volumes)
-    assert text.splitlines()[4] == f"# {volumes.note}"
+    assert text.splitlines()[3] == f"# {volumes.note}"
     header, *rows = text.splitlines()[5:]
     assert header == "# ColHeaders Index SegId NVoxels Volume_mm3 StructName"
     assert [row.split() for row in rows] == [

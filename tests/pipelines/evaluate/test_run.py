@@ -212,6 +212,7 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
         "agreement",
         "retest",
         "not_predicted",
+        "other_csf",
         "side_swapped",
         "absences",
         "pairs",

@@ -30,13 +30,20 @@ def parameters() -> list[Any]:
     return typer.main.get_command(app).params
 
 
+def _said(option: Any) -> str:
+    """What is typed: of a switch that is on by itself, the name that turns it off."""
+    if option.default is True:
+        return option.secondary_opts[0]
+    return option.opts[0]
+
+
 def test_options_are_those_of_the_command(descriptor: dict[str, Any]) -> None:
     told = {
         each["command-line-flag"]: each
         for each in descriptor["inputs"]
         if "command-line-flag" in each
     }
-    options = {p.opts[0]: p for p in parameters() if p.param_type_name == "option"}
+    options = {_said(p): p for p in parameters() if p.param_type_name == "option"}
     assert set(told) == set(options) - LEFT_OUT
     for name, each in told.items():
         option = options[name]
