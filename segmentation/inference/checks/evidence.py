@@ -74,6 +74,11 @@ class Evidence:
         return np.asarray(is_wanted[self.indices.data])
 
     @cached_property
+    def brain(self) -> NDArray[np.bool_]:
+        """Where structures are but for fluid around the brain, (X, Y, Z)."""
+        return (self.indices.data > 0) & ~self.mask({CSF_GROUP})
+
+    @cached_property
     def white_matter(self) -> NDArray[np.bool_]:
         """Where white matter is, (X, Y, Z)."""
         return self.mask(WHITE_MATTER)

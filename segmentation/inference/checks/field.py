@@ -24,8 +24,9 @@ _NAMED_MM2 = 60
 def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Labels that end in one plane where the image, or what it holds but zeros, ends.
 
-    A brain that was stripped of its skull ends at zeros everywhere, but its surface is round: no
-    plane holds much of it.
+    Fluid around the brain does not count: a stripped scan may end in it as it likes. A brain that
+    was stripped of its skull ends at zeros everywhere, but its surface is round: no plane holds
+    much of it.
     """
     area, structures = find_cut(evidence)
     reason = f"the field of view ends inside the brain: {area / 100:.0f} cm² of {some(structures)}"
@@ -35,13 +36,18 @@ def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
     ]
 
 
-def find_cut(evidence: Evidence) -> tuple[float, tuple[str, ...]]:
+def find_cut(
+    evidence: Evidence, *, with_fluid: bool = False
+) -> tuple[float, tuple[str, ...]]:
     """The largest area of labels, in mm², in one plane at the end of the scan; their names.
 
-    0 and no names if the labels do not reach the end of the scan. A brain that only touches the end
-    has a small area, a cut one a large area.
+    Those of CSF count `with_fluid` alone. 0 and no names if the labels do not reach the end of the
+    scan. A brain that only touches the end has a small area, a cut one a large area.
     """
-    labelled = np.pad(evidence.indices.data > 0, 1)
+    labels = evidence.brain
+    if with_fluid:
+        labels = evidence.indices.data > 0
+    labelled = np.pad(labels, 1)
     ends = _points(labelled & _beside(_empty(evidence)))
     if len(ends) < _FEWEST:
         return 0.0, ()

@@ -29,7 +29,7 @@ def why_not_measured(
         return "no brain was found"
     if empty_share_outside(evidence, inside) > limits.stripped:
         return "the scan shows no skull"
-    area, structures = find_cut(evidence)
+    area, structures = find_cut(evidence, with_fluid=True)
     if area > limits.cut_mm2[0]:
         return f"the field of view ends inside the skull, in {some(structures)}"
     return ""

@@ -84,7 +84,7 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
         return {}
     weights = block_sums(evidence.white_matter)
     image = _relative_to_white_matter(evidence, weights)
-    brain = _inside(block_sums(evidence.indices.data > 0) > 0)
+    brain = _inside(block_sums(evidence.brain) > 0)
     fluid = block_sums(evidence.mask(NO_TISSUE - {"background"})) > 0
 
     # White matter that is darker than cortex, and anything that is as dark as fluid.

@@ -10,6 +10,7 @@ from helpers.evidence import ball
 
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.field import check_field_of_view, find_cut
 from trinat.segmentation.inference.checks.inside import (
     empty_share_outside,
     why_not_measured,
@@ -73,6 +74,16 @@ def test_a_model_without_all_fluid_never_measures_it(
     without = replace(head(), **changes)  # type: ignore[arg-type]
     why = why_not_measured(without, INSIDE, LIMITS)
     assert why == "the model does not find the fluid around the brain"
+
+
+def test_a_stripped_scan_may_end_in_fluid_as_it_likes() -> None:
+    cut = replace(head(skull=0.0), scan=Grid((80, 80, 61), np.eye(4)))
+    labels = cut.indices.data.copy()
+    # Above the brain, which ends at 59.5.
+    labels[:, :, 61:] = 0
+    cut = replace(cut, indices=Volume(labels, np.eye(4)))
+    assert find_cut(cut, with_fluid=True)[0] > LIMITS.cut_mm2[0]
+    assert check_field_of_view(cut, LIMITS) == []
 
 
 def test_nothing_inside_has_no_volume() -> None:
