@@ -27,6 +27,7 @@ import pandas as pd
 from bench._visits import Protocol, deformation, visit
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.change import intraclass_correlation
 from trinat.segmentation.space.conform import conform
 
@@ -110,7 +111,8 @@ def slope_of(true: np.ndarray, found: np.ndarray) -> float:
 def _print_retest(table: str, *outputs: str) -> None:
     persons = pd.read_csv(table, sep="\t")
     found = {output: differences(persons, _volumes(Path(output))) for output in outputs}
-    for output, frame in found.items():
+    for output, all_structures in found.items():
+        frame = all_structures.drop(index="CSF", errors="ignore")
         both = frame.loc[["Left-Hippocampus", "Right-Hippocampus"]]
         print(
             f"{output}: {len(frame)} structures, mean {frame['mean'].mean():.2f} %, "
@@ -148,9 +150,9 @@ def _volumes(output: Path) -> pd.DataFrame:
         path = output / "volumes.tsv"
     # Cases are names, also where they are all digits.
     frame = pd.read_csv(path, sep="\t", dtype={"case": str}).set_index("case")
-    columns = [name for name in frame if name.endswith("_mm3")]
-    volumes = frame[columns].drop(columns="total_brain_mm3", errors="ignore")
-    return volumes.rename(columns=lambda name: name.removesuffix("_mm3"))
+    volumes = frame.rename(columns=lambda name: name.removesuffix("_mm3"))
+    names = load_scheme("quicknat33").names[1:]
+    return volumes[[name for name in names if name in volumes]]
 
 
 def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
