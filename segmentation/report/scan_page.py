@@ -9,6 +9,7 @@ import numpy as np
 
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.labels.label import Label
+from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.report.case_view import far_from_brain
 from trinat.segmentation.report.page import (
     Cell,
@@ -81,10 +82,13 @@ def scan_page(
 def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The grade, each volume of the whole head that was measured, and the views' agreement."""
     cards = [("Grade", str(result["grade"]), _GRADES.get(result["grade"], ""))]
-    for key, value in result.items():
-        if key.endswith("_mm3") and isinstance(value, float):
-            name = key.removesuffix("_mm3").replace("_", " ").capitalize()
-            cards.append((name, f"{value / 1000:,.0f} ml", f"{value:,.0f} mm³"))
+    whole = {
+        "Total brain": result.get("total_brain_mm3"),
+        "Intracranial volume": result.get("measures_mm3", {}).get(INTRACRANIAL.column),
+    }
+    for name, mm3 in whole.items():
+        if mm3 is not None:
+            cards.append((name, f"{mm3 / 1000:,.0f} ml", f"{mm3:,.0f} mm³"))
     agreement = result.get("mean_agreement")
     if agreement is not None:
         cards.append(("Agreement of views", f"{agreement:.2f}", "mean Dice, 1 at best"))

@@ -97,14 +97,22 @@ def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
     assert 'cx="43.3"' in page
 
 
-def test_a_measure_of_the_head_and_a_structure_that_are_new_are_shown_too(
-    found: Prediction,
-) -> None:
-    volumes = {**RESULT["volumes_mm3"], "Intracranial": 1_500_000.0}
-    result = {**RESULT, "volumes_mm3": volumes, "intracranial_mm3": 1_500_000.0}
+def test_a_structure_that_is_new_is_shown_too(found: Prediction) -> None:
+    volumes = {**RESULT["volumes_mm3"], "Vermis": 5000.0}
+    result = {**RESULT, "volumes_mm3": volumes}
     page = scan_page(found, result, {}, title="sub-1")
-    assert ["Intracranial", "", "", "", "1,500,000", ""] in rows_of(page)
-    assert "1,500 ml" in page
+    assert ["Vermis", "", "", "", "5,000", ""] in rows_of(page)
+
+
+@pytest.mark.parametrize(("mm3", "shown"), [(1_500_000.0, True), (None, False)])
+def test_the_intracranial_volume_is_shown_where_it_is_known(
+    found: Prediction, mm3: float | None, shown: bool
+) -> None:
+    measures = {"EstimatedTotalIntraCranialVol": mm3}
+    result = {**RESULT, "measures_mm3": measures}
+    page = scan_page(found, result, {}, title="sub-1")
+    assert ("1,500 ml" in page) == shown
+    assert ("Intracranial volume" in page) == shown
 
 
 def test_a_page_is_self_contained_and_escapes_names(found: Prediction) -> None:
