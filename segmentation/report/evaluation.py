@@ -18,7 +18,7 @@ from trinat.segmentation.metrics.definitions import (
     PRINTED,
 )
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
-from trinat.segmentation.report import figures, summary, tables
+from trinat.segmentation.report import figures, frames, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
@@ -55,7 +55,7 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     frame = evaluation.frame
     models = evaluation.models
     measured = set(frame["metric"].unique())
-    structures = summary.structures_of(frame)
+    structures = frames.structures_of(frame)
     boxes = [
         figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
     ]
@@ -147,7 +147,7 @@ def _lead(evaluation: Evaluation, scheme: LabelScheme) -> str:
     frame = evaluation.frame
     scans = len(frame[["subject", "session"]].drop_duplicates())
     persons = frame["subject"].nunique()
-    structures = len(summary.structures_of(frame))
+    structures = len(frames.structures_of(frame))
     return (
         f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
         f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
@@ -237,7 +237,7 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
     absent = summary.absent_everywhere(evaluation.frame)
     if absent:
         # Both sides of a pair are absent: it is named once.
-        pairs = dict.fromkeys(short_name(summary.without_side(name)) for name in absent)
+        pairs = dict.fromkeys(short_name(frames.without_side(name)) for name in absent)
         notices.append(
             f"{count(len(absent), 'structure')} in no label map, true or predicted, and not "
             f"shown: {', '.join(pairs)}."

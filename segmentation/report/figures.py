@@ -23,15 +23,15 @@ from trinat.segmentation.report.drawing import (
     name_cells,
     name_rows,
 )
-from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.summary import (
+from trinat.segmentation.report.frames import (
     by_person,
     by_scan,
-    confusion,
     models_of,
     structures_of,
     where,
 )
+from trinat.segmentation.report.page import short_name
+from trinat.segmentation.report.summary import confusion
 from trinat.segmentation.report.svg import GRID, INK
 
 # Of fewer persons, the dots say more than a box.
@@ -175,7 +175,7 @@ def comparison_plot(
 ) -> Drawing:
     """Mean paired difference with its 95 % interval; filled where significant after Holm.
 
-    `table` is that of `summary.comparisons`. The difference is `second` minus `first`, in the unit
+    `table` is that of `comparisons`. The difference is `second` minus `first`, in the unit
     of the metric. Structures without a difference are left out; those without an interval have a
     dot alone.
     """

@@ -1,14 +1,13 @@
 """From metrics.csv to the numbers of a report; nothing here looks at a voxel.
 
-The unit is the person: `by_person` averages a person's scans first. Everything else is a
+The unit is the person: `frames.by_person` averages a person's scans first. Everything else is a
 reduction of its tables, so the whole report can be recomputed from metrics.csv.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,89 +16,30 @@ import pandas as pd
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.counted import members_of_groups
 from trinat.segmentation.metrics.definitions import (
-    HEADLINE,
     METRICS,
     NOT_PREDICTED,
     OTHER_CSF,
 )
 from trinat.segmentation.metrics.statistics import (
     bland_altman,
-    holm,
     icc_2_1,
     mean_interval,
-    paired_test,
     within_subject_cv_percent,
 )
+from trinat.segmentation.report.comparison import Members, comparisons
+from trinat.segmentation.report.frames import (
+    by_person,
+    by_scan,
+    groups_of,
+    is_group,
+    models_of,
+    structures_of,
+    where,
+    without_side,
+)
 
-# The structures of each group, by its name in the tables.
-Members = Mapping[str, Sequence[str]]
 # Columns of `structure_statistics`.
 _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
-
-
-def models_of(frame: pd.DataFrame) -> list[str]:
-    """Models in the order of the command line."""
-    return [str(model) for model in frame["model"].unique()]
-
-
-def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Single structures in the order of the label scheme, left and right side by side.
-
-    Groups and background are left out. KeyError for a right side without its left one.
-    """
-    every = frame.loc[~_is_group(frame), "structure"].unique()
-    names = [str(name) for name in every if name != "background"]
-    # A right side has the place of its left one; without that it is an unknown name, an error.
-    first_place: dict[str, int] = {}
-    for place, name in enumerate(names):
-        first_place.setdefault(name.removeprefix("Left-"), place)
-
-    def place_of_pair(name: str) -> int:
-        return first_place[without_side(name)]
-
-    return sorted(names, key=place_of_pair)
-
-
-def without_side(name: str) -> str:
-    """A structure's name without its side, as both sides have it."""
-    return name.removeprefix("Left-").removeprefix("Right-")
-
-
-def groups_of(frame: pd.DataFrame) -> list[str]:
-    """Groups of structures (`group:<name>`) in the order of the table."""
-    names = frame.loc[_is_group(frame), "structure"].unique()
-    return [str(name) for name in names]
-
-
-def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
-    """The rows with these values in these columns."""
-    chosen = np.ones(len(table), bool)
-    for column, value in values.items():
-        chosen &= (table[column] == value).to_numpy()
-    return table[chosen]
-
-
-def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns as in `structures_of`, then groups."""
-    names = (*structures_of(frame), *groups_of(frame))
-    return table[[name for name in names if name in table.columns]]
-
-
-def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
-    rows = where(frame, model=model, metric=metric)
-    means = rows.groupby(["subject", "structure"])["value"].mean()
-    return _in_order(means.unstack(), frame)
-
-
-def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """(subject, session) x structures and groups.
-
-    Cells are NaN where a value is undefined or was not measured.
-    """
-    rows = where(frame, model=model, metric=metric)
-    values = rows.set_index(["subject", "session", "structure"])["value"]
-    return _in_order(values.unstack(), frame)
 
 
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
@@ -153,99 +93,6 @@ def _undefined(scans: pd.DataFrame, members: Members) -> dict[str, int]:
             parts = [name]
         undefined[name] = int(of_each[parts].sum())
     return undefined
-
-
-def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Every two models on the persons that both have; Holm within metric and pair of models.
-
-    Only values that both models have, for one structure in one scan, are compared: a structure
-    that one misses has no distance, and must not make its mean the better one. `left_out` says
-    how many values only one of the two has. Groups are corrected among themselves: they are made
-    of structures, not more of them.
-    """
-    tables = []
-    for first, second in combinations(models_of(frame), 2):
-        for metric in HEADLINE:
-            table = _comparison(frame, first, second, metric, members)
-            if not table.empty:
-                tables.append(table.assign(first=first, second=second, metric=metric))
-    if not tables:
-        return pd.DataFrame()
-    table = pd.concat(tables, ignore_index=True).astype({"p": float})
-    table["p_holm"] = np.nan
-    families = table.groupby(["first", "second", "metric", _is_group(table)])
-    for index in families.groups.values():
-        p_values = table.loc[index, "p"].to_numpy(float)
-        table.loc[index, "p_holm"] = holm(p_values)
-    return table
-
-
-def _comparison(
-    frame: pd.DataFrame, first: str, second: str, metric: str, members: Members
-) -> pd.DataFrame:
-    """Two models by one metric: a row for each structure that both know, then for each group."""
-    of_first = by_scan(frame, first, metric)
-    of_second = by_scan(frame, second, metric)
-    known_to_both = set(of_first.columns) & set(of_second.columns)
-    names = [name for name in structures_of(frame) if name in known_to_both]
-    of_first, of_second, left_out = _shared(of_first, of_second)
-    # A group's mean is taken anew: over the values that both models have.
-    for group, parts in _parts_of_groups(frame, members, of_first.columns).items():
-        of_first[group] = of_first[parts].mean(axis=1)
-        of_second[group] = of_second[parts].mean(axis=1)
-        left_out[group] = left_out[parts].sum()
-        names.append(group)
-    persons_of_first = of_first[names].groupby(level="subject").mean()
-    persons_of_second = of_second[names].groupby(level="subject").mean()
-    return _test_each(persons_of_first, persons_of_second, left_out)
-
-
-def _parts_of_groups(
-    frame: pd.DataFrame, members: Members, measured: pd.Index
-) -> dict[str, list[str]]:
-    """The measured structures of each group; groups without any are left out."""
-    structures = [name for name in structures_of(frame) if name in measured]
-    parts_of_groups = {}
-    for group in groups_of(frame):
-        of_group = members.get(group, ())
-        parts = [name for name in structures if name in of_group]
-        if parts:
-            parts_of_groups[group] = parts
-    return parts_of_groups
-
-
-def _test_each(
-    first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
-) -> pd.DataFrame:
-    """Each column of two models' tables (persons x structures and groups) compared, a row each.
-
-    A row has the fields of `PairedTest`, `left_out` as given for the column, and the 95 % interval
-    of the mean difference (`low`, `high`).
-    """
-    low, high = mean_interval((second - first).to_numpy(float))
-    rows = []
-    for place, name in enumerate(first.columns):
-        test = paired_test(first[name].to_numpy(), second[name].to_numpy())
-        row: dict[str, Any] = {"structure": name}
-        row |= asdict(test)
-        row["left_out"] = int(left_out[name])
-        row["low"] = low[place]
-        row["high"] = high[place]
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _shared(
-    one: pd.DataFrame, other: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
-    """Two models' values by scan where both have one, and how many of each only one has."""
-    scans = one.index.union(other.index)
-    structures = one.columns.union(other.columns, sort=False)
-    one = one.reindex(index=scans, columns=structures)
-    other = other.reindex(index=scans, columns=structures)
-    in_both = one.notna() & other.notna()
-    only_in_one = one.notna() ^ other.notna()
-    return one.where(in_both), other.where(in_both), only_in_one.sum()
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
@@ -326,7 +173,7 @@ def absences(frame: pd.DataFrame) -> pd.DataFrame:
     """
     is_dice = frame["metric"] == "dice"
     has_note = frame["note"] != ""
-    rows = frame[is_dice & has_note & ~_is_group(frame)]
+    rows = frame[is_dice & has_note & ~is_group(frame)]
     counts = rows.groupby(["model", "structure", "note"]).size()
     return counts.rename("count").reset_index().rename(columns={"note": "absence"})
 
@@ -337,7 +184,7 @@ def absent_everywhere(frame: pd.DataFrame) -> list[str]:
     Those of tissue schemes without some structures, or of parts of a head: nothing is measured of
     them.
     """
-    rows = frame[(frame["metric"] == "dice") & ~_is_group(frame)]
+    rows = frame[(frame["metric"] == "dice") & ~is_group(frame)]
     present = rows.loc[rows["note"] != "absent from both", "structure"].unique()
     pairs_present = {without_side(name) for name in present}
     names = structures_of(frame)
@@ -353,7 +200,7 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     dice = where(frame, metric="dice").dropna(subset="value")
     worst = where(dice, structure="group:all").nsmallest(count, "value")
     worst = worst[[*scan, "value"]]
-    single = dice[~_is_group(dice)]
+    single = dice[~is_group(dice)]
     row_of_lowest = single.groupby(scan)["value"].idxmin()
     lowest = single.loc[row_of_lowest, [*scan, "structure", "value"]]
     lowest = lowest.rename(
@@ -486,8 +333,3 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
             record[str(key)] = None if is_undefined else value
         records.append(record)
     return records
-
-
-def _is_group(frame: pd.DataFrame) -> pd.Series:
-    """Rows that are of a group of structures."""
-    return frame["structure"].str.startswith("group:").rename("is_group")

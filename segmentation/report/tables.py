@@ -10,7 +10,7 @@ import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
-from trinat.segmentation.report import summary
+from trinat.segmentation.report import frames, summary
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -79,7 +79,7 @@ def groups(evaluation: Evaluation) -> Table:
     known = set(evaluation.statistics["structure"])
     shown = [
         group
-        for group in summary.groups_of(evaluation.frame)
+        for group in frames.groups_of(evaluation.frame)
         if group != "group:all" and group in known
     ]
     rows = []
@@ -136,7 +136,7 @@ def structures(evaluation: Evaluation) -> Table:
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
     """Places in the order of tables: single structures, then groups and all else."""
     names = [
-        *summary.structures_of(evaluation.frame),
+        *frames.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
     ]
     places: dict[str, int] = {}
@@ -152,7 +152,7 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     mean over all structures; a note says so. Cells are shaded by how good the value is.
     """
     definition = METRICS[metric]
-    scans = summary.by_scan(evaluation.frame, model, metric)
+    scans = frames.by_scan(evaluation.frame, model, metric)
     scans = scans.sort_values("group:all", ascending=definition.better == "higher")
     abbreviations = {label.name: label.abbreviation for label in scheme.labels}
     singles = [name for name in scans.columns if name in abbreviations]
@@ -266,7 +266,7 @@ def confusions(frame: pd.DataFrame) -> Table:
     background are among them.
     """
     rows = []
-    for model in summary.models_of(frame):
+    for model in frames.models_of(frame):
         for true, predicted, share in _largest_confusions(frame, model):
             percent = 100 * share
             rows.append([short_name(true), short_name(predicted), model, percent])
