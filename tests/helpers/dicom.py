@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,24 @@ from trinat.segmentation.io.volume import Volume
 CLASSIC = "1.2.840.10008.5.1.4.1.1.4"
 ENHANCED = "1.2.840.10008.5.1.4.1.1.4.1"
 MARK = "CANARY^PATIENT"
+
+
+SLICES = 17
+# Of axes to which columns, rows and slices grow: of which axis of the world each is, and its sign.
+PLACES = {"LPS": [0, 1, 2], "PIR": [1, 2, 0], "LIP": [0, 2, 1]}
+SIGNS = {"LPS": [-1, -1, 1], "PIR": [-1, -1, 1], "LIP": [-1, -1, -1]}
+
+
+def small(axes: str = "LPS", kind: type = np.int16) -> Volume:
+    """(18, 20, 17) voxels that differ everywhere, of 0.9 x 1.1 x 1.5 mm."""
+    data = np.random.default_rng(0).integers(0, 4000, (18, 20, SLICES)).astype(kind)
+    affine = np.zeros((4, 4))
+    for axis, (world, sign, mm) in enumerate(
+        zip(PLACES[axes], SIGNS[axes], (0.9, 1.1, 1.5), strict=True)
+    ):
+        affine[world, axis] = sign * mm
+    affine[:, 3] = 12.5, -30.25, 7, 1
+    return Volume(data, affine)
 
 
 def uid(*words: object) -> str:
@@ -144,3 +163,20 @@ def save(image: Dataset, path: Path, syntax: str = ExplicitVRLittleEndian) -> Pa
     image.file_meta.MediaStorageSOPInstanceUID = image.SOPInstanceUID
     image.save_as(path, enforce_file_format=True)
     return path
+
+
+def packed(folder: Path, path: Path) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, f"CANARY^NAME/{file.name}")
+    return path
+
+
+def moved(images: list[Dataset], number: int, by: list[float]) -> None:
+    at = images[number].ImagePositionPatient
+    images[number].ImagePositionPatient = [a + b for a, b in zip(at, by, strict=True)]
+
+
+def same(found: Volume, truth: Volume) -> None:
+    np.testing.assert_array_equal(found.data, truth.data)
+    np.testing.assert_allclose(found.affine, truth.affine, atol=1e-6)

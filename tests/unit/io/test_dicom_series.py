@@ -1,0 +1,125 @@
+"""Which series in folders and zips are scans, and what they are called."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.dicom import (
+    SLICES,
+    classic,
+    enhanced,
+    packed,
+    same,
+    save,
+    small,
+    write_classic,
+)
+
+from trinat.pipelines.common.discovery import find_cases
+from trinat.segmentation.io.dicom.series import find_series
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+
+
+def test_series_are_told_apart_by_uid_and_named_without_the_patient(
+    tmp_path: Path,
+) -> None:
+    write_classic(tmp_path / "p", small())
+    for number in range(SLICES):
+        image = classic(small(), number, "second", SeriesNumber=12)
+        save(image, tmp_path / "p" / f"second{number}")
+    save(enhanced(small(), "third", SeriesNumber=None), tmp_path / "q" / "x")
+    write_classic(
+        tmp_path / "q", small(), "loc", ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]
+    )
+    (tmp_path / "q" / "notes.txt").write_text("no DICOM")
+    found = find_cases([tmp_path])
+    names = [case.id for case in found.cases]
+    assert [name.rpartition("-")[0] for name in names] == [
+        "p/series-5",
+        "p/series-12",
+        "q/series",
+    ]
+    reasons = {
+        r.shown.rpartition("-")[0]: (r.reason, r.harmless) for r in found.refusals
+    }
+    assert reasons == {
+        "q/series-5": ("left out: a localiser", True),
+        "": ("left out: files that are neither DICOM nor scans: 1", True),
+    }
+    for case in found.cases:
+        volume = Volume.read(case.path, series=case.series)
+        same(volume, small())
+        assert volume.source_sha256 == sha256_of(*case.files)
+
+
+@pytest.mark.parametrize(
+    "words", ["Sag T1 FLAIR", "3D headcoil", "MPRAGE after BOLD", None]
+)
+def test_a_description_that_names_no_other_contrast_is_no_reason(
+    tmp_path: Path, words
+) -> None:
+    write_classic(tmp_path, small(), SeriesDescription=words)
+    assert len(find_cases([tmp_path]).cases) == 1
+
+
+def test_scans_beside_dicom_are_found_as_before(tmp_path: Path) -> None:
+    write_classic(tmp_path / "d", small())
+    small().write(tmp_path / "a.nii.gz")
+    assert [case.id.partition("-")[0] for case in find_cases([tmp_path]).cases] == [
+        "a",
+        "d/series",
+    ]
+
+
+def test_files_of_a_series_may_be_named_by_a_pattern_or_one_by_one(
+    tmp_path: Path,
+) -> None:
+    paths = write_classic(tmp_path, small())
+    (by_pattern,) = find_cases([f"{tmp_path}/IM*"]).cases
+    (one_by_one,) = find_cases(paths).cases
+    assert by_pattern.series == one_by_one.series
+    assert len(by_pattern.series) == SLICES
+
+
+def test_one_zip_is_named_after_itself_and_not_after_what_is_in_it(
+    tmp_path: Path,
+) -> None:
+    write_classic(tmp_path / "in", small())
+    (case,) = find_cases([packed(tmp_path / "in", tmp_path / "upload.zip")]).cases
+    assert case.id.startswith("upload/series-5-")
+    assert case.files == (tmp_path / "upload.zip",)
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    write_classic(tmp_path, small())
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    (refusal,) = find_cases([tmp_path]).refusals
+    assert refusal.reason == "DICOM needs more packages: pip install 'trinat[dicom]'"
+
+
+@pytest.mark.parametrize(
+    ("facts", "taken"),
+    [
+        ({"MRAcquisitionType": "2D"}, True),
+        ({"EchoTime": 388}, True),
+        ({"SeriesDescription": "t2_flair_tra"}, True),
+        ({"SeriesDescription": "ep2d_diff_3scan"}, False),
+        ({"ScanningSequence": ["EP", "GR"]}, False),
+        ({"ImageType": ["DERIVED", "SECONDARY", "MPR"]}, False),
+    ],
+)
+def test_for_any_contrast_each_anatomical_series_is_a_scan(
+    tmp_path: Path, facts: dict[str, Any], taken: bool
+) -> None:
+    write_classic(tmp_path, small(), **facts)
+    names = [path.name for path in tmp_path.iterdir()]
+    (for_t1,) = find_series(tmp_path, names)
+    assert for_t1.reason
+    (found,) = find_series(tmp_path, names, any_contrast=True)
+    assert (not found.reason) == taken
