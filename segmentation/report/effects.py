@@ -17,7 +17,7 @@ from trinat.segmentation.metrics.statistics import holm
 if TYPE_CHECKING:
     from trinat.segmentation.report.cohort import Cohort
 
-# What persons are told apart by.
+# What persons are distinguished by.
 FACTS = ("sex", "group", "site")
 # Pairs of more groups than this are not compared: their table has all means.
 MOST_GROUPS = 4
@@ -32,7 +32,7 @@ def effects_of(cohort: Cohort) -> pd.DataFrame:
     tables = []
     persons = persons_of(cohort)
     for fact in FACTS:
-        groups = sorted(set(persons[fact]) - {""})
+        groups = groups_of(persons, fact)
         if len(groups) > MOST_GROUPS:
             continue
         for first, second in combinations(groups, 2):
@@ -70,6 +70,11 @@ def trends_of(cohort: Cohort) -> pd.DataFrame:
         return pd.DataFrame()
     table["p_holm"] = holm(table["p"].to_numpy(float))
     return table
+
+
+def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
+    """The groups of persons by one fact, sorted; a fact that is not known is no group."""
+    return sorted(set(persons[fact]) - {""})
 
 
 def persons_of(cohort: Cohort) -> pd.DataFrame:

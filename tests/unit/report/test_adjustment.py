@@ -13,6 +13,7 @@ from trinat.segmentation.report.adjustment import adjust
 from trinat.segmentation.report.cohort import Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
+from trinat.segmentation.report.people import people_plot
 
 SCHEME = load_scheme("quicknat33")
 STEM = "Brain-Stem"
@@ -119,6 +120,21 @@ def test_groups_are_compared_in_pairs_and_ages_by_a_line() -> None:
     (line,) = trends_of(cohort).to_dict("records")
     assert line["persons"] == 4
     assert effects_of(cohort_of(LINE, SCHEME)).empty
+
+
+def test_a_single_group_leaves_the_colours_to_the_sexes() -> None:
+    facts = zip(LINE, ["patient", "patient", "", ""], "FMFM", strict=True)
+    scans = [replace(one, group=group, sex=sex) for one, group, sex in facts]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert [len(names) for names in drawing.marks.values()] == [2, 2]
+
+
+def test_every_person_is_drawn_however_many_groups_there_are() -> None:
+    scans = [replace(scan(n, 100.0 + n, None), group=f"g{n}") for n in range(9)]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert sum(len(names) for names in drawing.marks.values()) == 9
 
 
 def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() -> None:
