@@ -16,12 +16,7 @@ from trinat.segmentation.report.drawing import (
     model_color,
     panels,
 )
-from trinat.segmentation.report.effects import (
-    effects_of,
-    groups_of,
-    persons_of,
-    trends_of,
-)
+from trinat.segmentation.report.effects import groups_of
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -40,11 +35,10 @@ _TICK = 7
 
 def effect_tables(cohort: Cohort) -> list[Table]:
     """A table for each pair of groups: differences and Hedges' g, by structure."""
-    effects = effects_of(cohort)
-    if effects.empty:
+    if cohort.effects.empty:
         return []
     tables = []
-    pairs = effects.groupby(["fact", "first_group", "second_group"], sort=False)
+    pairs = cohort.effects.groupby(["fact", "first_group", "second_group"], sort=False)
     for place, ((fact, first, second), rows) in enumerate(pairs):
         caption = f"{first} − {second}, by {fact}"
         identity = f"effect-table-{place}"
@@ -84,8 +78,7 @@ def _effect_table(
 
 def trend_table(cohort: Cohort) -> Table | None:
     """How each structure's volume goes with age; None where ages are not known."""
-    trends = trends_of(cohort)
-    if trends.empty:
+    if cohort.trends.empty:
         return None
     digits = DIGITS[cohort.unit] + 1
     columns: Columns = [
@@ -99,7 +92,7 @@ def trend_table(cohort: Cohort) -> Table | None:
         Column("p", 3, "Of the slope, after Holm over structures"),
     ]
     rows = []
-    for place, row in enumerate(trends.to_dict("records")):
+    for place, row in enumerate(cohort.trends.to_dict("records")):
         share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
         rows.append(
             [
@@ -151,7 +144,7 @@ def people_plot(cohort: Cohort) -> Drawing | None:
 
     Colours are groups, else sexes. Over age each colour with four persons has a line.
     """
-    persons = persons_of(cohort)
+    persons = cohort.persons
     fact = "group"
     groups = groups_of(persons, fact)
     if len(groups) < 2:
