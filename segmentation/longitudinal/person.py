@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
@@ -141,14 +140,11 @@ def _prepared(
     predictor: Predictor, scan: Volume, space: PersonSpace, number: int, image: Image
 ) -> Conformed:
     """A scan in the person's space as networks take it, with the plan to its own space."""
-    placed = Grid(scan.grid.shape, space.poses[number] @ scan.affine)
-    plan = ConformPlan(placed, scan.codes, space.grid)
+    pose = space.poses[number]
+    plan = ConformPlan(scan.grid.moved_by(pose), scan.codes, space.grid)
     conformed = _conformed(predictor, image, plan)
     # The same, seen from the scan: there the working grid stands askew.
-    to_scan = np.linalg.inv(space.poses[number])
-    working = Grid(
-        conformed.plan.working.shape, to_scan @ conformed.plan.working.affine
-    )
+    working = conformed.plan.working.moved_by(np.linalg.inv(pose))
     volume = replace(conformed.volume, affine=working.affine, notes=scan.notes)
     return Conformed(volume, ConformPlan(scan.grid, scan.codes, working))
 
