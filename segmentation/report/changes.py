@@ -117,7 +117,7 @@ def _notices(courses: Sequence[Course]) -> list[str]:
 def courses_plot(courses: Sequence[Course]) -> Drawing:
     """Small multiples, a panel a structure and a line a person, coloured by group.
 
-    All courses have times, or none has. The band holds 95 of 100 scans of a person without change.
+    All courses have times, or none has. 95 of 100 scans of an unchanged person are in the band.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
