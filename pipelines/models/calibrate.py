@@ -32,7 +32,7 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 DOUBTFUL = 0.7  # Dice
 SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
-MOST_ALARMED = 0.2  # largest share of the other structures below the first limit
+MOST_ALARMED = 0.2  # but at most this share of the others is, even if fewer are caught
 PRECISION = 0.9  # share of the structures below the second limit that is doubtful
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
